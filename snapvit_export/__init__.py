@@ -1,0 +1,67 @@
+"""snapvit: the densest Vision Transformer that was measured to fit a device.
+
+Public names are loaded on first use, so that importing the package costs nothing and never needs torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .anatomy import Anatomy as Anatomy
+    from .budget import Budget as Budget
+    from .calibration.images import calibration_and_held_out as calibration_and_held_out
+    from .calibration.images import prepare as prepare
+    from .errors import SnapvitError as SnapvitError
+    from .family import Manifest as Manifest
+    from .family import read_family as read_family
+    from .pipeline import Request as Request
+    from .pipeline import export as export
+    from .plan import Plan as Plan
+    from .plan import Planner as Planner
+    from .prune.import_scores import import_scores as import_scores
+    from .prune.load import load_model as load_model
+    from .prune.load import save_model as save_model
+    from .prune.self_supervised import rank_by_gradients as rank_by_gradients
+    from .prune.slicing import ElasticViT as ElasticViT
+    from .prune.slicing import shrink as shrink
+    from .ranking import Ranking as Ranking
+    from .target import Target as Target
+
+_HOME = {
+    "Anatomy": ".anatomy",
+    "Budget": ".budget",
+    "calibration_and_held_out": ".calibration.images",
+    "prepare": ".calibration.images",
+    "SnapvitError": ".errors",
+    "Request": ".pipeline",
+    "export": ".pipeline",
+    "Manifest": ".family",
+    "read_family": ".family",
+    "Plan": ".plan",
+    "Planner": ".plan",
+    "import_scores": ".prune.import_scores",
+    "load_model": ".prune.load",
+    "save_model": ".prune.load",
+    "rank_by_gradients": ".prune.self_supervised",
+    "ElasticViT": ".prune.slicing",
+    "shrink": ".prune.slicing",
+    "Ranking": ".ranking",
+    "Target": ".target",
+}
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,118 @@
+"""What tests share: tiny models of every family, the command line in this process, and the folder of references."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+from snapvit_export.anatomy import Anatomy
+from snapvit_export.calibration.preprocessing import Preprocessing
+from snapvit_export.prune.load import Model, ModelDescription, save_model
+from snapvit_export.prune.understand import read_anatomy
+from snapvit_export.ranking import Ranking
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = ROOT.parent / "shared"
+TINY = dict(img_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=4, num_classes=5)
+
+
+@pytest.fixture
+def shared() -> Path:
+    """The folder of reference arrays and real data beside the project, which a newcomer's clone does not have."""
+    if not SHARED.is_dir():
+        if os.environ.get("SNAPVIT_REQUIRE_SHARED"):
+            pytest.fail(f"{SHARED} is required here and missing")
+        pytest.skip("needs the reference folder ../shared, which is not part of the repository")
+    return SHARED
+
+
+def randomise(module: torch.nn.Module, seed: int = 0, scale: float = 0.3) -> torch.nn.Module:
+    """Weights large enough that every part of the network matters; timm's own init leaves some at zero."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        parameter.data.normal_(0, scale, generator=generator)
+    return module.eval()
+
+
+def random_ranking(anatomy: Anatomy, seed: int = 0) -> Ranking:
+    rng = np.random.default_rng(seed)
+    heads = tuple(rng.random(n, dtype=np.float32) for n in anatomy.heads)
+    return Ranking(heads, tuple(rng.random(n, dtype=np.float32) for n in anatomy.neurons), anatomy=anatomy)
+
+
+def description(**changes: object) -> ModelDescription:
+    settings = dict(
+        name="tiny",
+        architecture="vit_tiny_patch16_224",
+        kwargs=TINY,
+        preprocessing=Preprocessing(input_size=(3, 32, 32), mean=(0.5,) * 3, std=(0.5,) * 3, crop_pct=1.0),
+    )
+    return ModelDescription(**{**settings, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def tiny_model() -> Model:
+    """A plain ViT of three blocks with random weights."""
+    module = randomise(timm.create_model("vit_tiny_patch16_224", **TINY))
+    return Model(module, read_anatomy(module, "tiny"), description())
+
+
+@pytest.fixture
+def tiny_folder(tiny_model: Model, tmp_path: Path) -> Path:
+    """The same, saved as a model folder."""
+    save_model(tiny_model.module, tiny_model.description, tmp_path / "tiny-model")
+    return tmp_path / "tiny-model"
+
+
+@pytest.fixture
+def image_folder(tmp_path: Path) -> Path:
+    """Sixty noisy pictures in five classes."""
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for i in range(60):
+        path = tmp_path / "pictures" / f"class{i % 5}" / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (40, 50, 3), np.uint8)).save(path)
+    return tmp_path / "pictures"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error_line(self) -> str:
+        """The one line that a refusal prints."""
+        lines = [line for line in self.err.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, self.err
+        assert "Traceback" not in self.err
+        return lines[0]
+
+
+@pytest.fixture
+def snapvit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Run the command line in this process."""
+    from snapvit_export.cli.app import main
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr("sys.argv", ["snapvit", *map(str, arguments)])
+        monkeypatch.setattr("signal.signal", lambda *_: None)
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return run

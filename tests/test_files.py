@@ -1,0 +1,109 @@
+"""Nothing half-written, nothing foreign overwritten, and a full disk said in one line."""
+
+import errno
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from snapvit_export.errors import SnapvitError
+from snapvit_export.files import sha256, staged_folder, write_atomically
+
+
+def test_a_file_appears_whole(tmp_path):
+    write_atomically(tmp_path / "new" / "x.bin", b"abc")
+    write_atomically(tmp_path / "new" / "x.bin", b"abcd")
+    assert (tmp_path / "new" / "x.bin").read_bytes() == b"abcd"
+    assert [p.name for p in (tmp_path / "new").iterdir()] == ["x.bin"]
+    assert (tmp_path / "new" / "x.bin").stat().st_mode & 0o777 == 0o666 & ~_umask()
+    assert sha256(tmp_path / "new" / "x.bin") == "88d4266fd4e6338d13b845fcf289579d209c897823b9217da3e161936f031589"
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [(errno.ENOSPC, "the disk is full"), (errno.EROFS, "read-only"), (errno.EIO, "Input/output error")],
+)
+def test_what_the_system_refuses_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, code, says):
+    write_atomically(tmp_path / "x.bin", b"old")
+
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(SnapvitError, match=says):
+        write_atomically(tmp_path / "x.bin", b"new")
+    assert [p.name for p in tmp_path.iterdir()] == ["x.bin"]
+    assert (tmp_path / "x.bin").read_bytes() == b"old"
+
+
+def test_a_really_full_disk(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or not shutil.which("mount") or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small disk")
+    try:
+        with pytest.raises(SnapvitError, match="the disk is full"):
+            write_atomically(disk / "x.bin", b"x" * 200_000)
+        with pytest.raises(SnapvitError, match="the disk is full"), staged_folder(disk / "out", None) as stage:
+            (stage / "y.bin").write_bytes(b"y" * 200_000)
+        assert list(disk.iterdir()) == []
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_staged_folder_appears_only_when_all_went_well(tmp_path):
+    goal = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt), staged_folder(goal, None) as stage:
+        (stage / "half").write_text("x")
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+    with staged_folder(goal, None) as stage:
+        (stage / "whole").write_text("x")
+    assert [p.name for p in goal.iterdir()] == ["whole"]
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_only_our_own_files_are_replaced(tmp_path):
+    goal = tmp_path / "out"
+    goal.mkdir()
+    (goal / "ours").write_text("old")
+    with staged_folder(goal, ["ours"]) as stage:
+        (stage / "new").write_text("x")
+    assert [p.name for p in goal.iterdir()] == ["new"]
+    with pytest.raises(SnapvitError, match=r"not ours \(new\)"), staged_folder(goal, None):
+        pytest.fail("the block must not run")
+
+
+def test_files_that_arrive_meanwhile_are_not_lost(tmp_path):
+    goal = tmp_path / "out"
+    with pytest.raises(SnapvitError, match="not ours"), staged_folder(goal, None):
+        goal.mkdir()
+        (goal / "late").write_text("somebody's")
+    assert (goal / "late").read_text() == "somebody's"
+
+
+def test_files_and_links_in_the_way_are_refused(tmp_path):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for name in ("file", "link"):
+        with pytest.raises(SnapvitError, match="not a folder"), staged_folder(tmp_path / name, None):
+            pytest.fail("the block must not run")
+
+
+def test_a_place_without_permission(tmp_path: Path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    with pytest.raises(SnapvitError, match="no permission to write"), staged_folder(tmp_path / "out", None):
+        pytest.fail("the block must not run")

@@ -1,0 +1,1 @@
+"""Images for calibration and for reporting: sources, each model's preprocessing, fingerprints. Light: no torch."""

@@ -1,0 +1,31 @@
+"""The bundled images: scikit-learn's handwritten digits, which need no network.
+
+1797 grey images of 8x8 pixels. The first 1297 are the training split (the bundled model learnt from them, and
+calibration draws from them); the last 500 are held out and only ever report accuracy. The order is the data set's
+own, so the split is the same on every machine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from ..errors import needs
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+HELD_OUT = 500
+Split = Literal["train", "held-out"]
+
+
+def load(split: Split) -> tuple[list[Image], list[int]]:
+    """Return the images of one split as 8x8 RGB pictures, and their labels 0..9."""
+    with needs("the bundled digits", extra="prune"):
+        from sklearn.datasets import load_digits
+    from PIL import Image
+
+    data = load_digits()
+    grey = (data.images * (255 / 16)).round().astype("uint8")  # (1797, 8, 8), stored as 0..16
+    part = slice(None, -HELD_OUT) if split == "train" else slice(-HELD_OUT, None)
+    images = [Image.fromarray(pixels).convert("RGB") for pixels in grey[part]]
+    return images, [int(label) for label in data.target[part]]

@@ -1,0 +1,59 @@
+"""A model's own preprocessing, without torch: the same pixels on the workstation and on the device.
+
+Does with Pillow and numpy what timm's evaluation transform does with torchvision (a test holds them equal): resize,
+centre crop, scale to 0..1, normalise.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ..values import Size, Value
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Channel = Annotated[float, msgspec.Meta(ge=-10, le=10)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=10)]
+
+
+class Preprocessing(Value, frozen=True, kw_only=True):
+    """What must happen to a picture before the model sees it."""
+
+    input_size: tuple[Size, Size, Size]  # channels, height, width
+    interpolation: Literal["bilinear", "bicubic", "nearest", "lanczos", "box", "hamming"] = "bicubic"
+    crop_pct: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.875
+    crop_mode: Literal["center", "squash"] = "center"
+    mean: tuple[Channel, Channel, Channel]
+    std: tuple[Positive, Positive, Positive]
+
+    def pixels(self, image: Image) -> npt.NDArray[np.uint8]:
+        """Resize and crop: uint8 (H, W, 3)."""
+        from PIL import Image as PIL
+
+        height, width = self.input_size[1:]
+        image = image.convert("RGB")
+        scaled = (math.floor(height / self.crop_pct), math.floor(width / self.crop_pct))
+        size = scaled if self.crop_mode == "squash" else _covering(image.size, scaled)
+        image = image.resize((size[1], size[0]), PIL.Resampling[self.interpolation.upper()])
+        top, left = round((size[0] - height) / 2), round((size[1] - width) / 2)
+        return np.asarray(image.crop((left, top, left + width, top + height)))
+
+    def normalise(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        """Turn uint8 (N, H, W, 3) into the model's input, float32 (N, 3, H, W)."""
+        scaled = pixels.astype(np.float32) / np.float32(255)
+        normal = (scaled - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
+        return np.ascontiguousarray(normal.transpose(0, 3, 1, 2))
+
+
+def _covering(size: tuple[int, int], goal: tuple[int, int]) -> tuple[int, int]:
+    """Height and width with the picture's own proportions that just cover `goal`; `size` is (width, height)."""
+    width, height = size
+    if goal[0] * width <= goal[1] * height:  # the width is the tighter side
+        return int(goal[1] * height / width), goal[1]
+    return goal[0], int(goal[0] * width / height)

@@ -1,0 +1,102 @@
+"""Read a score file of the released SnapViT code as a Ranking, without executing what is pickled in it.
+
+Such a file holds two tensors, a few numbers, and two members of enums of the released code. torch's restricted reader
+refuses those; here just these two names are let through, as plain strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..anatomy import Anatomy
+from ..errors import FileFormatError, SnapvitError
+from ..plan import Protection
+from ..ranking import Ranking
+
+
+class _EnumName(str):
+    """Stands for a pickled enum member: only its value is kept."""
+
+
+_ENUMS = ["src.models.enums.ModelType", "src.models.enums.MLPArchitecture"]
+
+
+def import_scores(path: Path | str, anatomy: Anatomy | None = None) -> Ranking:
+    """Read a released `.pt` score file; with an Anatomy, also check that it is of that model.
+
+    >>> ranking = import_scores("dino_vitb16.pt")
+    """
+    path = Path(path)
+    loaded = _load(path)
+    numbers = _numbers(loaded, path)
+    neurons, heads = _scores(loaded, "mlp_scores", path), _scores(loaded, "head_scores", path)
+    _check_shape(neurons, (numbers["num_blocks"], numbers["hidden_dim"]), "mlp_scores", path)
+    _check_shape(heads, (numbers["num_blocks"], numbers["num_heads"]), "head_scores", path)
+    provenance = {
+        "criterion": "imported",
+        "file": path.name,
+        "mlp_architecture": str(loaded.get("mlp_architecture", "")),
+        "protection": {
+            "neurons": float(loaded.get("min_hidden_dim_keep_ratio", Protection().neurons)),
+            "heads": float(loaded.get("min_head_keep_ratio", Protection().heads)),
+        },
+        "metadata": _plain(loaded.get("metadata", {})),
+    }
+    try:
+        name = str(loaded.get("model_type", path.stem))
+        ranking = Ranking(tuple(heads.numpy()), tuple(neurons.numpy()), name, None, provenance)
+        if anatomy is not None:
+            ranking = Ranking(ranking.head_scores, ranking.neuron_scores, name, anatomy, provenance)
+    except SnapvitError as error:
+        raise type(error)(f"{path}: {error}") from error
+    return ranking
+
+
+def _load(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        raise SnapvitError(f"{path}: no such score file")
+    allowed: list[Any] = [(_EnumName, name) for name in _ENUMS]
+    try:
+        with torch.serialization.safe_globals(allowed):
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file can fail anywhere inside the reader
+        reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+        raise FileFormatError(f"{path}: not a readable score file: {reason}") from error
+    if not isinstance(loaded, Mapping):
+        raise FileFormatError(f"{path}: not a score file of the released SnapViT code")
+    return loaded
+
+
+def _numbers(loaded: Mapping[str, Any], path: Path) -> dict[str, int]:
+    names = ("num_blocks", "hidden_dim", "num_heads")
+    for name in names:
+        if not isinstance(loaded.get(name), int):
+            raise FileFormatError(f"{path}: not a score file of the released SnapViT code ({name} is missing)")
+    return {name: loaded[name] for name in names}
+
+
+def _scores(loaded: Mapping[str, Any], name: str, path: Path) -> torch.Tensor:
+    scores = loaded.get(name)
+    if not isinstance(scores, torch.Tensor) or scores.dtype != torch.float32 or scores.ndim != 2:
+        raise FileFormatError(f"{path}: {name} is not a float32 matrix")
+    return scores
+
+
+def _check_shape(scores: torch.Tensor, expected: tuple[int, int], name: str, path: Path) -> None:
+    if tuple(scores.shape) != expected:
+        raise FileFormatError(f"{path}: {name} has shape {tuple(scores.shape)}, the file says {expected}")
+
+
+def _plain(value: Any) -> Any:
+    """Keep what JSON can hold; name the type of the rest."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return str(value)

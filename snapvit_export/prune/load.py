@@ -1,0 +1,256 @@
+"""Load a model: by timm name (from the hub or a local checkpoint), from a folder of ours, or the bundled one.
+
+A model folder holds `model.json` (how to build the module, its preprocessing, and the Plan if it is pruned) and
+`model.safetensors`. Foreign `.pth` files are read with `weights_only=True`: nothing in them is executed.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..anatomy import Anatomy
+from ..calibration.preprocessing import Preprocessing
+from ..errors import FileFormatError, SnapvitError, UsageError
+from ..files import staged_folder, write_atomically
+from ..plan import Plan
+from ..ranking import Ranking
+from ..values import Value, read_json, write_json
+from .slicing import shrink
+from .understand import read_anatomy
+
+BUNDLED = "bundled"
+MODEL_FILES = ("model.json", "model.safetensors")
+
+
+class ModelDescription(Value, frozen=True, kw_only=True):
+    """How to build the module that the weights of a model folder belong to."""
+
+    format_version: Literal[1] = 1
+    name: str
+    architecture: str  # a timm name
+    kwargs: dict[str, Any]
+    preprocessing: Preprocessing
+    labels: tuple[str, ...] = ()
+    plan: Plan | None = None  # None: dense
+
+
+@dataclass(frozen=True)
+class Model:
+    """A module ready to use (eval mode, float32), and everything that is known about it."""
+
+    module: nn.Module
+    anatomy: Anatomy
+    description: ModelDescription
+
+    @property
+    def name(self) -> str:
+        return self.description.name
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return self.description.preprocessing
+
+
+def load_model(name: str = BUNDLED, checkpoint: Path | str | None = None) -> Model:
+    """Load `name`: "bundled", a folder saved by `save_model`, or a timm name with weights from a file or the hub.
+
+    >>> model = load_model("deit_tiny_patch16_224", checkpoint="deit_tiny.safetensors")
+    """
+    folder = Path(name)
+    if name == BUNDLED or (folder / "model.json").is_file():
+        if checkpoint is not None:
+            raise UsageError(f"--checkpoint does not go with {name}, which has its own weights")
+        return _load_folder(Path(str(resources.files("snapvit_export.bundled"))) if name == BUNDLED else folder)
+    if folder.exists():
+        raise SnapvitError(f"{name}: not a model folder (no model.json in it). Give a timm name or a folder of ours")
+    return _load_timm(name, Path(checkpoint) if checkpoint is not None else None)
+
+
+def anatomy_of(name: str) -> Anatomy:
+    """The Anatomy of a timm model by name, without its weights."""
+    return read_anatomy(_create(name, name), name)
+
+
+def save_model(module: nn.Module, description: ModelDescription, folder: Path | str) -> None:
+    """Write a model, dense or pruned, so that `load_model(folder)` gives it back."""
+    from safetensors.torch import save
+
+    anatomy = read_anatomy(module, description.name)
+    state = {name: tensor.detach().contiguous() for name, tensor in module.state_dict().items()}
+    plan = Plan.dense(anatomy)
+    described = ModelDescription(
+        name=description.name,
+        architecture=description.architecture,
+        kwargs=description.kwargs,
+        preprocessing=description.preprocessing,
+        labels=description.labels,
+        plan=None if plan == Plan.dense(_build(description).anatomy) else plan,
+    )
+    with staged_folder(Path(folder), replaceable=MODEL_FILES) as stage:
+        write_atomically(stage / "model.safetensors", save(state))
+        write_json(stage / "model.json", described)
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read a state dict from safetensors, or from a torch file without executing anything in it."""
+    if not path.is_file():
+        raise SnapvitError(f"{path}: no such checkpoint file")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file can fail anywhere inside the readers
+        reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+        raise FileFormatError(f"{path}: not a readable checkpoint: {reason}") from error
+    return _state_dict_in(loaded, path)
+
+
+def _state_dict_in(loaded: Any, path: Path) -> dict[str, Tensor]:
+    """Find the weights in what training scripts save: bare, or under one of the customary keys."""
+    for key in ("state_dict_ema", "model_ema", "state_dict", "model", "teacher"):
+        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
+            loaded = loaded[key]
+            break
+    if not isinstance(loaded, Mapping) or not loaded or not all(isinstance(v, Tensor) for v in loaded.values()):
+        raise FileFormatError(f"{path}: holds no state dict (names and tensors)")
+    return {str(name).removeprefix("module.").removeprefix("backbone."): value for name, value in loaded.items()}
+
+
+def _load_folder(folder: Path) -> Model:
+    description = read_json(folder / "model.json", ModelDescription)
+    built = _build(description)
+    module = built.module
+    if description.plan is not None:
+        module = shrink(module, _any_ranking(built.anatomy), description.plan)
+    _fill(module, read_weights(folder / "model.safetensors"), folder / "model.safetensors")
+    return Model(module, read_anatomy(module, description.name), description)
+
+
+def _build(description: ModelDescription) -> Model:
+    module = _create(description.architecture, description.name, **description.kwargs)
+    return Model(module, read_anatomy(module, description.name), description)
+
+
+def _any_ranking(anatomy: Anatomy) -> Ranking:
+    """A ranking for shapes alone: which rows are taken does not matter, they are filled afterwards."""
+    blocks = anatomy.blocks
+    return Ranking(
+        tuple(np.zeros(block.heads, np.float32) for block in blocks),
+        tuple(np.zeros(block.hidden, np.float32) for block in blocks),
+    )
+
+
+def _load_timm(name: str, checkpoint: Path | None) -> Model:
+    _check_known(name)
+    if checkpoint is None:
+        module, kwargs = _from_hub(name), {}
+    else:
+        weights = read_weights(checkpoint)
+        kwargs = _classes_in(weights)
+        module = _create(name, name, **kwargs)
+        read_anatomy(module, name)  # refuse what is not a ViT before blaming its checkpoint
+        _fill(module, _converted(weights, module, checkpoint), checkpoint)
+    anatomy = read_anatomy(module, name)
+    description = ModelDescription(
+        name=name, architecture=name, kwargs=kwargs, preprocessing=_preprocessing(module, anatomy)
+    )
+    return Model(module, anatomy, description)
+
+
+def _check_known(name: str) -> None:
+    import timm
+
+    architecture = name.partition(".")[0]
+    if not timm.is_model(architecture):
+        near = difflib.get_close_matches(architecture, timm.list_models(), n=3)
+        hint = f"Did you mean {', '.join(near)}?" if near else "See: snapvit models"
+        raise SnapvitError(f"{name}: no such model folder, and timm knows no model of that name. {hint}")
+
+
+def _create(architecture: str, name: str, **kwargs: Any) -> nn.Module:
+    import timm
+
+    _check_known(architecture)
+    try:
+        return timm.create_model(architecture, pretrained=False, **kwargs).float().eval()
+    except (RuntimeError, TypeError, ValueError, AssertionError, KeyError) as error:
+        raise SnapvitError(f"{name}: timm cannot build {architecture} with {kwargs}: {error}") from error
+
+
+def _from_hub(name: str) -> nn.Module:
+    import timm
+
+    module = timm.create_model(name, pretrained=False)
+    read_anatomy(module, name)  # before a long download
+    try:
+        return timm.create_model(name, pretrained=True).float().eval()
+    except Exception as error:  # the hub's client raises its own, requests' and the system's errors
+        reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+        raise SnapvitError(
+            f"{name}: its weights could not be fetched ({reason}). Download them elsewhere and give --checkpoint FILE"
+        ) from error
+
+
+def _classes_in(weights: Mapping[str, Tensor]) -> dict[str, int]:
+    head = weights.get("head.weight")
+    return {"num_classes": 0 if head is None else int(head.shape[0])}
+
+
+def _converted(weights: dict[str, Tensor], module: nn.Module, path: Path) -> dict[str, Tensor]:
+    """Let timm rename the keys of original releases and resample position embeddings."""
+    from timm.models import eva, vision_transformer
+
+    convert = eva.checkpoint_filter_fn if isinstance(module, eva.Eva) else vision_transformer.checkpoint_filter_fn
+    try:
+        return convert(dict(weights), module)
+    except (RuntimeError, KeyError, ValueError, IndexError, AssertionError, AttributeError) as error:
+        raise FileFormatError(f"{path}: its weights do not suit {type(module).__name__}: {error}") from error
+
+
+def _fill(module: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
+    """Load every weight by name and shape; say the first thing that does not match."""
+    wanted = module.state_dict()
+    missing = [name for name in wanted if name not in weights]
+    surplus = [name for name in weights if name not in wanted]
+    wrong = [name for name in wanted if name in weights and weights[name].shape != wanted[name].shape]
+    if wrong:
+        name = wrong[0]
+        raise FileFormatError(
+            f"{path}: {name} has shape {tuple(weights[name].shape)}, the model needs {tuple(wanted[name].shape)}. "
+            f"Is it a checkpoint of this model?"
+        )
+    for names, what in ((missing, "lacks"), (surplus, "has unknown")):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise FileFormatError(f"{path}: {what} {names[0]}{more}. Is it a checkpoint of this model?")
+    bad = [name for name, value in weights.items() if value.is_floating_point() and not value.isfinite().all()]
+    if bad:
+        raise FileFormatError(f"{path}: {bad[0]} holds values that are not finite numbers")
+    module.load_state_dict(dict(weights))
+
+
+def _preprocessing(module: nn.Module, anatomy: Anatomy) -> Preprocessing:
+    from timm.data import resolve_model_data_config
+
+    config = resolve_model_data_config(module)
+    if config["crop_mode"] not in ("center", "squash"):
+        raise SnapvitError(f"crop mode '{config['crop_mode']}' is not supported")
+    return Preprocessing(
+        input_size=(anatomy.channels, *anatomy.image),
+        interpolation=config["interpolation"],
+        crop_pct=config["crop_pct"],
+        crop_mode=config["crop_mode"],
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+    )

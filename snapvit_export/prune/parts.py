@@ -1,0 +1,101 @@
+"""Where the heads and neurons of a timm block live: one table that slicing, masking and scoring all read.
+
+A structure owns rows or columns of several tensors. `Share` names one such tensor: along `axis` it holds `sections`
+equal parts (q, k and v of a fused qkv; gate and up of a packed SwiGLU), each with `unit` consecutive entries per
+structure (head_dim for a head, 1 for a neuron).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from timm.layers.mlp import GluMlp, Mlp, SwiGLU
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of one parameter or buffer that belongs to the structures of a block."""
+
+    module: nn.Module
+    name: str
+    axis: int
+    unit: int
+    sections: int = 1
+
+    @property
+    def tensor(self) -> Tensor:
+        return getattr(self.module, self.name)
+
+    def indices(self, keep: Tensor) -> Tensor:
+        """Positions along `axis` of the structures in `keep`, section by section."""
+        part = self.tensor.shape[self.axis] // self.sections
+        rows = (keep[:, None] * self.unit + torch.arange(self.unit)).flatten()  # (kept*unit,)
+        return (rows + part * torch.arange(self.sections)[:, None]).flatten()  # (sections*kept*unit,)
+
+    def taken(self, keep: Tensor) -> Tensor:
+        """A copy of only those entries: a view would keep the dense storage alive."""
+        return self.tensor.detach().index_select(self.axis, self.indices(keep)).contiguous()
+
+
+def blocks_of(model: nn.Module) -> list[Any]:
+    """The transformer blocks, first to last."""
+    return list(model.blocks)  # type: ignore[arg-type]
+
+
+def head_shares(attn: Any) -> Iterator[Share]:
+    """Every tensor that heads own: rows of q, k, v and their biases, an inner norm, columns of proj."""
+    unit = attn.head_dim
+    if getattr(attn, "qkv", None) is not None:
+        yield Share(attn.qkv, "weight", 0, unit, sections=3)
+        if attn.qkv.bias is not None:
+            yield Share(attn.qkv, "bias", 0, unit, sections=3)
+    else:
+        for projection in (attn.q_proj, attn.k_proj, attn.v_proj):
+            yield from _rows(projection, unit)
+    for name in ("q_bias", "k_bias", "v_bias"):  # EVA keeps them apart from a fused qkv; k_bias is a buffer of zeros
+        if getattr(attn, name, None) is not None:
+            yield Share(attn, name, 0, unit)
+    yield from _rows(attn.norm, unit)
+    yield Share(attn.proj, "weight", 1, unit)
+
+
+def neuron_shares(mlp: Any) -> Iterator[Share]:
+    """Every tensor that neurons own: rows of fc1 (twice for a gated MLP), an inner norm, columns of fc2."""
+    for linear, sections in inputs_of(mlp):
+        yield from _rows(linear, 1, sections)
+    yield from _rows(mlp.norm, 1)
+    yield Share(mlp.fc2, "weight", 1, 1)
+
+
+def inputs_of(mlp: Any) -> list[tuple[nn.Linear, int]]:
+    """The linear layers before fc2 and how many rows each holds per neuron; the gate comes first."""
+    if isinstance(mlp, SwiGLU):
+        return [(mlp.fc1_g, 1), (mlp.fc1_x, 1)]
+    if isinstance(mlp, GluMlp):
+        return [(mlp.fc1, 2)]
+    if isinstance(mlp, Mlp):
+        return [(mlp.fc1, 1)]
+    raise TypeError(f"{type(mlp).__name__} is not an MLP that read_anatomy accepts")
+
+
+def scored_neuron_weight(mlp: Any) -> Share:
+    """The rows whose gradient scores a neuron: fc1, or the gate of a gated MLP."""
+    linear, sections = inputs_of(mlp)[0]
+    return Share(linear, "weight", 0, 1, sections)
+
+
+def scored_head_weight(attn: Any) -> Share:
+    """The tensor that holds the value rows, whose gradient scores a head: the last section of it."""
+    if getattr(attn, "qkv", None) is not None:
+        return Share(attn.qkv, "weight", 0, attn.head_dim, sections=3)
+    return Share(attn.v_proj, "weight", 0, attn.head_dim)
+
+
+def _rows(module: nn.Module, unit: int, sections: int = 1) -> Iterator[Share]:
+    for name in ("weight", "bias"):
+        if isinstance(getattr(module, name, None), Tensor):
+            yield Share(module, name, 0, unit, sections)

@@ -1,0 +1,98 @@
+"""Physical slicing: a Plan and a Ranking make a new, truly smaller timm module.
+
+Every tensor that heads or neurons own is cut by the table in `parts`; the rest of the module is copied. The dense
+module is left unchanged, and no dense matrix is ever duplicated: the copy is told beforehand which smaller tensor
+stands for which dense one.
+
+Where a norm runs over what is cut (EVA-02's inner MLP norm, scale-norm attention), the smaller model normalises over
+what is kept; `masking` means the same, so both stay equal.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from timm.models.eva import EvaAttention
+from torch import Tensor, nn
+
+from ..plan import Plan
+from ..ranking import Ranking
+from .eva_attention import ElasticEvaAttention
+from .parts import blocks_of, head_shares, neuron_shares
+from .understand import read_anatomy
+
+
+def kept(ranking: Ranking, plan: Plan, block: int) -> tuple[Tensor, Tensor]:
+    """Heads and neurons that a block keeps, in their original order."""
+    heads = torch.from_numpy(ranking.head_order(block)[: plan.heads[block]].copy()).sort().values
+    neurons = torch.from_numpy(ranking.neuron_order(block)[: plan.neurons[block]].copy()).sort().values
+    return heads, neurons  # (heads kept,), (neurons kept,)
+
+
+def shrink(model: nn.Module, ranking: Ranking, plan: Plan) -> nn.Module:
+    """Return a smaller copy of `model`; `model` itself is left unchanged.
+
+    >>> small = shrink(model, ranking, planner.sparsity(0.3))
+    """
+    anatomy = read_anatomy(model, ranking.model or "model")
+    ranking.check_fits(anatomy)
+    plan.check_fits(anatomy)
+    keep = [kept(ranking, plan, i) for i in range(len(anatomy.blocks))]
+    small = copy.deepcopy(model, _replacements(model, keep))
+    for block, (heads, _) in zip(blocks_of(small), keep):
+        _settle(block, len(heads))
+    return small
+
+
+def _replacements(model: nn.Module, keep: list[tuple[Tensor, Tensor]]) -> dict[int, Any]:
+    """A memo for deepcopy: wherever it meets a dense tensor, it takes the smaller one instead of copying."""
+    memo: dict[int, Any] = {}
+    for block, (heads, neurons) in zip(blocks_of(model), keep):
+        for shares, chosen in ((head_shares(block.attn), heads), (neuron_shares(block.mlp), neurons)):
+            for share in shares:
+                smaller = share.taken(chosen)
+                is_parameter = isinstance(share.tensor, nn.Parameter)
+                memo[id(share.tensor)] = nn.Parameter(smaller, share.tensor.requires_grad) if is_parameter else smaller
+    return memo
+
+
+def _settle(block: Any, heads: int) -> None:
+    """Make the settings of the modules say what their tensors now are."""
+    attn = block.attn
+    if isinstance(attn, EvaAttention):
+        block.attn = attn = ElasticEvaAttention(attn)
+    elif not isinstance(attn, ElasticEvaAttention):
+        attn.attn_dim = heads * attn.head_dim
+    attn.num_heads = heads
+    for module in (*attn.modules(), *block.mlp.modules()):
+        if isinstance(module, nn.Linear):
+            module.out_features, module.in_features = module.weight.shape
+        elif hasattr(module, "normalized_shape") and getattr(module, "weight", None) is not None:
+            module.normalized_shape = tuple(module.weight.shape)
+
+
+class ElasticViT(nn.Module):
+    """One set of dense weights, any sparsity: `prune` goes up and down without reading weights again.
+
+    >>> elastic = ElasticViT(model, ranking)
+    >>> elastic.prune(plan); elastic(images)
+    """
+
+    def __init__(self, model: nn.Module, ranking: Ranking) -> None:
+        super().__init__()
+        self.dense, self.ranking = model, ranking
+        self.anatomy = read_anatomy(model, ranking.model or "model")
+        self.plan = Plan.dense(self.anatomy)
+        self.current: nn.Module = model
+
+    def prune(self, plan: Plan) -> ElasticViT:
+        """Become the model that `plan` describes, from the dense weights, whatever came before."""
+        dense = plan == Plan.dense(self.anatomy)
+        self.current = self.dense if dense else shrink(self.dense, self.ranking, plan)
+        self.plan = plan
+        return self
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.current(images)

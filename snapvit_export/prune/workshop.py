@@ -1,0 +1,186 @@
+"""Where variants are made during an export: cut, exported, checked, timed, evaluated; each file built once.
+
+Uses torch to cut and to check; timing and accuracy go through the runtime, on the very file that is shipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..calibration.images import Images
+from ..evaluate.accuracy import Evaluation, top1
+from ..family import Measurement, Variant
+from ..files import sha256, write_atomically
+from ..graph.gates import require_equal
+from ..plan import Plan
+from ..profiling.device import DeviceCard, usable_cores
+from ..profiling.measure import Profile, time_together, to_profile
+from ..progress import Progress
+from ..ranking import Ranking
+from ..runtimes.ort import OrtSession
+from ..target import Target
+from ..values import to_json
+from .load import Model
+from .masking import masked
+from .onnx_export import to_onnx
+from .slicing import shrink
+
+GATE_IMAGES = 8
+
+
+@dataclass(frozen=True)
+class Built:
+    """A file on disk and all that is known of it so far."""
+
+    name: str
+    path: Path
+    plan: Plan
+    sha256: str
+    size_bytes: int
+    evaluation: Evaluation | None
+    profile: Profile | None = None
+
+
+class Workshop:
+    """Builds variants of one model into one folder, and remembers them by name."""
+
+    def __init__(
+        self,
+        model: Model,
+        ranking: Ranking,
+        target: Target,
+        device: DeviceCard,
+        calibration: Images,
+        held_out: Images,
+        folder: Path,
+        progress: Progress,
+    ) -> None:
+        self.model, self.ranking, self.target, self.device = model, ranking, target, device
+        self.folder, self.progress = folder, progress
+        self.held_out = held_out if _labels_suit(held_out, model) else None
+        self.gate_images = next(calibration.batches(GATE_IMAGES))  # (<=8, 3, H, W)
+        self.timed_batch = np.resize(self.gate_images, (target.batch, *self.gate_images.shape[1:]))
+        self.built: dict[str, Built] = {}
+
+    def add(self, name: str, plan: Plan) -> None:
+        """Cut, export and check a variant, unless it is there already."""
+        if name in self.built:
+            return
+        self.progress.phase(f"building {name}")
+        module = shrink(self.model.module, self.ranking, plan)
+        anatomy = self.model.anatomy.with_counts(plan)
+        path = self.folder / f"{name}.onnx"
+        write_atomically(path, to_onnx(module, anatomy, self._metadata(name)))
+        self._check(name, plan, module, path)
+        self.built[name] = Built(name, path, plan, sha256(path), path.stat().st_size, self._evaluate(name, path))
+
+    def time(self, names: Sequence[str]) -> None:
+        """Time variants side by side; a variant timed before gets the newer profile."""
+        self.progress.phase(f"timing {', '.join(names)}")
+        sessions = {name: OrtSession(self.built[name].path, self.target.threads) for name in names}
+        samples = time_together(
+            {name: lambda s=session: s.run(self.timed_batch) for name, session in sessions.items()}  # type: ignore[misc]
+        )
+        for name, session in sessions.items():
+            session.close()
+            built = self.built[name]
+            profile = to_profile(
+                samples[name],
+                batch=self.target.batch,
+                threads=self.target.threads,
+                sha256=built.sha256,
+                device=self.device,
+            )
+            self.built[name] = replace(built, profile=profile)
+            self.progress.note(f"{name}: p50 {profile.p50_ms:.2f} ms, p90 {profile.p90_ms:.2f} ms")
+
+    def p50_ms(self, name: str) -> float:
+        """The latency that a budget means: the median of the last timing."""
+        return self._profile(name).p50_ms
+
+    def measurements(self, budget_ms: float) -> tuple[Measurement, ...]:
+        """Everything that was built and timed, densest first."""
+        anatomy = self.model.anatomy
+        found = [
+            Measurement(
+                variant=built.name,
+                sparsity=built.plan.sparsity(anatomy),
+                params=anatomy.params(built.plan),
+                flops=anatomy.flops(built.plan),
+                size_bytes=built.size_bytes,
+                profile=self._profile(built.name),
+                evaluation=built.evaluation,
+                fits=self.p50_ms(built.name) <= budget_ms,
+            )
+            for built in self.built.values()
+        ]
+        return tuple(sorted(found, key=lambda m: (m.sparsity, m.variant)))
+
+    def finish(self, keep: Collection[str | None]) -> tuple[Variant, ...]:
+        """Remove the files of probes that are not kept, and describe the rest, densest first."""
+        for built in self.built.values():
+            if built.name not in keep:
+                built.path.unlink()
+        variants = [self._variant(built) for built in self.built.values() if built.name in keep]
+        return tuple(sorted(variants, key=lambda v: (v.sparsity, v.name)))
+
+    def _variant(self, built: Built) -> Variant:
+        anatomy, plan = self.model.anatomy, built.plan
+        return Variant(
+            name=built.name,
+            file=built.path.name,
+            sparsity=plan.sparsity(anatomy),
+            heads=plan.heads,
+            neurons=plan.neurons,
+            params=anatomy.params(plan),
+            flops=anatomy.flops(plan),
+            flops_ratio=plan.flops_ratio(anatomy),
+            size_bytes=built.size_bytes,
+            sha256=built.sha256,
+            profile=built.profile,
+            evaluation=built.evaluation,
+        )
+
+    def _check(self, name: str, plan: Plan, module: torch.nn.Module, path: Path) -> None:
+        """The gate: masked = sliced = ONNX, on real images."""
+        images = torch.from_numpy(self.gate_images)
+        with torch.no_grad():
+            sliced = module(images).numpy()
+            with masked(self.model.module, self.ranking, plan) as dense:
+                reference = dense(images).numpy()
+        require_equal(f"{name}: masked and sliced", reference, sliced)
+        with OrtSession(path, usable_cores()) as session:
+            require_equal(f"{name}: sliced and ONNX", sliced, session.run(self.gate_images))
+
+    def _evaluate(self, name: str, path: Path) -> Evaluation | None:
+        if self.held_out is None:
+            return None
+        self.progress.phase(f"evaluating {name}")
+        with OrtSession(path, usable_cores()) as session:
+            return top1(session.run, self.held_out)
+
+    def _profile(self, name: str) -> Profile:
+        profile = self.built[name].profile
+        assert profile is not None, f"{name} was not timed"
+        return profile
+
+    def _metadata(self, name: str) -> dict[str, str]:
+        return {
+            "snapvit.model": self.model.name,
+            "snapvit.variant": name,
+            "snapvit.preprocessing": to_json(self.model.preprocessing).decode(),
+            "snapvit.labels": to_json(self.model.description.labels).decode(),
+        }
+
+
+def _labels_suit(images: Images, model: Model) -> bool:
+    """Whether the labels of a source are the classes of the model: as many, and of the same names if both have any."""
+    if images.labels is None or not len(images) or len(images.classes) != model.anatomy.classes:
+        return False
+    known = model.description.labels
+    return not known or tuple(images.classes) == known

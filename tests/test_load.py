@@ -1,0 +1,153 @@
+"""Loading models: names, folders, checkpoints, and all that can be wrong with them."""
+
+import json
+
+import pytest
+import torch
+from conftest import TINY, description, randomise
+from safetensors.torch import load_file, save_file
+from test_import_scores import Bomb
+
+from snapvit_export.errors import FileFormatError, SnapvitError, UsageError
+from snapvit_export.prune.load import load_model, save_model
+
+NAME = "vit_tiny_patch16_224"
+
+
+@pytest.fixture
+def weights() -> dict[str, torch.Tensor]:
+    import timm
+
+    return randomise(timm.create_model(NAME, num_classes=12)).state_dict()
+
+
+@pytest.mark.parametrize("wrap", ["bare", "model", "state_dict", "prefixed"])
+def test_checkpoints_load_however_they_are_wrapped(weights, tmp_path, wrap):
+    content = {"bare": weights, "model": {"model": weights}, "state_dict": {"state_dict": weights}}.get(wrap)
+    content = content or {f"module.{name}": value for name, value in weights.items()}
+    torch.save(content, tmp_path / "w.pth")
+    model = load_model(NAME, tmp_path / "w.pth")
+    assert model.anatomy.classes == 12  # the head of the checkpoint, not of the name
+    assert torch.equal(model.module.state_dict()["blocks.3.mlp.fc1.weight"], weights["blocks.3.mlp.fc1.weight"])
+    assert not model.module.training
+
+
+def test_safetensors_load_and_preprocessing_is_the_models_own(weights, tmp_path):
+    save_file(weights, tmp_path / "w.safetensors")
+    model = load_model(NAME, tmp_path / "w.safetensors")
+    assert model.preprocessing.input_size == (3, 224, 224)
+    assert (model.preprocessing.mean, model.preprocessing.crop_pct) == ((0.5, 0.5, 0.5), 0.9)  # AugReg, not ImageNet's
+
+
+def test_a_checkpoint_without_a_head_gives_features(weights, tmp_path):
+    headless = {name: value for name, value in weights.items() if not name.startswith("head.")}
+    save_file(headless, tmp_path / "w.safetensors")
+    assert load_model(NAME, tmp_path / "w.safetensors").anatomy.classes == 0
+
+
+def test_the_real_model_loads(shared):
+    model = load_model("deit_tiny_patch16_224", shared / "data" / "deit_tiny_patch16_224.safetensors")
+    assert model.anatomy.params() == 5_717_416
+    assert model.preprocessing.crop_pct == 0.9
+
+
+def test_unknown_names_come_with_a_suggestion():
+    with pytest.raises(SnapvitError, match="timm knows no model.*deit_tiny_patch16_224"):
+        load_model("deit_tiny_patch16_24")
+    with pytest.raises(SnapvitError, match="snapvit models"):
+        load_model("qqqqqqqqqq")
+
+
+def test_a_folder_that_is_not_ours_is_refused(tmp_path):
+    with pytest.raises(SnapvitError, match="not a model folder"):
+        load_model(str(tmp_path))
+
+
+def test_damaged_and_foreign_checkpoints_are_refused(weights, tmp_path):
+    path = tmp_path / "w.safetensors"
+    with pytest.raises(SnapvitError, match="no such checkpoint"):
+        load_model(NAME, path)
+    save_file(weights, path)
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(FileFormatError, match="not a readable checkpoint"):
+        load_model(NAME, path)
+    (tmp_path / "w.pth").write_bytes(b"not a zip at all")
+    with pytest.raises(FileFormatError, match="not a readable checkpoint"):
+        load_model(NAME, tmp_path / "w.pth")
+    torch.save({"epoch": 3}, tmp_path / "w.pth")
+    with pytest.raises(FileFormatError, match="holds no state dict"):
+        load_model(NAME, tmp_path / "w.pth")
+
+
+def test_pickled_code_in_a_checkpoint_does_not_run(tmp_path):
+    torch.save({"model": Bomb(tmp_path / "proof")}, tmp_path / "w.pth")
+    with pytest.raises(FileFormatError, match="not a readable checkpoint"):
+        load_model(NAME, tmp_path / "w.pth")
+    assert not (tmp_path / "proof").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda w: w.pop("blocks.2.mlp.fc1.weight"), r"lacks blocks\.2\.mlp\.fc1\.weight"),
+        (lambda w: w.update({"blocks.2.mlp.fc1.weight": torch.ones(3, 4)}), r"has shape \(3, 4\)"),
+        (lambda w: w.update({"blocks.99.x": torch.ones(3)}), r"has unknown blocks\.99\.x"),
+        (lambda w: w["norm.weight"].fill_(torch.nan), "norm.weight holds values that are not finite"),
+    ],
+)
+def test_weights_that_do_not_match_are_named(weights, tmp_path, change, says):
+    change(weights)
+    save_file(weights, tmp_path / "w.safetensors")
+    with pytest.raises(FileFormatError, match=says):
+        load_model(NAME, tmp_path / "w.safetensors")
+
+
+def test_weights_of_another_architecture_are_refused(weights, tmp_path):
+    save_file(weights, tmp_path / "w.safetensors")
+    with pytest.raises(FileFormatError, match="Is it a checkpoint of this model"):
+        load_model("vit_small_patch16_224", tmp_path / "w.safetensors")
+
+
+def test_a_checkpoint_does_not_go_with_a_folder(tiny_folder, tmp_path):
+    with pytest.raises(UsageError, match="its own weights"):
+        load_model(str(tiny_folder), tmp_path / "w.safetensors")
+
+
+def test_no_network_is_one_clear_line(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(SnapvitError, match="could not be fetched.*--checkpoint FILE") as refused:
+        load_model("vit_tiny_patch16_224.augreg_in21k")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_saved_model_replaces_only_a_saved_model(tiny_model, tmp_path):
+    folder = tmp_path / "m"
+    save_model(tiny_model.module, tiny_model.description, folder)
+    save_model(tiny_model.module, tiny_model.description, folder)
+    (folder / "thesis.txt").write_text("mine")
+    with pytest.raises(SnapvitError, match=r"not ours \(thesis.txt\)"):
+        save_model(tiny_model.module, tiny_model.description, folder)
+    assert (folder / "thesis.txt").read_text() == "mine"
+
+
+def test_a_damaged_description_is_refused(tiny_folder):
+    path = tiny_folder / "model.json"
+    content = json.loads(path.read_text())
+    for change, says in (
+        ({"format_version": 2}, "format_version"),
+        ({"architecture": "nonsense"}, "timm knows no model"),
+        ({"kwargs": {"depth": "many"}}, "cannot build"),
+        ({"extra": 1}, "extra"),
+    ):
+        path.write_text(json.dumps({**content, **change}))
+        with pytest.raises(SnapvitError, match=says):
+            load_model(str(tiny_folder))
+
+
+def test_dense_models_are_saved_without_a_plan(tiny_folder):
+    assert json.loads((tiny_folder / "model.json").read_text())["plan"] is None
+    assert set(load_file(tiny_folder / "model.safetensors")) > {"cls_token", "pos_embed"}
+    assert description().kwargs == TINY

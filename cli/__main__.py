@@ -1,0 +1,5 @@
+"""`python -m snapvit_export.cli`."""
+
+from .app import main
+
+main()

@@ -1,0 +1,56 @@
+"""The `snapvit` program: its commands, and the one place where an error becomes a line and an exit code."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from .. import __version__
+from ..errors import SnapvitError
+from . import doctor, export, import_scores, models
+
+app = typer.Typer(
+    name="snapvit",
+    help="Prune a Vision Transformer to the densest model that was measured to fit your device.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("export")(export.export)
+app.command("import-scores")(import_scores.import_scores)
+app.command("models")(models.models)
+app.command("doctor")(doctor.doctor)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"snapvit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the program."""
+    signal.signal(signal.SIGTERM, _stopped)  # so that temporary folders are removed
+    try:
+        app()
+    except SnapvitError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def _stopped(*_: object) -> NoReturn:
+    sys.exit(143)

@@ -1,0 +1,36 @@
+"""`snapvit doctor`: what is here, what really loads, what is missing for which command."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Show versions, runtimes that really load, the machine, and what each command lacks."""
+    from ..doctor import diagnose
+
+    found = diagnose()
+    if as_json:
+        from ..values import to_json
+
+        print(to_json(found).decode(), end="")
+        return
+    from ..report.table import print_rows
+
+    device = found.device
+    rows = [
+        ("snapvit", found.snapvit),
+        ("python", found.python),
+        ("system", device.system),
+        ("cpu", f"{device.cpu}, {device.cores} usable cores, governor {device.governor}"),
+        ("memory", f"{device.memory_bytes / 2**30:.1f} GiB"),
+        *((name, version or "not installed") for name, version in found.packages.items()),
+        *((f"runtime {r.runtime}", f"{r.state} ({r.detail})") for r in found.runtimes),
+        *(
+            (f"snapvit {c.command}", "ready" if c.works else f"lacks {', '.join(c.missing)}. Try: {c.remedy}")
+            for c in found.commands
+        ),
+    ]
+    print_rows(("what", "state"), rows, left={"what", "state"})

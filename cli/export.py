@@ -1,0 +1,63 @@
+"""`snapvit export`: the whole way, from a model to a family folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+
+def export(
+    budget: Annotated[Optional[str], typer.Option(help="Latency to keep: 10ms, 60% (of dense) or 100fps.")] = None,
+    model: Annotated[str, typer.Option(help="A timm name, a folder saved by us, or 'bundled'.")] = "bundled",
+    checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
+    data: Annotated[Optional[str], typer.Option(help="Folder of images to calibrate on, or 'digits'.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder to write; replaced if it is a family.")] = Path("snapvit-family"),
+    sparsity: Annotated[Optional[str], typer.Option(help="Fractions of prunable parameters to cut: 0.1,0.3")] = None,
+    flops: Annotated[Optional[str], typer.Option(help="Fractions of the blocks' FLOPs to keep: 0.72,0.5")] = None,
+    params: Annotated[Optional[str], typer.Option(help="Fractions of all parameters to keep: 0.7,0.5")] = None,
+    pair: Annotated[Optional[str], typer.Option(help="Ratios of neurons and heads to cut: 0.35:0.2")] = None,
+    ranking: Annotated[Optional[Path], typer.Option(help="Use this ranking instead of scoring anew.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads the model may use.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Images per run.")] = 1,
+    images: Annotated[int, typer.Option(min=1, help="Images to calibrate on.")] = 256,
+    seed: Annotated[int, typer.Option(min=0, help="For the choice of images and crops.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
+) -> None:
+    """Write the densest variant that fits the budget, timed on this machine, and the proof beside it."""
+    import msgspec
+
+    from .. import profiles
+    from ..pipeline import Request
+    from ..pipeline import export as run
+    from . import parsing
+    from .progress import shown
+
+    request = Request(
+        model=model,
+        checkpoint=checkpoint,
+        data=data,
+        out=out,
+        budget=budget,
+        sparsity=parsing.fractions(sparsity, "--sparsity"),
+        flops=parsing.fractions(flops, "--flops"),
+        params=parsing.fractions(params, "--params"),
+        pairs=parsing.pairs(pair, "--pair"),
+        target=msgspec.structs.replace(profiles.load("cpu").target, batch=batch, threads=threads),
+        images=images,
+        seed=seed,
+        ranking=ranking,
+    )
+    with shown(quiet) as progress:
+        manifest = run(request, progress)
+    if as_json:
+        from ..values import to_json
+
+        print(to_json(manifest).decode(), end="")
+        return
+    from ..report.table import print_family
+
+    print_family(manifest)
+    print(f"Written to {out}: {', '.join(variant.file for variant in manifest.variants)}, manifest.json")

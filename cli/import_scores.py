@@ -1,0 +1,26 @@
+"""`snapvit import-scores`: rankings from score files of the released SnapViT code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+
+def import_scores(
+    file: Annotated[Path, typer.Argument(help="A .pt score file of the released SnapViT code.")],
+    out: Annotated[Path, typer.Option(help="Ranking to write.")] = Path("ranking.safetensors"),
+    model: Annotated[Optional[str], typer.Option(help="timm name, to check that the scores are of this model.")] = None,
+) -> None:
+    """Turn a released score file into a ranking, without executing anything that is pickled in it."""
+    from ..errors import needs
+
+    with needs("importing scores", extra="prune"):
+        from ..prune.import_scores import import_scores as run
+        from ..prune.load import anatomy_of
+
+    ranking = run(file, anatomy_of(model) if model else None)
+    ranking.save(out)
+    sizes = f"{len(ranking.heads)} blocks, {sum(ranking.heads)} heads, {sum(ranking.neurons)} neurons"
+    print(f"{out}: {ranking.model}, {sizes}")

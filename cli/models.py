@@ -1,0 +1,41 @@
+"""`snapvit models`: what can be pruned."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def models(
+    pattern: Annotated[str, typer.Argument(help="Part of a name or family, or a pattern such as 'deit*'.")] = "*",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List model families that are understood, with sizes. Other checkpoints of these timm classes work too."""
+    from ..errors import SnapvitError, needs
+
+    with needs("listing models", extra="prune"):
+        from ..prune.catalogue import catalogue
+
+    found = list(catalogue(pattern))
+    if not found:
+        raise SnapvitError(f"no model matches '{pattern}'. See: snapvit models")
+    if as_json:
+        from ..values import to_json
+
+        print(to_json(found).decode(), end="")
+        return
+    from ..report.table import print_rows
+
+    rows = [
+        (
+            entry.family,
+            entry.name,
+            f"{entry.params / 1e6:.1f} M",
+            f"{entry.flops / 1e9:.1f}",
+            f"{entry.blocks} x {entry.heads}",
+            f"{entry.input_size[0]} px",
+        )
+        for entry in found
+    ]
+    print_rows(("family", "model", "params", "GFLOPs", "blocks x heads", "input"), rows, left={"family", "model"})

@@ -1,0 +1,64 @@
+"""Progress on standard error: a live bar in a terminal, plain lines elsewhere, nothing with --quiet."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..progress import Progress, Silent
+
+
+@contextmanager
+def shown(quiet: bool) -> Iterator[Progress]:
+    """The Progress that suits where standard error goes."""
+    if quiet:
+        yield Silent()
+    elif sys.stderr.isatty():
+        with _live() as progress:
+            yield progress
+    else:
+        yield _Lines()
+
+
+class _Lines:
+    def phase(self, what: str, total: int | None = None) -> None:
+        print(what if total is None else f"{what} ({total})", file=sys.stderr, flush=True)
+
+    def advance(self, steps: int = 1) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        print(f"  {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _live() -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    bars = Bars(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True, highlight=False),
+        transient=True,
+    )
+
+    class Live:
+        task = bars.add_task("starting", total=None)
+
+        def phase(self, what: str, total: int | None = None) -> None:
+            bars.reset(self.task, description=what, total=total)
+
+        def advance(self, steps: int = 1) -> None:
+            bars.advance(self.task, steps)
+
+        def note(self, text: str) -> None:
+            bars.console.print(text, style="dim")
+
+    with bars:
+        yield Live()

@@ -1,0 +1,1 @@
+"""What a variant is worth: accuracy from the exported file itself. Light: never torch."""

@@ -1,0 +1,148 @@
+"""A family: a folder of variants of one model and the `manifest.json` that says what each of them is. Light.
+
+The manifest's keys are a contract with other programs. Reading checks versions, bounds, sizes and hashes, and refuses
+names that leave the folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from .anatomy import Anatomy
+from .calibration.preprocessing import Preprocessing
+from .errors import FileFormatError
+from .evaluate.accuracy import Evaluation
+from .files import sha256
+from .profiling.device import DeviceCard
+from .profiling.measure import Profile
+from .target import Target
+from .values import Count, Ratio, Size, Value, read_json, write_json
+
+MANIFEST, RANKING = "manifest.json", "ranking.safetensors"
+
+
+class Variant(Value, frozen=True, kw_only=True):
+    """A Plan made real: one file, what it keeps, how fast it is and how well it does."""
+
+    name: str
+    file: str  # relative to the folder
+    sparsity: Ratio
+    heads: tuple[Size, ...]
+    neurons: tuple[Size, ...]
+    params: Count
+    flops: Count  # of one image
+    flops_ratio: Ratio
+    size_bytes: Count
+    sha256: str
+    precision: Literal["fp32"] = "fp32"
+    corrected: bool = False
+    profile: Profile | None = None
+    evaluation: Evaluation | None = None
+
+
+class Measurement(Value, frozen=True, kw_only=True):
+    """One artefact that was built and timed on the way to the choice, kept or not."""
+
+    variant: str
+    sparsity: Ratio
+    params: Count
+    flops: Count
+    size_bytes: Count
+    profile: Profile
+    evaluation: Evaluation | None
+    fits: bool
+
+
+class Choice(Value, frozen=True, kw_only=True):
+    """The densest variant that fits, the next denser one that does not, and every measurement that led there."""
+
+    variant: str
+    budget_ms: float
+    next_denser: str | None  # None: the dense model fits
+    decided: bool  # False: the machine was too noisy to tell the two apart, and the sparser one was taken
+    measurements: tuple[Measurement, ...]
+
+
+class MeasuredOn(Value, frozen=True, kw_only=True):
+    """The target, and the device that stood for it."""
+
+    runtime: Literal["onnxruntime"]
+    precision: Literal["fp32"]
+    batch: Size
+    threads: Size
+    device: DeviceCard
+
+    @staticmethod
+    def of(target: Target, device: DeviceCard) -> MeasuredOn:
+        return MeasuredOn(
+            runtime=target.runtime,
+            precision=target.precision,
+            batch=target.batch,
+            threads=target.threads,
+            device=device,
+        )
+
+
+class Manifest(Value, frozen=True, kw_only=True):
+    """What a family folder holds."""
+
+    format_version: Literal[1] = 1
+    model: str
+    anatomy: Anatomy
+    preprocessing: Preprocessing
+    recipe: dict[str, Any]
+    target: MeasuredOn
+    variants: tuple[Variant, ...]
+    dense: str
+    choice: Choice | None
+
+    def __post_init__(self) -> None:
+        names = [variant.name for variant in self.variants]
+        if len(set(names)) != len(names):
+            raise ValueError("two variants have the same name")
+        wanted = [self.dense] + ([self.choice.variant] if self.choice else [])
+        if missing := [name for name in wanted if name not in names]:
+            raise ValueError(f"no variant is called {missing[0]}")
+
+    def variant(self, name: str) -> Variant:
+        """The variant of that name."""
+        return next(variant for variant in self.variants if variant.name == name)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write `manifest.json`."""
+    write_json(folder / MANIFEST, manifest)
+
+
+def read_family(folder: Path) -> Manifest:
+    """Read a family and check that every file in it is what its manifest says."""
+    manifest = read_json(folder / MANIFEST, Manifest)
+    for variant in manifest.variants:
+        path = _inside(folder, variant.file)
+        if not path.is_file():
+            raise FileFormatError(f"{path}: missing, though {MANIFEST} lists it. Export or copy the family again")
+        if path.stat().st_size != variant.size_bytes or sha256(path) != variant.sha256:
+            raise FileFormatError(f"{path}: damaged: it is not the file that {MANIFEST} describes")
+    return manifest
+
+
+def own_files(folder: Path) -> list[str] | None:
+    """Names of the files that a family of ours has in this folder; None if there is no family."""
+    if not (folder / MANIFEST).is_file():
+        return None
+    try:
+        manifest = read_json(folder / MANIFEST, Manifest)
+    except FileFormatError:
+        return None
+    return [MANIFEST, RANKING, *(variant.file for variant in manifest.variants)]
+
+
+def _inside(folder: Path, name: str) -> Path:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
+        raise FileFormatError(f"{folder / MANIFEST}: '{name}' leaves the folder")
+    inside = folder / path
+    if not inside.resolve().is_relative_to(folder.resolve()):
+        raise FileFormatError(f"{inside}: a link that leaves the folder")
+    return inside

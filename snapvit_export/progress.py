@@ -1,0 +1,28 @@
+"""How long work tells where it is. The library speaks to a `Progress`; the command line decides what is shown."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Hears of phases, steps within them, and remarks."""
+
+    def phase(self, what: str, total: int | None = None) -> None: ...
+
+    def advance(self, steps: int = 1) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+class Silent:
+    """Says nothing: the default of the library, and `--quiet`."""
+
+    def phase(self, what: str, total: int | None = None) -> None:
+        pass
+
+    def advance(self, steps: int = 1) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass

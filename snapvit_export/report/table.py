@@ -1,0 +1,89 @@
+"""Tables of a family for the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from ..family import Manifest, Measurement, Variant
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PLAIN_WIDTH = 120  # columns when the output is not a terminal
+
+
+def print_family(manifest: Manifest, file: TextIO | None = None) -> None:
+    """One row per artefact that was timed; the chosen one is marked, and the last line says why."""
+    choice = manifest.choice
+    rows: Sequence[Variant | Measurement] = choice.measurements if choice else manifest.variants
+    columns = ("variant", "sparsity", "params", "GFLOPs", "p50 ms", "p90 ms", "size MB", "top-1 %", "fits")
+    table = _table(columns, left={"variant", "fits"})
+    for row in rows:
+        name = row.variant if isinstance(row, Measurement) else row.name
+        chosen = choice is not None and name == choice.variant
+        table.add_row(*_cells(row, name), _verdict(row, chosen), style="bold" if chosen else None)
+    print_table(table, file)
+    if choice:
+        print(_sentence(manifest), file=file or sys.stdout)
+
+
+def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], left: set[str]) -> None:
+    """Print a plain table to standard output."""
+    table = _table(columns, left)
+    for row in rows:
+        table.add_row(*row)
+    print_table(table)
+
+
+def print_table(table: Table, file: TextIO | None = None) -> None:
+    from rich.console import Console
+
+    stream = file or sys.stdout
+    Console(file=stream, width=None if stream.isatty() else PLAIN_WIDTH, highlight=False).print(table)
+
+
+def _table(columns: Sequence[str], left: set[str]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column in left else "right", overflow="fold")
+    return table
+
+
+def _cells(row: Variant | Measurement, name: str) -> list[str]:
+    profile, evaluation = row.profile, row.evaluation
+    return [
+        name,
+        f"{row.sparsity:.3f}",
+        f"{row.params / 1e6:.2f} M",
+        f"{row.flops / 1e9:.2f}",
+        f"{profile.p50_ms:.2f}" if profile else "-",
+        f"{profile.p90_ms:.2f}" if profile else "-",
+        f"{row.size_bytes / 1e6:.1f}",
+        f"{100 * evaluation.top1:.1f} ± {100 * evaluation.standard_error:.1f}" if evaluation else "-",
+    ]
+
+
+def _verdict(row: Variant | Measurement, chosen: bool) -> str:
+    if not isinstance(row, Measurement):
+        return "-"
+    return "yes, chosen" if chosen else "yes" if row.fits else "no"
+
+
+def _sentence(manifest: Manifest) -> str:
+    choice = manifest.choice
+    assert choice is not None
+    by_name = {row.variant: row for row in choice.measurements}
+    chosen = by_name[choice.variant]
+    text = f"{choice.variant}: {chosen.profile.p50_ms:.2f} ms fits {choice.budget_ms:.4g} ms"
+    if choice.next_denser is None:
+        return text + "; it is the dense model, nothing had to be cut."
+    denser = by_name[choice.next_denser]
+    text += f"; the next denser, {choice.next_denser}, takes {denser.profile.p50_ms:.2f} ms."
+    if not choice.decided:
+        text += " The machine is too noisy to tell these two apart; the smaller one was taken."
+    return text

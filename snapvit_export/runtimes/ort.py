@@ -1,0 +1,74 @@
+"""ONNX Runtime on the CPU."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import SnapvitError, needs
+
+PROVIDER = "CPUExecutionProvider"
+
+
+def version() -> str:
+    """The version of ONNX Runtime that really loads; an error if it does not, or if two packages share its folder."""
+    installed = [name for name in ("onnxruntime", "onnxruntime-gpu") if _is_installed(name)]
+    if len(installed) == 2:
+        raise SnapvitError(
+            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other's files. "
+            "Try: pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'snapvit-export[ort]'"
+        )
+    with needs("running ONNX files", extra="ort"):
+        import onnxruntime
+    return str(onnxruntime.__version__)
+
+
+class OrtSession:
+    """An open model.
+
+    >>> with OrtSession(path, threads=1) as session: logits = session.run(images)
+    """
+
+    def __init__(self, path: Path | bytes, threads: int) -> None:
+        version()
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3  # errors only: warnings about the machine are not ours to print
+        source, where = (path, "graph") if isinstance(path, bytes) else (str(path), str(path))
+        try:
+            self._session: Any = ort.InferenceSession(source, options, providers=[PROVIDER])
+        except Exception as error:  # onnxruntime's own exception types share no base of their own
+            reason = str(error).strip().splitlines()[0][:200]
+            raise SnapvitError(f"{where}: ONNX Runtime cannot open it: {reason}") from error
+        if self._session.get_providers() != [PROVIDER]:
+            raise SnapvitError(f"{where}: asked for {PROVIDER}, ONNX Runtime runs {self._session.get_providers()}")
+        self._input = self._session.get_inputs()[0].name
+
+    def run(self, images: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Run a batch (B, 3, H, W) and return the first output (B, features)."""
+        return self._session.run(None, {self._input: images})[0]
+
+    def close(self) -> None:
+        """Give back the memory."""
+        self._session = None
+
+    def __enter__(self) -> OrtSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,47 @@
+"""The bundled model: small, good, and the whole way works with it and nothing else."""
+
+import json
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from snapvit_export.calibration.images import digit_source, prepare
+from snapvit_export.evaluate.accuracy import top1
+from snapvit_export.family import read_family
+from snapvit_export.prune.load import load_model
+from snapvit_export.prune.onnx_export import to_onnx
+from snapvit_export.runtimes.ort import OrtSession
+
+FOLDER = Path(str(resources.files("snapvit_export.bundled")))
+
+
+def test_it_is_small_and_in_half_precision():
+    path = FOLDER / "model.safetensors"
+    assert path.stat().st_size < 8_000_000
+    length = int.from_bytes(path.read_bytes()[:8], "little")
+    header = json.loads(path.read_bytes()[8 : 8 + length])
+    assert {entry["dtype"] for entry in header.values()} == {"F16"}
+
+
+def test_it_is_at_least_95_percent_right_on_digits_it_has_never_seen():
+    model = load_model()
+    images = prepare(digit_source("held-out"), model.preprocessing)
+    with OrtSession(to_onnx(model.module, model.anatomy, {}), threads=2) as session:
+        evaluation = top1(session.run, images)
+    assert evaluation.images == 500
+    assert evaluation.top1 >= 0.95
+
+
+@pytest.mark.slow
+def test_the_whole_way_with_the_bundled_model(snapvit, tmp_path):
+    outcome = snapvit("export", "--budget", "50%", "--images", "64", "--out", tmp_path / "out")
+    assert outcome.code == 0, outcome.err
+    manifest = read_family(tmp_path / "out")
+    chosen = manifest.variant(manifest.choice.variant)
+    dense = manifest.variant("dense")
+    assert 0.2 < chosen.flops_ratio < 0.8
+    assert dense.evaluation.top1 >= 0.95
+    assert chosen.evaluation.top1 >= 0.6  # far above the 10 % of guessing
+    assert chosen.profile.p50_ms < dense.profile.p50_ms
+    assert "yes, chosen" in outcome.out

@@ -1,0 +1,296 @@
+"""`snapvit export`, end to end and with bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import random_ranking
+from safetensors.torch import load_file, save_file
+
+from snapvit_export.family import read_family
+from snapvit_export.plan import Planner
+from snapvit_export.ranking import Ranking
+from snapvit_export.runtimes.ort import OrtSession
+
+
+@pytest.fixture
+def run(snapvit, tiny_folder, image_folder, tmp_path):
+    """Export the tiny model into tmp_path/out."""
+
+    def call(*extra: object):
+        arguments = ["--model", tiny_folder, "--data", image_folder, "--images", 16, "--out", tmp_path / "out"]
+        return snapvit("export", *arguments, *extra)
+
+    return call
+
+
+def leftovers(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {"tiny-model", "pictures"}
+
+
+def test_a_relative_budget_is_met_and_proved(run, tmp_path):
+    outcome = run("--budget", "70%", "--json")
+    assert outcome.code == 0, outcome.err
+    printed = json.loads(outcome.out)
+    manifest = read_family(tmp_path / "out")
+    assert printed == json.loads((tmp_path / "out" / "manifest.json").read_text())
+    choice = manifest.choice
+    by_name = {measurement.variant: measurement for measurement in choice.measurements}
+    chosen = by_name[choice.variant]
+    assert choice.budget_ms < by_name["dense"].profile.p50_ms
+    if choice.decided:
+        assert chosen.fits
+        assert chosen.profile.p50_ms <= choice.budget_ms
+        assert by_name[choice.next_denser].profile.p50_ms > choice.budget_ms
+    assert by_name[choice.next_denser].sparsity < chosen.sparsity
+    assert manifest.variant(choice.variant).profile.sha256 == manifest.variant(choice.variant).sha256
+    expected = {"manifest.json", "ranking.safetensors", "dense.onnx"}
+    assert {p.name for p in (tmp_path / "out").iterdir()} == expected | {
+        f"{choice.variant}.onnx",
+        f"{choice.next_denser}.onnx",
+    }
+
+
+def test_explicit_plans_make_exactly_those_variants(run, tmp_path, tiny_model):
+    outcome = run("--sparsity", "0.1,0.3", "--flops", "0.72", "--params", "0.8", "--pair", "0.35:0.2")
+    assert outcome.code == 0, outcome.err
+    manifest = read_family(tmp_path / "out")
+    assert manifest.choice is None
+    assert {v.name for v in manifest.variants} == {"dense", "s10", "s30", "flops72", "params80", "pair35-20"}
+    planner = Planner(Ranking.load(tmp_path / "out" / "ranking.safetensors"), tiny_model.anatomy)
+    plan = planner.pair(0.35, 0.2)
+    pair = manifest.variant("pair35-20")
+    assert (pair.heads, pair.neurons) == (plan.heads, plan.neurons)
+    assert manifest.variant("flops72").flops_ratio <= 0.72
+    assert manifest.variant("params80").params <= 0.8 * manifest.variant("dense").params
+    for column in ("sparsity", "params", "GFLOPs", "p50 ms", "p90 ms", "size MB", "top-1 %", "fits"):
+        assert column in outcome.out
+    assert "s30" in outcome.out
+
+
+def test_the_files_run_with_any_batch_and_say_what_they_are(run, tmp_path):
+    assert run("--sparsity", "0.5").code == 0
+    manifest = read_family(tmp_path / "out")
+    path = tmp_path / "out" / manifest.variant("s50").file
+    graph = onnx.load(path)
+    metadata = {entry.key: entry.value for entry in graph.metadata_props}
+    assert metadata["snapvit.model"] == "tiny"
+    assert json.loads(metadata["snapvit.preprocessing"])["crop_pct"] == 1
+    assert (
+        sum(int(np.prod(t.dims)) for t in graph.graph.initializer if t.data_type == 1) >= manifest.variant("s50").params
+    )
+    with OrtSession(path, 1) as session:
+        assert session.run(np.zeros((4, 3, 32, 32), np.float32)).shape == (4, 5)
+
+
+def test_accuracy_is_reported_on_pictures_that_did_not_calibrate(run, tmp_path):
+    assert run("--sparsity", "0.2").code == 0
+    evaluation = read_family(tmp_path / "out").variant("dense").evaluation
+    assert evaluation.images == 60 - 16
+    assert 0 <= evaluation.top1 <= 1
+
+
+def test_no_accuracy_is_invented_when_classes_do_not_suit(run, tmp_path, image_folder):
+    for path in (image_folder / "class4").iterdir():
+        path.rename(image_folder / "class3" / path.name)
+    (image_folder / "class4").rmdir()
+    outcome = run("--sparsity", "0.2")
+    assert outcome.code == 0
+    assert read_family(tmp_path / "out").variant("dense").evaluation is None
+
+
+def test_a_ranking_is_reused_and_a_foreign_one_refused(run, tmp_path, tiny_model):
+    random_ranking(tiny_model.anatomy, seed=9).save(tmp_path / "mine.safetensors")
+    assert run("--sparsity", "0.3", "--ranking", tmp_path / "mine.safetensors").code == 0
+    used = Ranking.load(tmp_path / "out" / "ranking.safetensors")
+    assert np.array_equal(used.neuron_scores[0], random_ranking(tiny_model.anatomy, seed=9).neuron_scores[0])
+    Ranking(used.head_scores[:2], used.neuron_scores[:2]).save(tmp_path / "short.safetensors")
+    outcome = run("--sparsity", "0.3", "--ranking", tmp_path / "short.safetensors")
+    assert outcome.code == 1
+    assert "the ranking orders 2 blocks" in outcome.error_line
+
+
+def test_the_same_seed_gives_the_same_files(run, tmp_path):
+    assert run("--sparsity", "0.3", "--seed", "4").code == 0
+    first = read_family(tmp_path / "out").variant("s30").sha256
+    assert run("--sparsity", "0.3", "--seed", "4").code == 0  # and an old family is replaced
+    assert read_family(tmp_path / "out").variant("s30").sha256 == first
+
+
+def test_quiet_says_nothing_but_the_answer(run):
+    outcome = run("--sparsity", "0.3", "--quiet", "--json")
+    assert outcome.err == ""
+    assert json.loads(outcome.out)["dense"] == "dense"
+
+
+def test_a_budget_the_dense_model_meets_returns_it(run, tmp_path):
+    outcome = run("--budget", "5000ms")
+    assert outcome.code == 0
+    assert "nothing had to be cut" in outcome.out
+    choice = read_family(tmp_path / "out").choice
+    assert (choice.variant, choice.next_denser) == ("dense", None)
+
+
+def test_an_impossible_budget_says_the_smallest_reachable_and_writes_nothing(run, tmp_path):
+    outcome = run("--budget", "0.001ms")
+    assert outcome.code == 1
+    assert "the smallest reaches" in outcome.error_line
+    assert leftovers(tmp_path) == set()
+
+
+@pytest.mark.parametrize("budget", ["10", "-3ms", "abc", "0ms"])
+def test_bad_budgets(run, budget, tmp_path):
+    outcome = run(f"--budget={budget}")
+    assert outcome.code == 2
+    assert budget in outcome.error_line
+    assert leftovers(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "code"),
+    [
+        ("--sparsity", "1.5", 2),
+        ("--sparsity", "-0.1", 2),
+        ("--sparsity", "x", 2),
+        ("--sparsity", "0.999", 1),
+        ("--flops", "0", 2),
+        ("--flops", "0.0001", 1),
+        ("--pair", "0.3", 2),
+        ("--pair", "0.99:0", 1),
+        ("--pair", "nan:0", 2),
+        ("--sparsity", "nan", 2),
+        ("--params", "inf", 2),
+    ],
+)
+def test_bad_plans(run, option, value, code, tmp_path):
+    outcome = run(f"{option}={value}")
+    assert outcome.code == code
+    assert value.split(":")[0] in outcome.error_line
+    assert leftovers(tmp_path) == set()
+
+
+def test_nothing_asked(run):
+    outcome = run()
+    assert outcome.code == 2
+    assert "--budget 10ms" in outcome.error_line
+
+
+@pytest.mark.parametrize("option", ["--threads=0", "--batch=0", "--images=0", "--seed=-1", "--nonsense"])
+def test_options_that_make_no_sense(run, option):
+    outcome = run("--budget", "10ms", option)
+    assert outcome.code == 2
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("no_such_model", "timm knows no model"),
+        ("swin_tiny_patch4_window7_224", "not a plain ViT"),
+        ("resnet18", "ResNet"),
+    ],
+)
+def test_bad_models(snapvit, image_folder, tmp_path, model, says):
+    outcome = snapvit("export", "--budget", "10ms", "--model", model, "--data", image_folder, "--out", tmp_path / "out")
+    assert outcome.code == 1
+    assert says in outcome.error_line
+    assert model in outcome.error_line
+    assert leftovers(tmp_path) == set()
+
+
+def test_a_model_without_images_asks_for_them(snapvit, tmp_path):
+    outcome = snapvit("export", "--budget", "10ms", "--model", "deit_tiny_patch16_224", "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "--data FOLDER" in outcome.error_line
+
+
+def test_bad_images(run, snapvit, tiny_folder, image_folder, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for data, says in ((tmp_path / "nowhere", "no such image folder"), (tmp_path / "empty", "holds no images")):
+        outcome = snapvit(
+            "export", "--budget", "10ms", "--model", tiny_folder, "--data", data, "--out", tmp_path / "out"
+        )
+        assert outcome.code == 1
+        assert says in outcome.error_line
+        assert str(data) in outcome.error_line
+    for path in image_folder.rglob("*.png"):
+        path.write_bytes(b"not a picture")
+    outcome = run("--budget", "10ms")
+    assert outcome.code == 1
+    assert "cannot be read as an image" in outcome.error_line
+    assert leftovers(tmp_path) == {"empty"}
+
+
+def test_bad_checkpoints(snapvit, tiny_folder, image_folder, tmp_path):
+    checkpoint = tmp_path / "w.safetensors"
+    arguments = ["export", "--budget", "10ms", "--model", "vit_tiny_patch16_224", "--data", image_folder]
+    arguments += ["--out", tmp_path / "out", "--checkpoint", checkpoint]
+    checkpoint.write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00{broken}")
+    outcome = snapvit(*arguments)
+    assert outcome.code == 1
+    assert "not a readable checkpoint" in outcome.error_line
+    save_file(load_file(tiny_folder / "model.safetensors"), checkpoint)
+    outcome = snapvit(*arguments)
+    assert outcome.code == 1
+    assert "shape" in outcome.error_line
+    assert leftovers(tmp_path) == {"w.safetensors"}
+
+
+def test_foreign_and_unwritable_places(run, tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("mine")
+    outcome = run("--budget", "10ms")
+    assert outcome.code == 1
+    assert "not ours (thesis.txt)" in outcome.error_line
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["thesis.txt"]
+    outcome = run("--budget", "10ms", "--out", "/proc/snapvit-out")  # nobody can write there, not even root
+    assert outcome.code == 1
+    assert "/proc/snapvit-out: cannot be written" in outcome.error_line
+
+
+def test_a_full_disk_leaves_nothing(run, tmp_path, monkeypatch):
+    def full(_: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "fsync", full)
+    outcome = run("--sparsity", "0.3")
+    assert outcome.code == 1
+    assert "the disk is full" in outcome.error_line
+    assert leftovers(tmp_path) == set()
+
+
+def test_a_damaged_ranking(run, tmp_path, tiny_model):
+    random_ranking(tiny_model.anatomy).save(tmp_path / "r.safetensors")
+    data = bytearray((tmp_path / "r.safetensors").read_bytes())
+    data[-3] ^= 0xFF
+    (tmp_path / "r.safetensors").write_bytes(data)
+    outcome = run("--sparsity", "0.3", "--ranking", tmp_path / "r.safetensors")
+    assert outcome.code == 1
+    assert "damaged" in outcome.error_line
+    assert leftovers(tmp_path) == {"r.safetensors"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_export_leaves_nothing(stop, tmp_path):
+    command = [sys.executable, "-m", "snapvit_export.cli", "export", "--budget", "10ms", "--images", "16"]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "out")], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    for line in process.stderr:
+        if line.startswith("building dense"):
+            break
+    assert any(path.name.startswith(".out.") for path in tmp_path.iterdir())  # it had begun
+    time.sleep(0.3)
+    process.send_signal(stop)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode not in (0, None)
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,73 @@
+"""Family folders: the manifest is strict, and files are what it says."""
+
+import json
+
+import pytest
+
+from snapvit_export.errors import FileFormatError, SnapvitError
+from snapvit_export.family import own_files, read_family
+from snapvit_export.pipeline import Request, export
+
+
+@pytest.fixture
+def family(tiny_folder, image_folder, tmp_path):
+    out = tmp_path / "family"
+    export(Request(model=str(tiny_folder), data=str(image_folder), out=out, sparsity=[0.3], images=16))
+    return out
+
+
+def change(family, **changes) -> None:
+    manifest = json.loads((family / "manifest.json").read_text())
+    (family / "manifest.json").write_text(json.dumps({**manifest, **changes}))
+
+
+def test_the_manifest_has_the_keys_that_others_rely_on(family):
+    manifest = json.loads((family / "manifest.json").read_text())
+    keys = "format_version model anatomy preprocessing recipe target variants dense choice"
+    assert set(manifest) == set(keys.split())
+    keys = "name file sparsity heads neurons params flops flops_ratio size_bytes sha256 precision corrected"
+    keys += " profile evaluation"
+    assert [set(variant) for variant in manifest["variants"]] == [set(keys.split())] * 2
+    assert [variant["name"] for variant in manifest["variants"]] == ["dense", "s30"]
+    assert manifest["variants"][0]["flops_ratio"] == 1
+    assert manifest["recipe"]["data"]["images"] == 16
+
+
+def test_reading_checks_every_file(family):
+    assert read_family(family).dense == "dense"
+    path = family / "s30.onnx"
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(FileFormatError, match="s30.onnx: damaged"):
+        read_family(family)
+    path.unlink()
+    with pytest.raises(FileFormatError, match="s30.onnx: missing"):
+        read_family(family)
+
+
+@pytest.mark.parametrize("name", ["../s30.onnx", "/etc/passwd", "a/../../x", "..\\x", "", "link.onnx"])
+def test_names_that_leave_the_folder_are_refused(family, name, tmp_path):
+    (tmp_path / "outside.onnx").write_bytes(b"x")
+    (family / "link.onnx").symlink_to(tmp_path / "outside.onnx")
+    variants = json.loads((family / "manifest.json").read_text())["variants"]
+    variants[1]["file"] = name
+    change(family, variants=variants)
+    with pytest.raises(FileFormatError, match="leaves the folder"):
+        read_family(family)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"format_version": 2}, {"dense": "nobody"}, {"more": 1}, {"variants": []}, {"recipe": None}]
+)
+def test_a_manifest_that_is_not_ours_is_refused(family, changes):
+    change(family, **changes)
+    with pytest.raises(SnapvitError, match="manifest.json"):
+        read_family(family)
+    assert own_files(family) is None
+
+
+def test_two_variants_of_one_name_are_refused(family):
+    variants = json.loads((family / "manifest.json").read_text())["variants"]
+    change(family, variants=[variants[0], variants[0]])
+    with pytest.raises(FileFormatError, match="same name"):
+        read_family(family)

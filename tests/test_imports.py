@@ -1,0 +1,109 @@
+"""The light half stays light, and help answers at once."""
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import snapvit_export
+
+HEAVY = ("torch", "timm", "rich", "onnx", "onnxruntime", "sklearn", "torchvision")
+LIGHT = [
+    "snapvit_export",
+    "snapvit_export.anatomy",
+    "snapvit_export.budget",
+    "snapvit_export.calibration.digits",
+    "snapvit_export.calibration.images",
+    "snapvit_export.calibration.preprocessing",
+    "snapvit_export.choose",
+    "snapvit_export.cli.app",
+    "snapvit_export.doctor",
+    "snapvit_export.errors",
+    "snapvit_export.evaluate.accuracy",
+    "snapvit_export.pipeline",
+    "snapvit_export.family",
+    "snapvit_export.files",
+    "snapvit_export.graph.gates",
+    "snapvit_export.plan",
+    "snapvit_export.profiles",
+    "snapvit_export.profiling.device",
+    "snapvit_export.profiling.measure",
+    "snapvit_export.progress",
+    "snapvit_export.ranking",
+    "snapvit_export.report.table",
+    "snapvit_export.runtimes.ort",
+    "snapvit_export.target",
+    "snapvit_export.values",
+]
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+def test_the_light_half_imports_with_the_heavy_packages_blocked():
+    blocked = f"import sys; sys.modules.update(dict.fromkeys({HEAVY!r}))"  # None in sys.modules: import fails
+    imports = "; ".join(f"import {name}" for name in LIGHT)
+    result = python(f"{blocked}; {imports}; print('fine')")
+    assert result.stdout.strip() == "fine", result.stderr
+
+
+def test_the_list_above_names_every_module_outside_prune():
+    import pkgutil
+
+    found = {
+        module.name
+        for module in pkgutil.walk_packages(snapvit_export.__path__, "snapvit_export.")
+        if not module.ispkg and ".prune" not in module.name and not module.name.endswith("__main__")
+    }
+    found = {name for name in found if not name.startswith("snapvit_export.cli.") or name.endswith("app")}
+    assert found - set(LIGHT) == set()
+
+
+def test_a_file_can_be_run_and_a_plan_made_without_torch(tmp_path, tiny_model):
+    from conftest import random_ranking
+
+    random_ranking(tiny_model.anatomy).save(tmp_path / "r.safetensors")
+    result = python(
+        "import sys; sys.modules['torch'] = None; from snapvit_export import Ranking, Planner;"
+        f"r = Ranking.load({str(tmp_path / 'r.safetensors')!r}); print(Planner(r, r.anatomy).sparsity(0.5).heads)"
+    )
+    assert result.stdout.startswith("("), result.stderr
+
+
+def test_missing_packages_are_named_with_the_remedy():
+    result = python(
+        "import sys; sys.modules['torch'] = None; sys.argv = ['snapvit', 'export', '--budget', '10ms'];"
+        "from snapvit_export.cli.app import main; main()"
+    )
+    assert result.returncode == 1
+    assert result.stderr.strip() == (
+        "error: exporting needs torch, which is not installed. Try: pip install 'snapvit-export[all]'"
+    )
+
+
+@pytest.mark.parametrize("command", [[], ["export"], ["import-scores"], ["models"], ["doctor"]])
+def test_help_takes_less_than_300_ms_of_cpu(command):
+    script = Path(sys.executable).parent / "snapvit"
+    assert script.exists(), "install the project: pip install -e '.[test]'"
+
+    def cpu_seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        result = subprocess.run([script, *command, "--help"], capture_output=True, text=True, env={**os.environ})
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert result.returncode == 0
+        assert "Usage: snapvit" in result.stdout
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(cpu_seconds() for _ in range(3)) < 0.3
+
+
+def test_public_names_are_all_there():
+    for name in snapvit_export.__all__:
+        assert getattr(snapvit_export, name) is not None
+    assert callable(snapvit_export.export)
+    with pytest.raises(AttributeError, match="nonsense"):
+        snapvit_export.nonsense  # noqa: B018

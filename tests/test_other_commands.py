@@ -1,0 +1,65 @@
+"""`snapvit models`, `snapvit doctor`, and the program itself."""
+
+import json
+
+import snapvit_export
+
+
+def test_models_lists_families_with_sizes(snapvit):
+    outcome = snapvit("models")
+    assert outcome.code == 0
+    for family in (
+        "AugReg",
+        "DeiT",
+        "DeiT distilled",
+        "DeiT-III",
+        "DINO",
+        "DINOv2",
+        "MAE",
+        "CLIP",
+        "SigLIP 2",
+        "EVA-02",
+    ):
+        assert family in outcome.out
+    base = next(line for line in outcome.out.splitlines() if "deit_base_patch16_224" in line)
+    assert "86.6 M" in base
+    assert "35.1" in base
+
+
+def test_models_can_be_filtered(snapvit):
+    found = json.loads(snapvit("models", "deit_tiny*", "--json").out)
+    assert [entry["name"] for entry in found] == ["deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"]
+    assert found[0]["params"] == 5_717_416
+    outcome = snapvit("models", "resnet")
+    assert outcome.code == 1
+    assert "no model matches 'resnet'" in outcome.error_line
+
+
+def test_doctor_tells_what_works(snapvit):
+    found = json.loads(snapvit("doctor", "--json").out)
+    assert found["snapvit"] == snapvit_export.__version__
+    assert found["runtimes"][0]["state"] == "works"
+    assert all(command["works"] for command in found["commands"])
+    table = snapvit("doctor").out
+    assert "usable cores" in table
+    assert "runtime onnxruntime" in table
+
+
+def test_doctor_tells_what_is_missing(snapvit, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "timm", None)
+    commands = {c["command"]: c for c in json.loads(snapvit("doctor", "--json").out)["commands"]}
+    assert commands["models"]["missing"] == ["timm"]
+    assert commands["models"]["remedy"] == "pip install 'snapvit-export[prune]'"
+
+
+def test_doctor_says_when_a_runtime_is_broken(snapvit, monkeypatch):
+    monkeypatch.setattr("snapvit_export.runtimes.ort._is_installed", lambda name: True)
+    runtime = json.loads(snapvit("doctor", "--json").out)["runtimes"][0]
+    assert runtime["state"] == "broken"
+    assert "both installed" in runtime["detail"]
+
+
+def test_version_and_help(snapvit):
+    assert snapvit("--version").out.strip() == f"snapvit {snapvit_export.__version__}"
+    assert "Usage: snapvit" in snapvit("--help").out
+    assert snapvit("nonsense").code == 2

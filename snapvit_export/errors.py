@@ -42,6 +42,12 @@ class MissingDependency(SnapvitError):
     """A package that this command needs is not installed. The text ends in the command that installs it."""
 
 
+def first_line(error: BaseException) -> str:
+    """What a foreign library said, short enough to stand inside our own line."""
+    text = str(error).strip()
+    return text.splitlines()[0][:160] if text else type(error).__name__
+
+
 @contextmanager
 def needs(what: str, extra: str) -> Iterator[None]:
     """Turn a failed import into one line that names the extra to install."""

@@ -14,7 +14,7 @@ from . import profiles
 from .budget import Budget
 from .calibration.images import BUNDLED as BUNDLED_IMAGES
 from .calibration.images import calibration_and_held_out, prepare
-from .errors import UsageError, needs
+from .errors import SnapvitError, UsageError, needs
 from .family import RANKING, Choice, Manifest, MeasuredOn, own_files, write_manifest
 from .files import refuse_foreign, staged_folder
 from .plan import Plan, Planner
@@ -111,7 +111,10 @@ def _checked(request: Request, budget: Budget | None) -> str:
 def _ranking(request: Request, model, images, progress: Progress) -> Ranking:  # type: ignore[no-untyped-def]
     if request.ranking is not None:
         ranking = Ranking.load(request.ranking)
-        ranking.check_fits(model.anatomy)
+        try:
+            ranking.check_fits(model.anatomy)
+        except SnapvitError as error:
+            raise SnapvitError(f"{request.ranking}: {error}") from error
         return ranking
     from .prune.self_supervised import rank_by_gradients
 

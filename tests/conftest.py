@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 
 from snapvit_export.anatomy import Anatomy
 from snapvit_export.calibration.preprocessing import Preprocessing
@@ -57,31 +58,42 @@ def description(**changes: object) -> ModelDescription:
     return ModelDescription(**{**settings, **changes})  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def tiny_model() -> Model:
-    """A plain ViT of three blocks with random weights."""
+def make_model() -> Model:
     module = randomise(timm.create_model("vit_tiny_patch16_224", **TINY))
     return Model(module, read_anatomy(module, "tiny"), description())
 
 
+def make_model_folder(folder: Path) -> Path:
+    model = make_model()
+    save_model(model.module, model.description, folder)
+    return folder
+
+
+def make_image_folder(folder: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for i in range(60):
+        path = folder / f"class{i % 5}" / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (40, 50, 3), np.uint8)).save(path)
+    return folder
+
+
 @pytest.fixture
-def tiny_folder(tiny_model: Model, tmp_path: Path) -> Path:
+def tiny_model() -> Model:
+    """A plain ViT of three blocks with random weights."""
+    return make_model()
+
+
+@pytest.fixture
+def tiny_folder(tmp_path: Path) -> Path:
     """The same, saved as a model folder."""
-    save_model(tiny_model.module, tiny_model.description, tmp_path / "tiny-model")
-    return tmp_path / "tiny-model"
+    return make_model_folder(tmp_path / "tiny-model")
 
 
 @pytest.fixture
 def image_folder(tmp_path: Path) -> Path:
     """Sixty noisy pictures in five classes."""
-    from PIL import Image
-
-    rng = np.random.default_rng(0)
-    for i in range(60):
-        path = tmp_path / "pictures" / f"class{i % 5}" / f"{i}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 255, (40, 50, 3), np.uint8)).save(path)
-    return tmp_path / "pictures"
+    return make_image_folder(tmp_path / "pictures")
 
 
 @dataclass(frozen=True)

@@ -190,4 +190,7 @@ def test_elastic_vit_goes_up_and_down_from_one_set_of_weights():
         assert torch.equal(elastic.prune(plans[0])(images), first)  # up again
         assert not torch.allclose(first, least)
         assert torch.equal(elastic.prune(Plan.dense(anatomy))(images), dense)
+        assert not torch.allclose(elastic.prune(0.5)(images), dense)
+        assert elastic.plan.sparsity(anatomy) >= 0.5
+        assert torch.equal(elastic.prune(0.0)(images), dense)
     assert [block.attn.num_heads for block in blocks_of(elastic.prune(plans[1]).current)] == [1, 1, 1]

@@ -1,19 +1,33 @@
 """Family folders: the manifest is strict, and files are what it says."""
 
 import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from conftest import make_image_folder, make_model_folder
 
 from snapvit_export.errors import FileFormatError, SnapvitError
 from snapvit_export.family import own_files, read_family
 from snapvit_export.pipeline import Request, export
 
 
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> Path:
+    """One small family, exported once for all tests here."""
+    folder = tmp_path_factory.mktemp("exported")
+    make_model_folder(folder / "model")
+    make_image_folder(folder / "images")
+    request = Request(model=str(folder / "model"), data=str(folder / "images"), out=folder / "family", images=16)
+    export(replace(request, sparsity=[0.3]))
+    return folder / "family"
+
+
 @pytest.fixture
-def family(tiny_folder, image_folder, tmp_path):
-    out = tmp_path / "family"
-    export(Request(model=str(tiny_folder), data=str(image_folder), out=out, sparsity=[0.3], images=16))
-    return out
+def family(exported, tmp_path) -> Path:
+    """A copy of it that a test may damage."""
+    return shutil.copytree(exported, tmp_path / "family")
 
 
 def change(family, **changes) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..anatomy import Anatomy
-from ..errors import FileFormatError, SnapvitError
+from ..errors import FileFormatError, SnapvitError, first_line
 from ..plan import Protection
 from ..ranking import Ranking
 
@@ -64,8 +64,7 @@ def _load(path: Path) -> Mapping[str, Any]:
         with torch.serialization.safe_globals(allowed):
             loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can fail anywhere inside the reader
-        reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
-        raise FileFormatError(f"{path}: not a readable score file: {reason}") from error
+        raise FileFormatError(f"{path}: not a readable score file: {first_line(error)}") from error
     if not isinstance(loaded, Mapping):
         raise FileFormatError(f"{path}: not a score file of the released SnapViT code")
     return loaded

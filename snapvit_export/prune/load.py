@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..anatomy import Anatomy
 from ..calibration.preprocessing import Preprocessing
-from ..errors import FileFormatError, SnapvitError, UsageError
+from ..errors import FileFormatError, SnapvitError, UsageError, first_line
 from ..files import staged_folder, write_atomically
 from ..plan import Plan
 from ..ranking import Ranking
@@ -111,8 +111,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can fail anywhere inside the readers
-        reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
-        raise FileFormatError(f"{path}: not a readable checkpoint: {reason}") from error
+        raise FileFormatError(f"{path}: not a readable checkpoint: {first_line(error)}") from error
     return _state_dict_in(loaded, path)
 
 
@@ -196,9 +195,9 @@ def _from_hub(name: str) -> nn.Module:
     try:
         return timm.create_model(name, pretrained=True).float().eval()
     except Exception as error:  # the hub's client raises its own, requests' and the system's errors
-        reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
         raise SnapvitError(
-            f"{name}: its weights could not be fetched ({reason}). Download them elsewhere and give --checkpoint FILE"
+            f"{name}: its weights could not be fetched ({first_line(error)}). "
+            f"Download them elsewhere and give --checkpoint FILE"
         ) from error
 
 

@@ -17,7 +17,7 @@ import torch
 from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 
-from ..plan import Plan
+from ..plan import Plan, Planner
 from ..ranking import Ranking
 from .eva_attention import ElasticEvaAttention
 from .parts import blocks_of, head_shares, neuron_shares
@@ -77,18 +77,20 @@ class ElasticViT(nn.Module):
     """One set of dense weights, any sparsity: `prune` goes up and down without reading weights again.
 
     >>> elastic = ElasticViT(model, ranking)
-    >>> elastic.prune(plan); elastic(images)
+    >>> elastic.prune(0.5)(images); elastic.prune(0.1)(images)
     """
 
     def __init__(self, model: nn.Module, ranking: Ranking) -> None:
         super().__init__()
         self.dense, self.ranking = model, ranking
         self.anatomy = read_anatomy(model, ranking.model or "model")
+        self.planner = Planner(ranking, self.anatomy)
         self.plan = Plan.dense(self.anatomy)
         self.current: nn.Module = model
 
-    def prune(self, plan: Plan) -> ElasticViT:
-        """Become the model that `plan` describes, from the dense weights, whatever came before."""
+    def prune(self, to: Plan | float) -> ElasticViT:
+        """Become the model of a Plan or of a sparsity, cut from the dense weights whatever came before."""
+        plan = to if isinstance(to, Plan) else self.planner.sparsity(to)
         dense = plan == Plan.dense(self.anatomy)
         self.current = self.dense if dense else shrink(self.dense, self.ranking, plan)
         self.plan = plan

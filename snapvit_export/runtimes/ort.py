@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SnapvitError, needs
+from ..errors import SnapvitError, first_line, needs
 
 PROVIDER = "CPUExecutionProvider"
 
@@ -45,8 +45,7 @@ class OrtSession:
         try:
             self._session: Any = ort.InferenceSession(source, options, providers=[PROVIDER])
         except Exception as error:  # onnxruntime's own exception types share no base of their own
-            reason = str(error).strip().splitlines()[0][:200]
-            raise SnapvitError(f"{where}: ONNX Runtime cannot open it: {reason}") from error
+            raise SnapvitError(f"{where}: ONNX Runtime cannot open it: {first_line(error)}") from error
         if self._session.get_providers() != [PROVIDER]:
             raise SnapvitError(f"{where}: asked for {PROVIDER}, ONNX Runtime runs {self._session.get_providers()}")
         self._input = self._session.get_inputs()[0].name

@@ -35,6 +35,7 @@ LIGHT = [
     "snapvit_export.ranking",
     "snapvit_export.report.table",
     "snapvit_export.runtimes.ort",
+    "snapvit_export.scores",
     "snapvit_export.target",
     "snapvit_export.values",
 ]

@@ -1,0 +1,1 @@
+"""Criteria: what makes a head or a neuron worth keeping, in a table by name."""

@@ -18,7 +18,7 @@ from .device import DeviceCard
 
 Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
 BURST = 8  # runs in a row
-MIN_RUNS, MIN_SECONDS = 40, 1.0  # of samples for each candidate
+MIN_RUNS = 40  # samples of each candidate
 
 
 class Profile(Value, frozen=True, kw_only=True):
@@ -35,12 +35,12 @@ class Profile(Value, frozen=True, kw_only=True):
     device: DeviceCard
 
 
-def time_together(candidates: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """Time calls side by side; wall-clock milliseconds of every run, by name."""
+def time_together(candidates: Mapping[str, Callable[[], object]], seconds: float = 1.0) -> dict[str, list[float]]:
+    """Time calls side by side, each for at least `seconds`; wall-clock milliseconds of every run, by name."""
     for run in candidates.values():
         _warm_up(run)
     samples: dict[str, list[float]] = {name: [] for name in candidates}
-    while any(len(taken) < MIN_RUNS or sum(taken) < 1000 * MIN_SECONDS for taken in samples.values()):
+    while any(len(taken) < MIN_RUNS or sum(taken) < 1000 * seconds for taken in samples.values()):
         for name, run in candidates.items():
             _timed(run)  # the first of a burst finds the caches of the one before
             samples[name] += [_timed(run) for _ in range(BURST)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -79,13 +80,12 @@ class Workshop:
         self._check(name, plan, module, path)
         self.built[name] = Built(name, path, plan, sha256(path), path.stat().st_size, self._evaluate(name, path))
 
-    def time(self, names: Sequence[str]) -> None:
-        """Time variants side by side; a variant timed before gets the newer profile."""
+    def time(self, names: Sequence[str], seconds: float = 1.0) -> None:
+        """Time variants side by side, each for `seconds`; a variant timed before gets the newer profile."""
         self.progress.phase(f"timing {', '.join(names)}")
         sessions = {name: OrtSession(self.built[name].path, self.target.threads) for name in names}
-        samples = time_together(
-            {name: lambda s=session: s.run(self.timed_batch) for name, session in sessions.items()}  # type: ignore[misc]
-        )
+        calls = {name: partial(session.run, self.timed_batch) for name, session in sessions.items()}
+        samples = time_together(calls, seconds)
         for name, session in sessions.items():
             session.close()
             built = self.built[name]

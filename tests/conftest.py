@@ -58,13 +58,17 @@ def description(**changes: object) -> ModelDescription:
     return ModelDescription(**{**settings, **changes})  # type: ignore[arg-type]
 
 
-def make_model() -> Model:
-    module = randomise(timm.create_model("vit_tiny_patch16_224", **TINY))
-    return Model(module, read_anatomy(module, "tiny"), description())
+def make_model(kwargs: dict[str, int] = TINY) -> Model:
+    module = randomise(timm.create_model("vit_tiny_patch16_224", **kwargs))
+    preprocessing = Preprocessing(
+        input_size=(3, kwargs["img_size"], kwargs["img_size"]), mean=(0.5,) * 3, std=(0.5,) * 3, crop_pct=1.0
+    )
+    described = description(kwargs=kwargs, preprocessing=preprocessing)
+    return Model(module, read_anatomy(module, "tiny"), described)
 
 
-def make_model_folder(folder: Path) -> Path:
-    model = make_model()
+def make_model_folder(folder: Path, kwargs: dict[str, int] = TINY) -> Path:
+    model = make_model(kwargs)
     save_model(model.module, model.description, folder)
     return folder
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from conftest import random_ranking
+from conftest import make_model_folder, random_ranking
 from safetensors.torch import load_file, save_file
 
 from snapvit_export.family import read_family
@@ -36,7 +36,10 @@ def leftovers(folder: Path) -> set[str]:
 
 
 def test_a_relative_budget_is_met_and_proved(run, tmp_path):
-    outcome = run("--budget", "70%", "--json")
+    # Milliseconds, not microseconds: large enough that what is cut decides the latency, not the overhead of a call.
+    medium = dict(img_size=96, patch_size=8, embed_dim=192, depth=4, num_heads=6, num_classes=5)
+    folder = make_model_folder(tmp_path / "tiny-model", medium)
+    outcome = run("--model", folder, "--budget", "60%", "--json")
     assert outcome.code == 0, outcome.err
     printed = json.loads(outcome.out)
     manifest = read_family(tmp_path / "out")
@@ -45,10 +48,9 @@ def test_a_relative_budget_is_met_and_proved(run, tmp_path):
     by_name = {measurement.variant: measurement for measurement in choice.measurements}
     chosen = by_name[choice.variant]
     assert choice.budget_ms < by_name["dense"].profile.p50_ms
+    assert chosen.fits or not choice.decided
     if choice.decided:
-        assert chosen.fits
-        assert chosen.profile.p50_ms <= choice.budget_ms
-        assert by_name[choice.next_denser].profile.p50_ms > choice.budget_ms
+        assert chosen.profile.p50_ms <= choice.budget_ms < by_name[choice.next_denser].profile.p50_ms
     assert by_name[choice.next_denser].sparsity < chosen.sparsity
     assert manifest.variant(choice.variant).profile.sha256 == manifest.variant(choice.variant).sha256
     expected = {"manifest.json", "ranking.safetensors", "dense.onnx"}

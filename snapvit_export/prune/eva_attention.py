@@ -47,7 +47,7 @@ class ElasticEvaAttention(nn.Module):
         q, k, v = self._project(x)  # each (B, heads, T, head_dim)
         q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
-            q, k = self._rotate(q, rope).type_as(v), self._rotate(k, rope).type_as(v)
+            q, k = (rotate(part, rope, self.num_prefix_tokens, self.rotate_half).type_as(v) for part in (q, k))
         if self.fused_attn:
             x = F.scaled_dot_product_attention(q, k, v)
         else:
@@ -63,14 +63,17 @@ class ElasticEvaAttention(nn.Module):
             parts = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
         return [part.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for part in parts]
 
-    def _rotate(self, x: Tensor, rope: Tensor) -> Tensor:
-        prefix, patches = x[:, :, : self.num_prefix_tokens], x[:, :, self.num_prefix_tokens :]
-        sin, cos = rope.chunk(2, dim=-1)  # (patches, head_dim) each
-        return torch.cat((prefix, patches * cos + self._quarter_turn(patches) * sin), dim=2)
 
-    def _quarter_turn(self, x: Tensor) -> Tensor:
-        """Each pair of features (a, b) becomes (-b, a); pairs are neighbours, or lie half the width apart."""
-        if self.rotate_half:
-            a, b = x.chunk(2, dim=-1)
-            return torch.cat((-b, a), dim=-1)
-        return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+def rotate(x: Tensor, rope: Tensor, prefix: int, half: bool) -> Tensor:
+    """Rotate the features of all tokens but the first `prefix` ones: (B, heads, T, head_dim)."""
+    patches = x[:, :, prefix:]
+    sin, cos = rope.chunk(2, dim=-1)  # (patches, head_dim) each
+    return torch.cat((x[:, :, :prefix], patches * cos + _quarter_turn(patches, half) * sin), dim=2)
+
+
+def _quarter_turn(x: Tensor, half: bool) -> Tensor:
+    """Each pair of features (a, b) becomes (-b, a); pairs are neighbours, or lie half the width apart."""
+    if half:
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat((-b, a), dim=-1)
+    return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)

@@ -41,7 +41,7 @@ def to_onnx(module: nn.Module, anatomy: Anatomy, metadata: dict[str, str]) -> by
     module = _unfused(module)
     example = torch.zeros(1, anatomy.channels, *anatomy.image)
     name, buffer = output_name(anatomy), io.BytesIO()
-    with _quiet(), torch.no_grad():
+    with quiet(), torch.no_grad():
         torch.onnx.export(
             module,
             (example,),
@@ -70,7 +70,7 @@ def _unfused(module: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """The exporter warns of its age and of each shape it takes as constant; both are what we want here."""
     level = logging.getLogger("torch.onnx").level
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)

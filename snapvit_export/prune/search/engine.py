@@ -1,0 +1,133 @@
+"""What runs the blocks during a search: torch anywhere, or ONNX Runtime on a CPU, where it is faster.
+
+Both take the same tensors and must give the same embedding. The ONNX graph is traced once, with the weights as inputs
+of open width, so a candidate needs no new session, no copy of the model and no compilation.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...errors import SnapvitError
+from ...profiling.device import usable_cores
+from ..onnx_export import OPSET, quiet
+from .forward import Body, Weights, run_blocks
+
+EngineName = Literal["torch", "onnxruntime"]
+
+
+class Engine(Protocol):
+    """Takes the weights of a candidate once, then runs chunks of cached tokens."""
+
+    def prepare(self, weights: Sequence[Weights]) -> Any: ...
+
+    def run(self, tokens: Tensor, prepared: Any) -> Tensor: ...  # (B, T, E) -> (B, T or needed, E)
+
+
+class TorchEngine:
+    """Plain torch, on any device; `autocast` names a lower precision for the matrix products, or None."""
+
+    def __init__(self, body: Body, device: torch.device, autocast: torch.dtype | None = None) -> None:
+        self.body, self.device, self.autocast = body, device, autocast
+
+    def prepare(self, weights: Sequence[Weights]) -> Sequence[Weights]:
+        return [{name: tensor.to(self.device) for name, tensor in block.items()} for block in weights]
+
+    def run(self, tokens: Tensor, prepared: Sequence[Weights]) -> Tensor:
+        with torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None):
+            return run_blocks(tokens.to(self.device), prepared, self.body).float()
+
+
+class OrtEngine:
+    """ONNX Runtime on the CPU, one session for the whole search."""
+
+    def __init__(self, body: Body, example: Sequence[Weights], tokens: Tensor, threads: int | None = None) -> None:
+        import onnxruntime as ort
+
+        self.names = [[f"{i}.{name}" for name in block] for i, block in enumerate(example)]
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads or torch.get_num_threads()
+        options.log_severity_level = 3
+        graph = _trace(body, example, self.names, tokens)
+        self.session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+    def prepare(self, weights: Sequence[Weights]) -> dict[str, np.ndarray]:
+        tensors = zip(
+            [name for names in self.names for name in names], [t for block in weights for t in block.values()]
+        )
+        return {name: np.ascontiguousarray(_turned(tensor).numpy()) for name, tensor in tensors}
+
+    def run(self, tokens: Tensor, prepared: dict[str, np.ndarray]) -> Tensor:
+        return torch.from_numpy(self.session.run(None, {"tokens": tokens.numpy(), **prepared})[0])
+
+
+def _turned(tensor: Tensor) -> Tensor:
+    """Matrices as [in, out] and back: so stored, no run has to transpose them."""
+    return tensor.t() if tensor.ndim == 2 else tensor
+
+
+class _Traced(nn.Module):
+    def __init__(self, body: Body, keys: list[list[str]]) -> None:
+        super().__init__()
+        self.body, self.keys = body, keys
+
+    def forward(self, tokens: Tensor, *flat: Tensor) -> Tensor:
+        values = (_turned(tensor) for tensor in flat)
+        return run_blocks(tokens, [{key: next(values) for key in block} for block in self.keys], self.body)
+
+
+def _trace(body: Body, example: Sequence[Weights], names: list[list[str]], tokens: Tensor) -> bytes:
+    flat = [_turned(tensor).contiguous() for block in example for tensor in block.values()]
+    inputs = ["tokens", *(name for block in names for name in block)]
+    axes = {name: _open_axes(name, tensor) for name, tensor in zip(inputs[1:], flat)}
+    buffer = io.BytesIO()
+    with quiet(), torch.no_grad():
+        torch.onnx.export(
+            _Traced(body, [list(block) for block in example]),
+            (tokens, *flat),
+            buffer,  # type: ignore[arg-type]  # the tracing exporter takes a stream
+            opset_version=OPSET,
+            input_names=inputs,
+            output_names=["embedding"],
+            dynamic_axes={"tokens": {0: "batch"}, "embedding": {0: "batch"}, **axes},
+            dynamo=False,
+        )
+    return buffer.getvalue()
+
+
+def _open_axes(name: str, tensor: Tensor) -> dict[int, str]:
+    """The axis along which heads or neurons are cut has no fixed size; norms and scales over the embedding have."""
+    block, kind = name.split(".")[:2]
+    if kind in ("norm1", "norm2", "scale1", "scale2", "q_norm", "k_norm"):
+        return {}
+    cut = "heads" if kind in ("qkv", "q", "kv", "proj", "attn_norm") else "neurons"
+    if kind in ("proj", "fc2"):
+        return {0: f"{block}.{kind}.{cut}"} if tensor.ndim == 2 else {}
+    return {tensor.ndim - 1: f"{block}.{kind}.{cut}"}
+
+
+def make_engine(
+    name: EngineName | None, body: Body, device: torch.device, example: Sequence[Weights], tokens: Tensor
+) -> Engine:
+    """The engine asked for, or without a wish the faster one: ONNX Runtime on a CPU if it is there, else torch."""
+    if name == "onnxruntime" or (name is None and device.type == "cpu" and _has_onnxruntime()):
+        if device.type != "cpu":
+            raise SnapvitError(
+                "the onnxruntime engine of the search runs on the CPU. Give --device cpu or leave it out"
+            )
+        return OrtEngine(body, example, tokens, min(torch.get_num_threads(), usable_cores()))
+    return TorchEngine(body, device)
+
+
+def _has_onnxruntime() -> bool:
+    try:
+        import onnxruntime  # noqa: F401
+    except ImportError:
+        return False
+    return True

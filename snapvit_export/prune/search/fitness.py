@@ -1,0 +1,142 @@
+"""Fitness of a set of factors: how far the pruned model's embedding turns away from the dense one's, without labels.
+
+| symbol | meaning                                            | shape      |
+|--------|----------------------------------------------------|------------|
+| z      | pre-logits embedding of the dense model            | (N, E)     |
+| P      | PCA of z: centred, exact, not whitened             | (E, pca)   |
+| z'     | embedding of the model pruned to one (mlp, head) pair | (N, E)  |
+
+Loss (to minimise) = mean over pairs of 1 - mean_i cos(P z'_i, P z_i). The patch embedding of all images is computed
+once; a candidate is a set of sliced tensors, never a copy of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...calibration.images import Images
+from ...errors import GateFailed, SnapvitError
+from ...plan import Plan, Planner, Protection
+from ...ranking import Ranking
+from ...scores import Scores
+from ..load import Model
+from ..parts import blocks_of
+from ..slicing import kept
+from .engine import EngineName, make_engine
+from .forward import Weights, block_weights, embed_tokens, pooled, read_body
+
+SEARCH_PAIRS = ((0.15, 0.0), (0.35, 0.2), (0.55, 0.4), (0.65, 0.5))  # nominal sparsities 10, 30, 50, 60 %
+PCA = 192
+CHUNK = 4  # images at a time: what fits the cache of one core serves best
+PerImage = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The PCA that both embeddings go through; the identity where it would not reduce anything."""
+
+    mean: Tensor  # (E,)
+    components: Tensor | None  # (E, pca)
+
+    @staticmethod
+    def fit(z: Tensor, dimensions: int) -> Projection:
+        if dimensions >= z.shape[1]:
+            return Projection(torch.zeros(z.shape[1]), None)
+        if len(z) < dimensions:
+            raise SnapvitError(
+                f"a PCA to {dimensions} dimensions needs as many images, not {len(z)}. Give more --images or less --pca"
+            )
+        mean = z.mean(0)
+        _, _, rows = torch.linalg.svd(z - mean, full_matrices=False)
+        return Projection(mean, rows[:dimensions].T.contiguous())
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return z if self.components is None else (z - self.mean) @ self.components
+
+
+class Fitness:
+    """Evaluates factors; everything that does not depend on them is computed once, here.
+
+    >>> fitness = Fitness(model, scores, images)
+    >>> fitness(np.ones(scores.factors))
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        scores: Scores,
+        images: Images,
+        pairs: Sequence[tuple[float, float]] = SEARCH_PAIRS,
+        pca: int = PCA,
+        protection: Protection = Protection(),
+        engine: EngineName | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.model, self.scores, self.pairs, self.protection = model, scores, tuple(pairs), protection
+        self.blocks, self.count = blocks_of(model.module), len(images)
+        self.device = torch.device(device)
+        with torch.no_grad():
+            self.tokens, rope = self._embed(images)
+            self.body = read_body(model.module, model.anatomy, rope)
+            dense = self._weights(_order(scores), Plan.dense(model.anatomy))
+            self.engine = make_engine(engine, self.body, self.device, dense, self.tokens[0])
+            z = self._embedding(self.engine.prepare(dense), range(len(self.tokens)))  # (N, E)
+            self._check(images, z)
+            self.projection = Projection.fit(z, pca)
+            self.teacher = self.projection(z)  # (N, pca)
+
+    def __call__(self, factors: npt.ArrayLike) -> float:
+        """The loss of these factors over all images."""
+        return float(self.per_image(factors).mean())
+
+    def per_image(self, factors: npt.ArrayLike, chunks: range | None = None) -> PerImage:
+        """1 - cos for every pair and image of the given chunks: (pairs, images)."""
+        chunks = range(len(self.tokens)) if chunks is None else chunks
+        rows = slice(chunks.start * CHUNK, min(chunks.stop * CHUNK, self.count))
+        ranking = _order(self.scores.scaled(factors))
+        planner = Planner(ranking, self.model.anatomy, self.protection)
+        found = []
+        with torch.no_grad():
+            for mlp, head in self.pairs:
+                weights = self.engine.prepare(self._weights(ranking, planner.pair(mlp, head)))
+                z = self.projection(self._embedding(weights, chunks))  # (n, pca)
+                cosine = torch.nn.functional.cosine_similarity(z, self.teacher[rows], dim=1)
+                found.append(1 - cosine.double().numpy())
+        return np.stack(found)
+
+    def _weights(self, ranking: Ranking, plan: Plan) -> list[Weights]:
+        last = len(self.blocks) - 1
+        split = self.body.needed is not None
+        return [
+            block_weights(block, *kept(ranking, plan, i), split_query=split and i == last)
+            for i, block in enumerate(self.blocks)
+        ]
+
+    def _embed(self, images: Images) -> tuple[list[Tensor], Tensor | None]:
+        made = [embed_tokens(self.model.module, torch.from_numpy(batch)) for batch in images.batches(CHUNK)]
+        return [tokens for tokens, _ in made], made[0][1]  # chunks of (<=CHUNK, T, E)
+
+    def _embedding(self, prepared: Any, chunks: range) -> Tensor:
+        module = self.model.module
+        parts = [pooled(module, self.engine.run(self.tokens[i], prepared).cpu()) for i in chunks]
+        return torch.cat(parts).float()  # (n, E)
+
+    def _check(self, images: Images, z: Tensor) -> None:
+        """The gate: the functional form must equal the module itself on the first images."""
+        module: Any = self.model.module
+        batch = torch.from_numpy(next(images.batches(CHUNK)))
+        reference = module.forward_head(module.forward_features(batch), pre_logits=True)
+        off = float((z[: len(batch)] - reference).abs().max() / reference.abs().max())
+        if not off <= 1e-3:
+            raise GateFailed(f"{self.model.name}: the search's forward pass differs from the model by {off:.1e}")
+
+
+def _order(scores: Scores) -> Ranking:
+    return Ranking(scores.heads, scores.neurons)

@@ -48,8 +48,15 @@ def main() -> None:
     try:
         app()
     except SnapvitError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _refuse(str(error), error.exit_code)
+    except (OSError, UnicodeError, MemoryError) as error:  # what the system refuses outside our own file handling
+        _refuse(f"{type(error).__name__}: {error}", 1)
+
+
+def _refuse(text: str, code: int) -> NoReturn:
+    line = " ".join(text.split()).encode(errors="backslashreplace").decode()
+    print(f"error: {line}", file=sys.stderr)
+    sys.exit(code)
 
 
 def _stopped(*_: object) -> NoReturn:

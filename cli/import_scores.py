@@ -12,6 +12,7 @@ def import_scores(
     file: Annotated[Path, typer.Argument(help="A .pt score file of the released SnapViT code.")],
     out: Annotated[Path, typer.Option(help="Ranking to write.")] = Path("ranking.safetensors"),
     model: Annotated[Optional[str], typer.Option(help="timm name, to check that the scores are of this model.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Turn a released score file into a ranking, without executing anything that is pickled in it."""
     from ..errors import needs
@@ -22,5 +23,11 @@ def import_scores(
 
     ranking = run(file, anatomy_of(model) if model else None)
     ranking.save(out)
+    if as_json:
+        from ..values import to_json
+
+        described = {"file": str(out), "model": ranking.model, "heads": ranking.heads, "neurons": ranking.neurons}
+        print(to_json(described).decode(), end="")
+        return
     sizes = f"{len(ranking.heads)} blocks, {sum(ranking.heads)} heads, {sum(ranking.neurons)} neurons"
     print(f"{out}: {ranking.model}, {sizes}")

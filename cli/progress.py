@@ -28,6 +28,9 @@ class _Lines:
     def advance(self, steps: int = 1) -> None:
         pass
 
+    def describe(self, what: str) -> None:
+        print(f"  {what}", file=sys.stderr, flush=True)
+
     def note(self, text: str) -> None:
         print(f"  {text}", file=sys.stderr, flush=True)
 
@@ -40,7 +43,7 @@ def _live() -> Iterator[Progress]:
 
     bars = Bars(
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
@@ -52,13 +55,17 @@ def _live() -> Iterator[Progress]:
         task = bars.add_task("starting", total=None)
 
         def phase(self, what: str, total: int | None = None) -> None:
-            bars.reset(self.task, description=what, total=total)
+            bars.remove_task(self.task)  # a reset would keep the old total where there is none
+            self.task = bars.add_task(what, total=total)
 
         def advance(self, steps: int = 1) -> None:
             bars.advance(self.task, steps)
 
+        def describe(self, what: str) -> None:
+            bars.update(self.task, description=what)
+
         def note(self, text: str) -> None:
-            bars.console.print(text, style="dim")
+            bars.console.print(text, style="dim", markup=False)
 
     with bars:
         yield Live()

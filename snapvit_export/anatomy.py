@@ -15,11 +15,12 @@ are not counted, as in the paper.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from .values import Count, Size, Value
+from .values import Count, Size, Value, read_json, write_json
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -70,6 +71,7 @@ class Anatomy(Value, frozen=True, kw_only=True):
     >>> anatomy.params(plan), anatomy.flops(plan)     # of a Plan, or of the dense model without one
     """
 
+    format_version: Literal[1] = 1
     family: Literal["vit", "deit-distilled", "eva"]
     embed_dim: Size
     blocks: tuple[Block, ...]
@@ -91,11 +93,20 @@ class Anatomy(Value, frozen=True, kw_only=True):
     attention_pool: AttentionPool | None = None
     classes: Count = 0
 
+    def save(self, path: Path | str) -> None:
+        """Write the anatomy as JSON."""
+        write_json(Path(path), self)
+
+    @staticmethod
+    def load(path: Path | str) -> Anatomy:
+        """Read an anatomy and check it."""
+        return read_json(Path(path), Anatomy)
+
     def __post_init__(self) -> None:
         if not self.blocks:
             raise ValueError("a ViT has at least one block")
-        if any(side % step for side, step in zip(self.image, self.patch)):
-            raise ValueError(f"image {self.image} is not a multiple of patch {self.patch}")
+        if any(side < step for side, step in zip(self.image, self.patch)):
+            raise ValueError(f"image {self.image} is smaller than a patch {self.patch}")
 
     @property
     def patches(self) -> int:

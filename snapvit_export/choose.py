@@ -8,6 +8,7 @@ taken, and the answer says so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,7 +39,7 @@ def choose(count: int, budget_ms: float, time: TimeTogether, dense_ms: float | N
     if last_ms > budget_ms:
         raise BudgetNotMet(
             f"no variant fits {budget_ms:.3g} ms: the smallest reaches {last_ms:.3g} ms, dense {first_ms:.3g} ms. "
-            f"Allow at least {last_ms:.3g}ms, or use a smaller model or more threads"
+            f"Allow at least {_rounded_up(last_ms)}ms, or use a smaller model or more threads"
         )
     too_slow, fits = 0, count - 1
     while fits - too_slow > 1:
@@ -47,10 +48,18 @@ def choose(count: int, budget_ms: float, time: TimeTogether, dense_ms: float | N
     return _confirm(fits, count, budget_ms, time)
 
 
+def _rounded_up(ms: float) -> str:
+    """Three digits that are enough when typed in as a budget."""
+    step = 10.0 ** (math.floor(math.log10(ms)) - 2)
+    return f"{math.ceil(ms / step) * step:.6g}"
+
+
 def _confirm(fits: int, count: int, budget_ms: float, time: TimeTogether) -> Bracket:
     seen: set[int] = set()
+    before = fits
     while fits not in seen:
         seen.add(fits)
+        before = fits
         latency_ms = time([fits - 1, fits])
         if latency_ms[fits] > budget_ms:
             if fits == count - 1:
@@ -65,5 +74,5 @@ def _confirm(fits: int, count: int, budget_ms: float, time: TimeTogether) -> Bra
             fits -= 1
         else:
             return Bracket(fits, fits - 1)
-    safe = max(seen)
+    safe = max(before, fits)  # the two looks that contradict each other are neighbours
     return Bracket(safe, safe - 1, decided=False)

@@ -115,8 +115,9 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_json(folder / MANIFEST, manifest)
 
 
-def read_family(folder: Path) -> Manifest:
+def read_family(folder: Path | str) -> Manifest:
     """Read a family and check that every file in it is what its manifest says."""
+    folder = Path(folder)
     manifest = read_json(folder / MANIFEST, Manifest)
     for variant in manifest.variants:
         path = _inside(folder, variant.file)

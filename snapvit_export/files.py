@@ -32,8 +32,6 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is not None and path.parent not in Path(str(error.filename)).parents:
-            raise  # about some other file
         advice = _ADVICE.get(error.errno or 0, error.strerror or str(error))
         raise SnapvitError(f"{path}: cannot be written: {advice}") from error
 
@@ -68,9 +66,9 @@ def staged_folder(goal: Path, replaceable: Collection[str] | None) -> Iterator[P
         goal.parent.mkdir(parents=True, exist_ok=True)
         stage = Path(tempfile.mkdtemp(dir=goal.parent, prefix=f".{goal.name}."))
     try:
+        yield stage
+        refuse_foreign(goal, replaceable)  # the work took a while: look again
         with writing(goal):
-            yield stage
-            refuse_foreign(goal, replaceable)  # the work took a while: look again
             stage.chmod(0o777 & ~_umask())
             _swap(stage, goal)
     finally:
@@ -98,18 +96,20 @@ def sha256(path: Path) -> str:
 
 
 def _swap(stage: Path, goal: Path) -> None:
-    old = Path(tempfile.mkdtemp(dir=goal.parent, prefix=f".{goal.name}.old."))
+    """Put `stage` in the place of `goal`; whatever interrupts this, one of the two is there afterwards."""
+    if not goal.exists():
+        stage.rename(goal)
+        return
+    aside = Path(tempfile.mkdtemp(dir=goal.parent, prefix=f".{goal.name}.old."))
     try:
-        if goal.exists():
-            goal.rename(old / "was")
-        try:
-            stage.rename(goal)
-        except OSError:
-            if (old / "was").exists():
-                (old / "was").rename(goal)
-            raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
+        goal.rename(aside / "old")
+        stage.rename(goal)
+    except BaseException:
+        if not goal.exists():
+            (aside / "old").rename(goal)
+        aside.rmdir()
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _umask() -> int:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import SnapvitError, UsageError
-from .values import Ratio, Size, Value
+from .values import Ratio, Size, Value, read_json, write_json
 
 if TYPE_CHECKING:
     from .anatomy import Anatomy
@@ -31,6 +32,7 @@ class Plan(Value, frozen=True, kw_only=True):
     >>> Plan(heads=(6, 5), neurons=(768, 512))
     """
 
+    format_version: Literal[1] = 1
     heads: tuple[Size, ...]
     neurons: tuple[Size, ...]
 
@@ -42,6 +44,15 @@ class Plan(Value, frozen=True, kw_only=True):
     def dense(anatomy: Anatomy) -> Plan:
         """The Plan that cuts nothing."""
         return Plan(heads=anatomy.heads, neurons=anatomy.neurons)
+
+    def save(self, path: Path | str) -> None:
+        """Write the counts as JSON."""
+        write_json(Path(path), self)
+
+    @staticmethod
+    def load(path: Path | str) -> Plan:
+        """Read counts that `save` wrote, or that somebody wrote by hand."""
+        return read_json(Path(path), Plan)
 
     def check_fits(self, anatomy: Anatomy) -> None:
         """Refuse counts that the model does not have."""

@@ -12,6 +12,8 @@ class Progress(Protocol):
 
     def advance(self, steps: int = 1) -> None: ...
 
+    def describe(self, what: str) -> None: ...  # another word for the phase, its count goes on
+
     def note(self, text: str) -> None: ...
 
 
@@ -22,6 +24,9 @@ class Silent:
         pass
 
     def advance(self, steps: int = 1) -> None:
+        pass
+
+    def describe(self, what: str) -> None:
         pass
 
     def note(self, text: str) -> None:

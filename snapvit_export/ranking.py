@@ -108,7 +108,7 @@ class Ranking:
     @staticmethod
     def load(path: Path | str) -> Ranking:
         """Read a ranking and check version, names, sizes and hash before anything is used."""
-        tensors, metadata = _read_safetensors(Path(path))
+        tensors, metadata = read_safetensors(Path(path))
         described = metadata.get("snapvit")
         if described is None:
             raise FileFormatError(f"{path}: not a ranking file. Make one with: snapvit export or snapvit import-scores")
@@ -150,7 +150,7 @@ def _digest(described: str, heads: Sequence[Array], neurons: Sequence[Array]) ->
     return digest.hexdigest()
 
 
-def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+def read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     from safetensors import SafetensorError, safe_open
 
     try:

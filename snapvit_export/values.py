@@ -47,6 +47,11 @@ def read_json(path: Path, kind: type[T]) -> T:
     return from_json(data, kind, str(path))
 
 
+def as_builtins(value: Any) -> Any:
+    """Return the value as plain dicts, lists, strings and numbers."""
+    return msgspec.to_builtins(value)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a value, after making sure that it can be read back as the same value."""
     data = to_json(value)

@@ -62,7 +62,7 @@ def test_json_round_trip_and_strictness():
         data.replace(b'"heads": 6', b'"heads": 0'),
         data.replace(b'"heads": 6', b'"heads": "6"'),
         data.replace(b'"embed_dim"', b'"embed_dims"'),
-        data.replace(b'"patch": [\n  16,\n  16\n ]', b'"patch": [15, 16]'),
+        data.replace(b'"patch": [\n  16,\n  16\n ]', b'"patch": [225, 16]'),
         data[:-20],
         b"\xff\xfe",
     ):

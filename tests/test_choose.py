@@ -58,6 +58,24 @@ def test_noise_that_contradicts_itself_is_said():
     assert all(answer.next_denser == answer.chosen - 1 for answer in answers)
 
 
+def test_of_two_contradicting_looks_the_sparser_is_taken():
+    looks = iter([{5: True, 6: True}, {4: True, 5: True}, {3: False, 4: False}])
+
+    def time(numbers):
+        if len(numbers) == 1:  # first looks: 6 fits, 5 does not
+            return {n: 9.0 if n >= 6 else 11.0 for n in numbers}
+        return {n: 9.0 if fits else 11.0 for n, fits in next(looks).items()}
+
+    assert choose(12, 10.0, time) == Bracket(5, 4, decided=False)
+
+
+def test_the_named_smallest_latency_is_enough_when_typed_in():
+    with pytest.raises(BudgetNotMet) as refused:
+        choose(2, 1.0, lambda numbers: dict.fromkeys(numbers, 1.23449))
+    allowed = str(refused.value).split("Allow at least ")[1].split(",")[0]
+    assert Budget.parse(allowed).value == 1.24
+
+
 def test_a_bracket_that_was_wrong_moves():
     first_look = {0: 20.0, 5: 9.0, 3: 9.5, 1: 15.0, 2: 9.9}  # 2 seemed to fit
     truth = [20, 15, 10.4, 10.1, 9.7, 9.0]

@@ -54,7 +54,7 @@ def test_a_really_full_disk(tmp_path):
         with pytest.raises(SnapvitError, match="the disk is full"):
             write_atomically(disk / "x.bin", b"x" * 200_000)
         with pytest.raises(SnapvitError, match="the disk is full"), staged_folder(disk / "out", None) as stage:
-            (stage / "y.bin").write_bytes(b"y" * 200_000)
+            write_atomically(stage / "y.bin", b"y" * 200_000)
         assert list(disk.iterdir()) == []
     finally:
         subprocess.run(["umount", str(disk)], check=True)
@@ -81,6 +81,43 @@ def test_only_our_own_files_are_replaced(tmp_path):
     assert [p.name for p in goal.iterdir()] == ["new"]
     with pytest.raises(SnapvitError, match=r"not ours \(new\)"), staged_folder(goal, None):
         pytest.fail("the block must not run")
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, OSError])
+def test_an_interrupted_swap_keeps_the_old_folder(tmp_path, monkeypatch, stop):
+    goal, real = tmp_path / "out", Path.rename
+    goal.mkdir()
+    (goal / "ours").write_text("old")
+
+    def rename(self: Path, target: Path) -> Path:
+        if Path(target) == goal and self.name != "old":
+            raise stop
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises((stop, SnapvitError)), staged_folder(goal, ["ours"]) as stage:
+        (stage / "new").write_text("x")
+    assert (goal / "ours").read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("place", ["file/out", "file/a/b/out", "/proc/a/b/out"])
+def test_places_that_cannot_be_made_are_refused_in_one_line(tmp_path, monkeypatch, place):
+    (tmp_path / "file").write_text("x")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SnapvitError, match="cannot be written"), staged_folder(Path(place), None):
+        pytest.fail("the block must not run")
+    with pytest.raises(SnapvitError, match="cannot be written"):
+        write_atomically(Path(place), b"x")
+
+
+def test_a_relative_file_in_a_place_without_permission(tmp_path, monkeypatch):
+    monkeypatch.chdir("/proc")
+    with pytest.raises(SnapvitError, match="^x.bin: cannot be written"):
+        write_atomically(Path("x.bin"), b"x")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(SnapvitError, match="folder: cannot be written"):
+        write_atomically(tmp_path / "folder", b"x")
 
 
 def test_files_that_arrive_meanwhile_are_not_lost(tmp_path):

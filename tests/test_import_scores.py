@@ -137,6 +137,14 @@ def test_other_contents_are_refused(tmp_path: Path, content, says):
     assert says in str(refused.value)
 
 
+@pytest.mark.parametrize("ratio", ["abc", None, 1.5])
+def test_a_protection_that_is_no_ratio_is_refused(tmp_path: Path, ratio):
+    content = dict(num_blocks=1, hidden_dim=2, num_heads=1, mlp_scores=torch.ones(1, 2), head_scores=torch.ones(1, 1))
+    torch.save({**content, "min_head_keep_ratio": ratio}, tmp_path / "x.pt")
+    with pytest.raises(FileFormatError, match="min_head_keep_ratio is not a number"):
+        import_scores(tmp_path / "x.pt")
+
+
 def test_absent_and_cut_files_are_refused(tmp_path: Path):
     with pytest.raises(SnapvitError, match="no such score file"):
         import_scores(tmp_path / "x.pt")

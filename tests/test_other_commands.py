@@ -19,6 +19,7 @@ def test_models_lists_families_with_sizes(snapvit):
         "CLIP",
         "SigLIP 2",
         "EVA-02",
+        "DINOv3",
     ):
         assert family in outcome.out
     base = next(line for line in outcome.out.splitlines() if "deit_base_patch16_224" in line)
@@ -50,6 +51,7 @@ def test_doctor_tells_what_is_missing(snapvit, monkeypatch):
     commands = {c["command"]: c for c in json.loads(snapvit("doctor", "--json").out)["commands"]}
     assert commands["models"]["missing"] == ["timm"]
     assert commands["models"]["remedy"] == "pip install 'snapvit-export[prune]'"
+    assert "lacks timm. Try: pip install 'snapvit-export[prune]'" in snapvit("doctor").out
 
 
 def test_doctor_says_when_a_runtime_is_broken(snapvit, monkeypatch):

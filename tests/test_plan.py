@@ -136,6 +136,20 @@ def test_protection_keeps_at_least_one():
     assert (Protection().kept_heads(12), Protection().kept_neurons(3072)) == (2, 153)
 
 
+def test_plans_and_anatomies_are_files(tmp_path):
+    anatomy = anatomy_of([4, 4], [10, 10])
+    plan = Plan(heads=(1, 4), neurons=(3, 10))
+    plan.save(tmp_path / "plan.json")
+    anatomy.save(tmp_path / "anatomy.json")
+    assert (Plan.load(tmp_path / "plan.json"), Anatomy.load(tmp_path / "anatomy.json")) == (plan, anatomy)
+    (tmp_path / "plan.json").write_text('{"format_version": 2, "heads": [1], "neurons": [1]}')
+    with pytest.raises(SnapvitError, match=r"plan.json.*format_version"):
+        Plan.load(tmp_path / "plan.json")
+    (tmp_path / "plan.json").write_text('{"heads": [0], "neurons": [1]}')
+    with pytest.raises(SnapvitError, match=r"plan.json.*heads"):
+        Plan.load(tmp_path / "plan.json")
+
+
 def test_explicit_counts_are_checked_against_the_model():
     anatomy = anatomy_of([4, 4], [10, 10])
     Plan(heads=(1, 4), neurons=(3, 10)).check_fits(anatomy)

@@ -29,9 +29,11 @@ def agreement(reference: Outputs, other: Outputs) -> Agreement:
 
 def require_equal(what: str, reference: Outputs, other: Outputs, tolerance: float = 1e-4) -> Agreement:
     """Pass if both outputs agree to `tolerance` of the largest value; `what` names the two forms."""
-    if reference.shape != other.shape or not np.isfinite(other).all():
-        raise GateFailed(f"{what}: shapes {reference.shape} and {other.shape}, or values that are not finite")
+    if reference.shape != other.shape:
+        raise GateFailed(f"{what}: outputs have shapes {reference.shape} and {other.shape}")
+    if not (np.isfinite(reference).all() and np.isfinite(other).all()):
+        raise GateFailed(f"{what}: outputs hold values that are not finite numbers")
     found = agreement(reference, other)
-    if found.max_abs > tolerance:
+    if not found.max_abs <= tolerance:
         raise GateFailed(f"{what}: outputs differ by {found.max_abs:.2e} of the largest value (allowed {tolerance:g})")
     return found

@@ -41,8 +41,8 @@ def import_scores(path: Path | str, anatomy: Anatomy | None = None) -> Ranking:
         "file": path.name,
         "mlp_architecture": str(loaded.get("mlp_architecture", "")),
         "protection": {
-            "neurons": float(loaded.get("min_hidden_dim_keep_ratio", Protection().neurons)),
-            "heads": float(loaded.get("min_head_keep_ratio", Protection().heads)),
+            "neurons": _ratio(loaded, "min_hidden_dim_keep_ratio", Protection().neurons, path),
+            "heads": _ratio(loaded, "min_head_keep_ratio", Protection().heads, path),
         },
         "metadata": _plain(loaded.get("metadata", {})),
     }
@@ -82,7 +82,16 @@ def _scores(loaded: Mapping[str, Any], name: str, path: Path) -> torch.Tensor:
     scores = loaded.get(name)
     if not isinstance(scores, torch.Tensor) or scores.dtype != torch.float32 or scores.ndim != 2:
         raise FileFormatError(f"{path}: {name} is not a float32 matrix")
-    return scores
+    if scores.layout != torch.strided or scores.device.type != "cpu":
+        raise FileFormatError(f"{path}: {name} is not a plain matrix")
+    return scores.detach()
+
+
+def _ratio(loaded: Mapping[str, Any], name: str, default: float, path: Path) -> float:
+    value = loaded.get(name, default)
+    if not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise FileFormatError(f"{path}: {name} is not a number from 0 to 1")
+    return float(value)
 
 
 def _check_shape(scores: torch.Tensor, expected: tuple[int, int], name: str, path: Path) -> None:

@@ -28,6 +28,30 @@ from .slicing import shrink
 from .understand import read_anatomy
 
 BUNDLED = "bundled"
+# What may shape a module; nothing that names files or fetches weights.
+SHAPE_ARGUMENTS = frozenset(
+    [
+        "img_size",
+        "patch_size",
+        "in_chans",
+        "num_classes",
+        "global_pool",
+        "embed_dim",
+        "depth",
+        "num_heads",
+        "mlp_ratio",
+        "qkv_bias",
+        "qk_norm",
+        "init_values",
+        "class_token",
+        "reg_tokens",
+        "num_reg_tokens",
+        "no_embed_class",
+        "pre_norm",
+        "fc_norm",
+        "dynamic_img_size",
+    ]
+)
 MODEL_FILES = ("model.json", "model.safetensors")
 
 
@@ -108,7 +132,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            return load_file(path)
+            return _bare_names(load_file(path))
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can fail anywhere inside the readers
         raise FileFormatError(f"{path}: not a readable checkpoint: {first_line(error)}") from error
@@ -123,7 +147,12 @@ def _state_dict_in(loaded: Any, path: Path) -> dict[str, Tensor]:
             break
     if not isinstance(loaded, Mapping) or not loaded or not all(isinstance(v, Tensor) for v in loaded.values()):
         raise FileFormatError(f"{path}: holds no state dict (names and tensors)")
-    return {str(name).removeprefix("module.").removeprefix("backbone."): value for name, value in loaded.items()}
+    return _bare_names(loaded)
+
+
+def _bare_names(weights: Mapping[Any, Tensor]) -> dict[str, Tensor]:
+    """Without the prefixes that data-parallel training and feature extractors put before every name."""
+    return {str(name).removeprefix("module.").removeprefix("backbone."): value for name, value in weights.items()}
 
 
 def _load_folder(folder: Path) -> Model:
@@ -181,17 +210,18 @@ def _create(architecture: str, name: str, **kwargs: Any) -> nn.Module:
     import timm
 
     _check_known(architecture)
+    if unknown := sorted(set(kwargs) - SHAPE_ARGUMENTS):
+        raise SnapvitError(f"{name}: {unknown[0]} is not an argument that a model folder may set")
     try:
         return timm.create_model(architecture, pretrained=False, **kwargs).float().eval()
-    except (RuntimeError, TypeError, ValueError, AssertionError, KeyError) as error:
-        raise SnapvitError(f"{name}: timm cannot build {architecture} with {kwargs}: {error}") from error
+    except Exception as error:  # arguments come from files: they can be anything
+        raise SnapvitError(f"{name}: timm cannot build {architecture} with {kwargs}: {first_line(error)}") from error
 
 
 def _from_hub(name: str) -> nn.Module:
     import timm
 
-    module = timm.create_model(name, pretrained=False)
-    read_anatomy(module, name)  # before a long download
+    read_anatomy(_create(name, name), name)  # before a long download
     try:
         return timm.create_model(name, pretrained=True).float().eval()
     except Exception as error:  # the hub's client raises its own, requests' and the system's errors
@@ -203,7 +233,7 @@ def _from_hub(name: str) -> nn.Module:
 
 def _classes_in(weights: Mapping[str, Tensor]) -> dict[str, int]:
     head = weights.get("head.weight")
-    return {"num_classes": 0 if head is None else int(head.shape[0])}
+    return {"num_classes": 0 if head is None or head.ndim != 2 else int(head.shape[0])}
 
 
 def _converted(weights: dict[str, Tensor], module: nn.Module, path: Path) -> dict[str, Tensor]:

@@ -77,6 +77,8 @@ def _family(model: Any, name: str) -> tuple[Literal["vit", "deit-distilled", "ev
 def _check_outside(model: Any, name: str) -> None:
     if type(model.patch_embed) is not PatchEmbed or not isinstance(model.patch_embed.proj, nn.Conv2d):
         raise ModelNotUnderstood(f"{name}: {type(model.patch_embed).__name__} is not a plain patch embedding")
+    if model.patch_embed.proj.in_channels != 3:
+        raise ModelNotUnderstood(f"{name}: takes {model.patch_embed.proj.in_channels} channels, images here have 3")
     if not isinstance(model.patch_embed.norm, nn.Identity):
         raise ModelNotUnderstood(f"{name}: a norm inside the patch embedding is not supported")
     if model.global_pool not in ("token", "avg", "max", "avgmax", "map"):

@@ -10,6 +10,7 @@ from ..family import Manifest, Measurement, Variant
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
 PLAIN_WIDTH = 120  # columns when the output is not a terminal
 
@@ -23,7 +24,8 @@ def print_family(manifest: Manifest, file: TextIO | None = None) -> None:
     for row in rows:
         name = row.variant if isinstance(row, Measurement) else row.name
         chosen = choice is not None and name == choice.variant
-        table.add_row(*_cells(row, name), _verdict(row, chosen), style="bold" if chosen else None)
+        cells = [*_cells(row, name), _verdict(row, chosen)]
+        table.add_row(*map(_literal, cells), style="bold" if chosen else None)
     print_table(table, file)
     if choice:
         print(_sentence(manifest), file=file or sys.stdout)
@@ -33,7 +35,7 @@ def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], left: set[
     """Print a plain table to standard output."""
     table = _table(columns, left)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(_literal, row))
     print_table(table)
 
 
@@ -41,7 +43,7 @@ def print_table(table: Table, file: TextIO | None = None) -> None:
     from rich.console import Console
 
     stream = file or sys.stdout
-    Console(file=stream, width=None if stream.isatty() else PLAIN_WIDTH, highlight=False).print(table)
+    Console(file=stream, width=None if stream.isatty() else PLAIN_WIDTH, highlight=False, markup=False).print(table)
 
 
 def _table(columns: Sequence[str], left: set[str]) -> Table:
@@ -52,6 +54,13 @@ def _table(columns: Sequence[str], left: set[str]) -> Table:
     for column in columns:
         table.add_column(column, justify="left" if column in left else "right", overflow="fold")
     return table
+
+
+def _literal(cell: str) -> Text:
+    """The text as it is: brackets in names and commands are not markup."""
+    from rich.text import Text
+
+    return Text(cell)
 
 
 def _cells(row: Variant | Measurement, name: str) -> list[str]:

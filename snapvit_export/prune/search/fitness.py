@@ -96,6 +96,11 @@ class Fitness:
         """The loss of these factors over all images."""
         return float(self.per_image(factors).mean())
 
+    @property
+    def chunks(self) -> int:
+        """How many chunks of images there are: what a race counts in."""
+        return len(self.tokens)
+
     def per_image(self, factors: npt.ArrayLike, chunks: range | None = None) -> PerImage:
         """1 - cos for every pair and image of the given chunks: (pairs, images)."""
         chunks = range(len(self.tokens)) if chunks is None else chunks

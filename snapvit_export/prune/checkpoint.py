@@ -1,0 +1,93 @@
+"""The state of a long run on disk, so that it can be killed at any moment and go on as if it had not been.
+
+One safetensors file: arrays, and JSON in the metadata. It is written whole under another name and renamed. `settings`
+says what the run is; a checkpoint of other settings is refused by naming the first difference.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import FileFormatError, SnapvitError
+from ..files import write_atomically
+from ..ranking import read_safetensors
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a checkpoint holds: the phase of the run, arrays by name, and anything that is not an array."""
+
+    phase: str
+    arrays: dict[str, np.ndarray]
+    rest: dict[str, Any]
+
+
+class Checkpoint:
+    """A file bound to the settings of one run."""
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self.path = path
+        self.settings = json.loads(json.dumps(settings))  # as it will be read back
+
+    def save(self, phase: str, arrays: Arrays, rest: Mapping[str, Any]) -> None:
+        """Replace the file by this state."""
+        from safetensors.numpy import save
+
+        described = json.dumps({"settings": self.settings, "phase": phase, "rest": rest})
+        copies = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        metadata = {"snapvit-checkpoint": described, "sha256": _digest(described, copies)}
+        write_atomically(self.path, save(copies, metadata=metadata))
+
+    def load(self) -> Saved | None:
+        """The state on disk, None if there is none; refused if it is damaged or of another run."""
+        if not self.path.exists():
+            return None
+        arrays, metadata = read_safetensors(self.path)
+        described = metadata.get("snapvit-checkpoint", "")
+        if metadata.get("sha256") != _digest(described, arrays):
+            raise FileFormatError(f"{self.path}: damaged, or not a checkpoint. Remove it to start again")
+        content = json.loads(described)
+        if difference := _difference(content["settings"], self.settings):
+            raise SnapvitError(
+                f"{self.path}: is of another run: {difference}. Remove it to start again, or give another --out"
+            )
+        return Saved(content["phase"], arrays, content["rest"])
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+def _difference(theirs: Any, ours: Any, where: str = "") -> str | None:
+    """The first place where two settings differ, in words."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for key in [*ours, *(key for key in theirs if key not in ours)]:
+            place = f"{where}.{key}" if where else key
+            if found := _difference(theirs.get(key), ours.get(key), place):
+                return found
+        return None
+    if theirs == ours:
+        return None
+    return f"{where} was {_short(theirs)}, now it is {_short(ours)}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _digest(described: str, arrays: Arrays) -> str:
+    digest = hashlib.sha256(described.encode())
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"|{name}{array.dtype.str}{array.shape}|".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

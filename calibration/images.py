@@ -1,7 +1,7 @@
-"""Where images come from: a folder, or the bundled digits. Light: Pillow and numpy.
+"""Pictures made ready for a model, and the choice of them. Light: numpy.
 
-A source is a list of pictures that can be opened by number, with labels where it has them. Sampling is by seed, the
-same on every machine, and what was used is told by a fingerprint: the count and a hash of the pixels.
+Sampling is by seed, the same on every machine, and what was used is told by a fingerprint: where from, how many, how
+many could not be read, and a hash of the pixels.
 """
 
 from __future__ import annotations
@@ -9,38 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SnapvitError, UsageError
-from . import digits
+from ..errors import UsageError
+from .opening import open_source
 from .preprocessing import Preprocessing
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff"})
-BUNDLED = "digits"
-
-
-@dataclass(frozen=True)
-class Source:
-    """Pictures that open on demand; `labels` are class numbers, `classes` their names."""
-
-    name: str
-    open: Callable[[int], Image]
-    count: int
-    labels: Sequence[int] | None = None
-    classes: Sequence[str] = ()
-
-    def subset(self, rows: Sequence[int]) -> Source:
-        """The same source with only these pictures, in this order."""
-        chosen = [int(row) for row in rows]
-        labels = None if self.labels is None else [self.labels[row] for row in chosen]
-        return Source(self.name, lambda i: self.open(chosen[i]), len(chosen), labels, self.classes)
+from .source import Source as Source
 
 
 @dataclass(frozen=True)
@@ -72,32 +48,10 @@ def calibration_and_held_out(data: str, count: int, seed: int, most_held_out: in
     """Split a source by seed: `count` pictures to calibrate on, and others, never the same, to report on."""
     if count < 1:
         raise UsageError(f"{count} calibration images are too few. Give --images 1 or more, such as 256")
-    if data == BUNDLED:
-        train, held_out = digit_source("train"), digit_source("held-out")
-        return train.subset(_shuffled(train.count, seed)[:count]), held_out
-    everything = folder_source(Path(data))
-    order = _shuffled(everything.count, seed)
-    return everything.subset(order[:count]), everything.subset(order[count : count + most_held_out])
-
-
-def digit_source(split: digits.Split) -> Source:
-    pictures, labels = digits.load(split)
-    return Source(BUNDLED, pictures.__getitem__, len(pictures), labels, [str(digit) for digit in range(10)])
-
-
-def folder_source(folder: Path) -> Source:
-    """All pictures below a folder. Pictures in one sub-folder per class have that class as their label."""
-    if not folder.is_dir():
-        raise SnapvitError(f"{folder}: no such image folder. Give --data a folder of images, or leave it out")
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    if not paths:
-        raise SnapvitError(f"{folder}: holds no images ({', '.join(sorted(SUFFIXES))}). Give --data another folder")
-    parents = [path.relative_to(folder).parts[:-1] for path in paths]
-    labelled = all(parents)
-    classes = sorted({parent[0] for parent in parents}) if labelled else []
-    numbers = {name: number for number, name in enumerate(classes)}
-    labels = [numbers[parent[0]] for parent in parents] if labelled else None
-    return Source(str(folder), lambda i: _open(paths[i]), len(paths), labels, classes)
+    everything = open_source(data)
+    order = shuffled(everything.count, seed)
+    rest = everything.held_out or everything.subset(order[count : count + most_held_out])
+    return everything.subset(order[:count]), rest
 
 
 def prepare(source: Source, preprocessing: Preprocessing, progress: Callable[[], None] = lambda: None) -> Images:
@@ -111,15 +65,5 @@ def prepare(source: Source, preprocessing: Preprocessing, progress: Callable[[],
     return Images(pixels, labels, preprocessing, source.name, source.classes)
 
 
-def _open(path: Path) -> Image:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(path) as file:
-            return file.convert("RGB")
-    except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise SnapvitError(f"{path}: cannot be read as an image ({error}). Mend or remove it") from error
-
-
-def _shuffled(count: int, seed: int) -> list[int]:
+def shuffled(count: int, seed: int) -> list[int]:
     return [int(row) for row in np.random.default_rng(seed).permutation(count)]

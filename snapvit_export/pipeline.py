@@ -12,7 +12,7 @@ from pathlib import Path
 
 from . import profiles
 from .budget import Budget
-from .calibration.images import BUNDLED as BUNDLED_IMAGES
+from .calibration.digits import BUNDLED as BUNDLED_IMAGES
 from .calibration.images import calibration_and_held_out, prepare
 from .errors import SnapvitError, UsageError, needs
 from .family import RANKING, Choice, Manifest, MeasuredOn, own_files, write_manifest

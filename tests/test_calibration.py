@@ -6,7 +6,8 @@ import torch
 from PIL import Image
 from timm.data import create_transform
 
-from snapvit_export.calibration.images import calibration_and_held_out, folder_source, prepare
+from snapvit_export.calibration.folder import folder_source
+from snapvit_export.calibration.images import calibration_and_held_out, prepare
 from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.errors import SnapvitError, UsageError
 

@@ -50,13 +50,13 @@ def open_picture(path: str | Path) -> Image:
     from PIL import Image
 
     if not os.path.isfile(path):  # Pillow would wait for ever at a pipe
-        raise UnreadableImage(f"{path}: cannot be read as an image (no such file). Mend or remove it")
+        raise unreadable(str(path), "no such file")
     try:
         with Image.open(path) as file:
             return file.convert("RGB")
     except Exception as error:  # damaged files make the decoders raise whatever they like
-        raise unreadable(str(path), error) from error
+        raise unreadable(str(path), first_line(error)) from error
 
 
-def unreadable(title: str, error: Exception) -> UnreadableImage:
-    return UnreadableImage(f"{title}: cannot be read as an image ({first_line(error)}). Mend or remove it")
+def unreadable(title: str, reason: str) -> UnreadableImage:
+    return UnreadableImage(f"{title}: cannot be read as an image ({reason}). Mend or remove it")

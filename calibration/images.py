@@ -13,10 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import UsageError
+from ..errors import SnapvitError, UsageError
 from .opening import open_source
 from .preprocessing import Preprocessing
+from .sampling import equal_parts, mixed, shuffled, without_repeats
 from .source import Source as Source
+from .source import UnreadableImage
+
+MOST_UNREADABLE = 0.05  # share of the pictures: a few damaged files are life, more are a mistake
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Images:
     preprocessing: Preprocessing
     source: str
     classes: Sequence[str] = ()
+    unreadable: tuple[str, ...] = ()  # names of the pictures that were left out
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -39,31 +44,75 @@ class Images:
 
     @property
     def fingerprint(self) -> dict[str, str | int]:
-        """Which pictures these are: where from, how many, and a hash of what the model sees."""
+        """Which pictures these are: where from, how many, how many left out, and a hash of what the model sees."""
         digest = hashlib.sha256(self.pixels.tobytes()).hexdigest()
-        return {"source": self.source, "images": len(self), "sha256": digest}
+        counts = {"images": len(self), "unreadable": len(self.unreadable)}
+        return {"source": self.source, **counts, "sha256": digest}
 
 
-def calibration_and_held_out(data: str, count: int, seed: int, most_held_out: int) -> tuple[Source, Source]:
-    """Split a source by seed: `count` pictures to calibrate on, and others, never the same, to report on."""
+def calibration_and_held_out(
+    data: str | Sequence[str], count: int, seed: int, most_held_out: int
+) -> tuple[Source, Source]:
+    """Split one source or several by seed: `count` pictures to calibrate on, and others, never the same, to report on.
+
+    Several sources give equal parts, and no labels.
+    """
     if count < 1:
         raise UsageError(f"{count} calibration images are too few. Give --images 1 or more, such as 256")
-    everything = open_source(data)
-    order = shuffled(everything.count, seed)
-    rest = everything.held_out or everything.subset(order[count : count + most_held_out])
-    return everything.subset(order[:count]), rest
+    sources = _opened([data] if isinstance(data, str) else data)
+    parts = equal_parts(count, [source.count for source in sources])
+    chosen, rests = zip(*(_split(source, part, seed) for source, part in zip(sources, parts)))
+    if len(sources) == 1 and sources[0].held_out:
+        return chosen[0], sources[0].held_out  # whole, so that its figures can be compared
+    parts = equal_parts(most_held_out, [rest.count for rest in rests])
+    return mixed(chosen, seed), mixed([rest.subset(range(part)) for rest, part in zip(rests, parts)], seed)
 
 
-def prepare(source: Source, preprocessing: Preprocessing, progress: Callable[[], None] = lambda: None) -> Images:
-    """Decode, resize and crop every picture of a source once."""
+def _opened(data: Sequence[str]) -> list[Source]:
+    if not data:
+        raise UsageError("there are no images to calibrate on. Give --data FOLDER")
+    if twice := [text for text in data if data.count(text) > 1]:
+        raise UsageError(f"--data {twice[0]} is given twice. Give each source once")
+    sources = [open_source(text) for text in data]
+    return sources if len(sources) == 1 else list(without_repeats(sources))
+
+
+def _split(source: Source, part: int, seed: int) -> tuple[Source, Source]:
+    """`part` pictures to calibrate on, and what may report: what the source has set aside, or else all the others."""
+    order = shuffled(source.count, seed)
+    return source.subset(order[:part]), source.held_out or source.subset(order[part:])
+
+
+def prepare(
+    source: Source,
+    preprocessing: Preprocessing,
+    progress: Callable[[], None] = lambda: None,
+    on_unreadable: Callable[[Sequence[str]], None] = lambda names: None,
+) -> Images:
+    """Decode, resize and crop every picture of a source once.
+
+    Pictures that cannot be read are left out and their names go to `on_unreadable`, unless they are too many.
+    """
     height, width = preprocessing.input_size[1:]
     pixels = np.empty((source.count, height, width, 3), np.uint8)
+    readable: list[int] = []
+    unreadable: dict[str, str] = {}  # name → what is wrong
     for i in range(source.count):
-        pixels[i] = preprocessing.pixels(source.open(i))
+        try:
+            pixels[len(readable)] = preprocessing.pixels(source.open(i))
+            readable.append(i)
+        except UnreadableImage as error:
+            unreadable[source.title(i)] = str(error)
         progress()
-    labels = None if source.labels is None else np.array(source.labels, np.int64)
-    return Images(pixels, labels, preprocessing, source.name, source.classes)
+    if unreadable:
+        on_unreadable(tuple(unreadable))
+        _refuse_many(list(unreadable.values()), source.count)
+    labels = None if source.labels is None else np.array([source.labels[i] for i in readable], np.int64)
+    return Images(pixels[: len(readable)], labels, preprocessing, source.name, source.classes, tuple(unreadable))
 
 
-def shuffled(count: int, seed: int) -> list[int]:
-    return [int(row) for row in np.random.default_rng(seed).permutation(count)]
+def _refuse_many(unreadable: Sequence[str], count: int) -> None:
+    if len(unreadable) <= MOST_UNREADABLE * count:
+        return
+    share = f"{len(unreadable)} of {count} pictures unreadable; up to {MOST_UNREADABLE:.0%} would be left out"
+    raise SnapvitError(f"{unreadable[0]} ({share})")

@@ -7,13 +7,16 @@ own, so the split is the same on every machine.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import needs
+from .source import Source
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+BUNDLED = "digits"
 HELD_OUT = 500
 Split = Literal["train", "held-out"]
 
@@ -29,3 +32,20 @@ def load(split: Split) -> tuple[list[Image], list[int]]:
     part = slice(None, -HELD_OUT) if split == "train" else slice(-HELD_OUT, None)
     images = [Image.fromarray(pixels).convert("RGB") for pixels in grey[part]]
     return images, [int(label) for label in data.target[part]]
+
+
+def digit_source(split: Split) -> Source:
+    pictures, labels = load(split)
+    return Source(
+        BUNDLED,
+        open=pictures.__getitem__,
+        count=len(pictures),
+        title=lambda i: f"{BUNDLED} {split} image {i}",
+        labels=labels,
+        classes=[str(digit) for digit in range(10)],
+    )
+
+
+def bundled_digits() -> Source:
+    """The training split, with the other one set aside."""
+    return replace(digit_source("train"), held_out=digit_source("held-out"))

@@ -1,7 +1,7 @@
-"""Where images come from: a folder, or the bundled digits. Light: Pillow and numpy.
+"""Pictures made ready for a model, and the choice of them. Light: numpy.
 
-A source is a list of pictures that can be opened by number, with labels where it has them. Sampling is by seed, the
-same on every machine, and what was used is told by a fingerprint: the count and a hash of the pixels.
+Sampling is by seed, the same on every machine, and what was used is told by a fingerprint: where from, how many, how
+many could not be read, and a hash of the pixels.
 """
 
 from __future__ import annotations
@@ -9,38 +9,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import SnapvitError, UsageError
-from . import digits
+from .opening import open_source
 from .preprocessing import Preprocessing
+from .sampling import equal_parts, mixed, shuffled, without_repeats
+from .source import Source as Source
+from .source import UnreadableImage
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff"})
-BUNDLED = "digits"
-
-
-@dataclass(frozen=True)
-class Source:
-    """Pictures that open on demand; `labels` are class numbers, `classes` their names."""
-
-    name: str
-    open: Callable[[int], Image]
-    count: int
-    labels: Sequence[int] | None = None
-    classes: Sequence[str] = ()
-
-    def subset(self, rows: Sequence[int]) -> Source:
-        """The same source with only these pictures, in this order."""
-        chosen = [int(row) for row in rows]
-        labels = None if self.labels is None else [self.labels[row] for row in chosen]
-        return Source(self.name, lambda i: self.open(chosen[i]), len(chosen), labels, self.classes)
+MOST_UNREADABLE = 0.05  # share of the pictures: a few damaged files are life, more are a mistake
 
 
 @dataclass(frozen=True)
@@ -52,6 +32,7 @@ class Images:
     preprocessing: Preprocessing
     source: str
     classes: Sequence[str] = ()
+    unreadable: tuple[str, ...] = ()  # names of the pictures that were left out
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -63,63 +44,75 @@ class Images:
 
     @property
     def fingerprint(self) -> dict[str, str | int]:
-        """Which pictures these are: where from, how many, and a hash of what the model sees."""
+        """Which pictures these are: where from, how many, how many left out, and a hash of what the model sees."""
         digest = hashlib.sha256(self.pixels.tobytes()).hexdigest()
-        return {"source": self.source, "images": len(self), "sha256": digest}
+        counts = {"images": len(self), "unreadable": len(self.unreadable)}
+        return {"source": self.source, **counts, "sha256": digest}
 
 
-def calibration_and_held_out(data: str, count: int, seed: int, most_held_out: int) -> tuple[Source, Source]:
-    """Split a source by seed: `count` pictures to calibrate on, and others, never the same, to report on."""
+def calibration_and_held_out(
+    data: str | Sequence[str], count: int, seed: int, most_held_out: int
+) -> tuple[Source, Source]:
+    """Split one source or several by seed: `count` pictures to calibrate on, and others, never the same, to report on.
+
+    Several sources give equal parts, and no labels.
+    """
     if count < 1:
         raise UsageError(f"{count} calibration images are too few. Give --images 1 or more, such as 256")
-    if data == BUNDLED:
-        train, held_out = digit_source("train"), digit_source("held-out")
-        return train.subset(_shuffled(train.count, seed)[:count]), held_out
-    everything = folder_source(Path(data))
-    order = _shuffled(everything.count, seed)
-    return everything.subset(order[:count]), everything.subset(order[count : count + most_held_out])
+    sources = _opened([data] if isinstance(data, str) else data)
+    parts = equal_parts(count, [source.count for source in sources])
+    chosen, rests = zip(*(_split(source, part, seed) for source, part in zip(sources, parts)))
+    if len(sources) == 1 and sources[0].held_out:
+        return chosen[0], sources[0].held_out  # whole, so that its figures can be compared
+    parts = equal_parts(most_held_out, [rest.count for rest in rests])
+    return mixed(chosen, seed), mixed([rest.subset(range(part)) for rest, part in zip(rests, parts)], seed)
 
 
-def digit_source(split: digits.Split) -> Source:
-    pictures, labels = digits.load(split)
-    return Source(BUNDLED, pictures.__getitem__, len(pictures), labels, [str(digit) for digit in range(10)])
+def _opened(data: Sequence[str]) -> list[Source]:
+    if not data:
+        raise UsageError("there are no images to calibrate on. Give --data FOLDER")
+    if twice := [text for text in data if data.count(text) > 1]:
+        raise UsageError(f"--data {twice[0]} is given twice. Give each source once")
+    sources = [open_source(text) for text in data]
+    return sources if len(sources) == 1 else list(without_repeats(sources))
 
 
-def folder_source(folder: Path) -> Source:
-    """All pictures below a folder. Pictures in one sub-folder per class have that class as their label."""
-    if not folder.is_dir():
-        raise SnapvitError(f"{folder}: no such image folder. Give --data a folder of images, or leave it out")
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    if not paths:
-        raise SnapvitError(f"{folder}: holds no images ({', '.join(sorted(SUFFIXES))}). Give --data another folder")
-    parents = [path.relative_to(folder).parts[:-1] for path in paths]
-    labelled = all(parents)
-    classes = sorted({parent[0] for parent in parents}) if labelled else []
-    numbers = {name: number for number, name in enumerate(classes)}
-    labels = [numbers[parent[0]] for parent in parents] if labelled else None
-    return Source(str(folder), lambda i: _open(paths[i]), len(paths), labels, classes)
+def _split(source: Source, part: int, seed: int) -> tuple[Source, Source]:
+    """`part` pictures to calibrate on, and what may report: what the source has set aside, or else all the others."""
+    order = shuffled(source.count, seed)
+    return source.subset(order[:part]), source.held_out or source.subset(order[part:])
 
 
-def prepare(source: Source, preprocessing: Preprocessing, progress: Callable[[], None] = lambda: None) -> Images:
-    """Decode, resize and crop every picture of a source once."""
+def prepare(
+    source: Source,
+    preprocessing: Preprocessing,
+    progress: Callable[[], None] = lambda: None,
+    on_unreadable: Callable[[Sequence[str]], None] = lambda names: None,
+) -> Images:
+    """Decode, resize and crop every picture of a source once.
+
+    Pictures that cannot be read are left out and their names go to `on_unreadable`, unless they are too many.
+    """
     height, width = preprocessing.input_size[1:]
     pixels = np.empty((source.count, height, width, 3), np.uint8)
+    readable: list[int] = []
+    unreadable: dict[str, str] = {}  # name → what is wrong
     for i in range(source.count):
-        pixels[i] = preprocessing.pixels(source.open(i))
+        try:
+            pixels[len(readable)] = preprocessing.pixels(source.open(i))
+            readable.append(i)
+        except UnreadableImage as error:
+            unreadable[source.title(i)] = str(error)
         progress()
-    labels = None if source.labels is None else np.array(source.labels, np.int64)
-    return Images(pixels, labels, preprocessing, source.name, source.classes)
+    if unreadable:
+        on_unreadable(tuple(unreadable))
+        _refuse_many(list(unreadable.values()), source.count)
+    labels = None if source.labels is None else np.array([source.labels[i] for i in readable], np.int64)
+    return Images(pixels[: len(readable)], labels, preprocessing, source.name, source.classes, tuple(unreadable))
 
 
-def _open(path: Path) -> Image:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(path) as file:
-            return file.convert("RGB")
-    except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise SnapvitError(f"{path}: cannot be read as an image ({error}). Mend or remove it") from error
-
-
-def _shuffled(count: int, seed: int) -> list[int]:
-    return [int(row) for row in np.random.default_rng(seed).permutation(count)]
+def _refuse_many(unreadable: Sequence[str], count: int) -> None:
+    if len(unreadable) <= MOST_UNREADABLE * count:
+        return
+    share = f"{len(unreadable)} of {count} pictures unreadable; up to {MOST_UNREADABLE:.0%} would be left out"
+    raise SnapvitError(f"{unreadable[0]} ({share})")

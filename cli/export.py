@@ -12,7 +12,10 @@ def export(
     budget: Annotated[Optional[str], typer.Option(help="Latency to keep: 10ms, 60% (of dense) or 100fps.")] = None,
     model: Annotated[str, typer.Option(help="A timm name, a folder saved by us, or 'bundled'.")] = "bundled",
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
-    data: Annotated[Optional[str], typer.Option(help="Folder of images to calibrate on, or 'digits'.")] = None,
+    data: Annotated[
+        Optional[list[str]],
+        typer.Option(help="Images to calibrate on: folder, list, .npz, hf:owner/name or 'digits'. May be repeated."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder to write; replaced if it is a family.")] = Path("snapvit-family"),
     sparsity: Annotated[Optional[str], typer.Option(help="Fractions of prunable parameters to cut: 0.1,0.3")] = None,
     flops: Annotated[Optional[str], typer.Option(help="Fractions of the blocks' FLOPs to keep: 0.72,0.5")] = None,
@@ -38,7 +41,7 @@ def export(
     request = Request(
         model=model,
         checkpoint=checkpoint,
-        data=data,
+        data=data or None,
         out=out,
         budget=budget,
         sparsity=parsing.fractions(sparsity, "--sparsity"),

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from . import profiles
 from .budget import Budget
-from .calibration.images import BUNDLED as BUNDLED_IMAGES
+from .calibration.digits import BUNDLED as BUNDLED_IMAGES
 from .calibration.images import calibration_and_held_out, prepare
 from .errors import SnapvitError, UsageError, needs
 from .family import RANKING, Choice, Manifest, MeasuredOn, own_files, write_manifest
@@ -25,6 +26,7 @@ from .target import Target
 
 BUNDLED_MODEL = "bundled"
 MOST_HELD_OUT = 500  # images that report accuracy
+SHOWN_UNREADABLE = 5  # names of pictures; the others are counted
 GRID_STEP = 0.01  # of sparsity, between neighbours that a budget chooses from
 
 
@@ -37,7 +39,7 @@ class Request:
 
     model: str = BUNDLED_MODEL
     checkpoint: Path | None = None
-    data: str | None = None  # None: the bundled digits, for the bundled model
+    data: str | Sequence[str] | None = None  # None: the bundled digits, for the bundled model
     out: Path = Path("snapvit-family")
     budget: str | None = None
     sparsity: Sequence[float] = ()
@@ -65,10 +67,12 @@ def export(request: Request, progress: Progress | None = None) -> Manifest:
     device = this_device(ort.version())
     progress.phase(f"loading {request.model}")
     model = load_model(request.model, request.checkpoint)
+    progress.phase("finding images")
     calibration, held_out = calibration_and_held_out(data, request.images, request.seed, MOST_HELD_OUT)
     progress.phase("reading images", calibration.count + held_out.count)
-    images = prepare(calibration, model.preprocessing, progress.advance)
-    reporting = prepare(held_out, model.preprocessing, progress.advance)
+    left_out = partial(_note_unreadable, progress)
+    images = prepare(calibration, model.preprocessing, progress.advance, left_out)
+    reporting = prepare(held_out, model.preprocessing, progress.advance, left_out)
     ranking = _ranking(request, model, images, progress)
     planner = Planner(ranking, model.anatomy)
     wanted = _requested_plans(request, planner)
@@ -96,7 +100,7 @@ def export(request: Request, progress: Progress | None = None) -> Manifest:
     return manifest
 
 
-def _checked(request: Request, budget: Budget | None) -> str:
+def _checked(request: Request, budget: Budget | None) -> str | Sequence[str]:
     """Refuse what can be refused before any work; return where the images come from."""
     if budget is None and not (request.sparsity or request.flops or request.params or request.pairs):
         raise UsageError("nothing to export: give --budget 10ms, --sparsity 0.1,0.3, --flops 0.72 or --pair 0.35:0.2")
@@ -106,6 +110,12 @@ def _checked(request: Request, budget: Budget | None) -> str:
     if request.model != BUNDLED_MODEL:
         raise UsageError(f"{request.model} needs images to calibrate on. Give --data FOLDER")
     return BUNDLED_IMAGES
+
+
+def _note_unreadable(progress: Progress, names: Sequence[str]) -> None:
+    shown = ", ".join(names[:SHOWN_UNREADABLE])
+    more = f" and {len(names) - SHOWN_UNREADABLE} more" if len(names) > SHOWN_UNREADABLE else ""
+    progress.note(f"unreadable pictures: {shown}{more}")
 
 
 def _ranking(request: Request, model, images, progress: Progress) -> Ranking:  # type: ignore[no-untyped-def]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from snapvit_export.calibration.images import digit_source, prepare
+from snapvit_export.calibration.digits import digit_source
+from snapvit_export.calibration.images import prepare
 from snapvit_export.evaluate.accuracy import top1
 from snapvit_export.family import read_family
 from snapvit_export.prune.load import load_model

@@ -230,6 +230,39 @@ def test_bad_images(run, snapvit, tiny_folder, image_folder, tmp_path):
     assert leftovers(tmp_path) == {"empty"}
 
 
+def test_data_may_be_given_several_times(run, tmp_path, image_folder):
+    np.savez(tmp_path / "grey.npz", images=np.random.default_rng(0).integers(0, 255, (30, 20, 20), np.uint8))
+    outcome = run("--sparsity", "0.3", "--data", tmp_path / "grey.npz")
+    assert outcome.code == 0, outcome.err
+    manifest = read_family(tmp_path / "out")
+    used = manifest.recipe["data"]
+    assert (used["source"], used["images"]) == (f"{image_folder} + {tmp_path / 'grey.npz'}", 16)
+    assert manifest.variant("dense").evaluation is None  # several sources have no common labels
+
+
+def test_a_few_unreadable_pictures_are_told_and_counted(run, tmp_path, image_folder):
+    for path in list(image_folder.rglob("*.png"))[:2]:
+        path.write_bytes(b"not a picture")
+    outcome = run("--sparsity", "0.3", "--images", 60)
+    assert outcome.code == 0, outcome.err
+    used = read_family(tmp_path / "out").recipe["data"]
+    assert (used["images"], used["unreadable"]) == (58, 2)
+    line = next(line for line in outcome.err.splitlines() if "unreadable pictures: " in line)
+    assert line.count(".png") == 2
+
+
+def test_bad_sources(snapvit, tiny_folder, tmp_path):
+    np.savez(tmp_path / "x.npz", images=np.zeros((4, 3, 8, 8), np.float32))
+    (tmp_path / "x.txt").write_text("")
+    (tmp_path / "gone.txt").write_text("a.png\nb.png\n")
+    for name, says in (("x.npz", "float32"), ("x.txt", "names no images"), ("gone.txt", "2 of 2 pictures unreadable")):
+        arguments = ["--budget", "10ms", "--model", tiny_folder, "--data", tmp_path / name]
+        outcome = snapvit("export", *arguments, "--out", tmp_path / "out")
+        assert outcome.code == 1
+        assert says in outcome.error_line
+    assert leftovers(tmp_path) == {"x.npz", "x.txt", "gone.txt"}
+
+
 def test_bad_checkpoints(snapvit, tiny_folder, image_folder, tmp_path):
     checkpoint = tmp_path / "w.safetensors"
     arguments = ["export", "--budget", "10ms", "--model", "vit_tiny_patch16_224", "--data", image_folder]

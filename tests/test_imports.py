@@ -10,14 +10,22 @@ import pytest
 
 import snapvit_export
 
-HEAVY = ("torch", "timm", "rich", "onnx", "onnxruntime", "sklearn", "torchvision")
+HEAVY = ("torch", "timm", "rich", "onnx", "onnxruntime", "sklearn", "torchvision", "PIL", "datasets")
 LIGHT = [
     "snapvit_export",
     "snapvit_export.anatomy",
     "snapvit_export.budget",
     "snapvit_export.calibration.digits",
+    "snapvit_export.calibration.folder",
+    "snapvit_export.calibration.hub",
     "snapvit_export.calibration.images",
+    "snapvit_export.calibration.labels",
+    "snapvit_export.calibration.listing",
+    "snapvit_export.calibration.npz",
+    "snapvit_export.calibration.opening",
     "snapvit_export.calibration.preprocessing",
+    "snapvit_export.calibration.sampling",
+    "snapvit_export.calibration.source",
     "snapvit_export.choose",
     "snapvit_export.cli.app",
     "snapvit_export.doctor",

@@ -1,0 +1,33 @@
+"""A folder of pictures, flat or with one sub-folder per class."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..errors import SnapvitError
+from .labels import by_name
+from .source import Source, open_picture
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff"})
+
+
+def folder_source(folder: Path) -> Source:
+    """All pictures below a folder. Pictures in one sub-folder per class have that class as their label."""
+    if not os.path.isdir(folder):
+        raise SnapvitError(f"{folder}: no such image folder. Give --data a folder of images, or leave it out")
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    parts = sorted(path.relative_to(folder).parts for path in found)  # paths themselves sort otherwise on Windows
+    if not parts:
+        raise SnapvitError(f"{folder}: holds no images ({', '.join(sorted(SUFFIXES))}). Give --data another folder")
+    paths = [folder.joinpath(*names) for names in parts]
+    nested = all(len(names) > 1 for names in parts)
+    labels, classes = by_name([names[0] for names in parts]) if nested else (None, [])
+    return Source(
+        str(folder),
+        open=lambda i: open_picture(paths[i]),
+        count=len(paths),
+        title=lambda i: str(paths[i]),
+        labels=labels,
+        classes=classes,
+    )

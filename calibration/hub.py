@@ -1,0 +1,104 @@
+"""A data set of the Hugging Face hub: `hf:owner/name` or `hf:name`, and if it is not `train`, `:split`.
+
+Needs the package `datasets`, which is only imported here, when asked for. It keeps what it fetches, and where a local
+folder is called `owner/name` it takes that instead. Versions before 4 ran programs from the hub and are refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, Any
+
+from ..errors import MissingDependency, SnapvitError, UsageError, first_line
+from .source import Source, unreadable
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from PIL.Image import Image
+
+PREFIX = "hf:"
+OLDEST = 4  # the first version of datasets that never runs code it fetched
+NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?)(:(?P<split>[A-Za-z0-9][\w.-]*))?", re.ASCII)
+
+
+def from_hub(name: str) -> Source:
+    """Fetch `owner/name` or `owner/name:split`, or take what an earlier run has kept.
+
+    >>> from_hub("uoft-cs/cifar10:test").count
+    """
+    parts = NAME.fullmatch(name)
+    if parts is None:
+        raise UsageError(f"{PREFIX}{name} is not the name of a data set. Write {PREFIX}owner/name or add :split")
+    split = parts["split"] or "train"
+    title = f"{PREFIX}{parts['name']}:{split}"
+    datasets = _package(title)
+    _hush(datasets)
+    try:
+        dataset = datasets.load_dataset(parts["name"], split=split, streaming=False)
+    except Exception as error:  # network, credentials, disk, name, split: each has its own kinds
+        advice = "Check the name, the split and the network"
+        raise SnapvitError(f"{title}: cannot be fetched ({first_line(error)}). {advice}") from error
+    return hf_source(dataset, title)
+
+
+def hf_source(dataset: Dataset, name: str) -> Source:
+    """Wrap a Dataset: its first column of type Image, and its first of type ClassLabel if it has one."""
+    datasets = _package(name)
+    dataset = dataset.with_format(None)
+    image, label = (_column(dataset, kind) for kind in (datasets.Image, datasets.ClassLabel))
+    if image is None:
+        columns = ", ".join(dataset.column_names)
+        raise SnapvitError(f"{name}: has no column of images (it has: {columns}). Give --data another data set")
+    if not len(dataset):
+        raise SnapvitError(f"{name}: holds no images. Give --data another data set or split")
+    pictures = dataset.select_columns([image]).cast_column(image, datasets.Image())
+    labels, classes = _labels(dataset, label)
+
+    def title(i: int) -> str:
+        return f"{name} image {i}"
+
+    return Source(name, lambda i: _open(pictures, image, i, title(i)), len(pictures), title, labels, classes)
+
+
+def _package(what: str) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        missing = error.name or "datasets"
+        raise MissingDependency(f"{what} needs {missing}, which is not installed. Try: pip install datasets") from error
+    if int(datasets.__version__.split(".")[0]) < OLDEST:
+        raise MissingDependency(f"{what} needs datasets {OLDEST} or newer. Try: pip install --upgrade datasets")
+    return datasets
+
+
+def _hush(datasets: Any) -> None:
+    """Keep bars and retries off standard error: --quiet must be quiet, and a failure is told in our one line."""
+    datasets.disable_progress_bars()
+    for name in ("datasets", "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _column(dataset: Dataset, kind: type) -> str | None:
+    return next((name for name, feature in dataset.features.items() if isinstance(feature, kind)), None)
+
+
+def _labels(dataset: Dataset, column: str | None) -> tuple[list[int] | None, list[str]]:
+    """Class numbers and names; none where a split keeps its labels secret (-1, or nothing)."""
+    if column is None:
+        return None, []
+    labels = list(dataset[column])
+    if any(label is None or label < 0 for label in labels):
+        return None, []
+    return labels, list(dataset.features[column].names)
+
+
+def _open(pictures: Dataset, column: str, i: int, title: str) -> Image:
+    try:
+        picture = pictures[i][column]
+        rgb = None if picture is None else picture.convert("RGB")
+    except Exception as error:  # damaged files make the decoders raise whatever they like
+        raise unreadable(title, first_line(error)) from error
+    if rgb is None:
+        raise unreadable(title, "it is empty")
+    return rgb

@@ -1,0 +1,53 @@
+"""Which pictures are taken: by seed, the same on every machine, and from several sources in equal parts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from .source import Source
+
+
+def shuffled(count: int, seed: int) -> list[int]:
+    """0..count-1 in an order that only the seed decides; a test pins it, as numpy does not promise to keep it."""
+    return [int(row) for row in np.random.default_rng(seed).permutation(count)]
+
+
+def equal_parts(total: int, sizes: Sequence[int]) -> list[int]:
+    """How many to take of each: all alike, give or take one; who has less gives all, and the others make up for it."""
+    parts = [0] * len(sizes)
+    remaining = total
+    smallest_first = sorted(range(len(sizes)), key=sizes.__getitem__)
+    for place, i in enumerate(smallest_first):
+        parts[i] = min(sizes[i], remaining // (len(sizes) - place))
+        remaining -= parts[i]
+    return parts
+
+
+def mixed(sources: Sequence[Source], seed: int) -> Source:
+    """All pictures of several sources in one order by seed, so that every batch has some of each; without labels."""
+    if len(sources) == 1:
+        return sources[0]
+    pictures = [(source, i) for source in sources for i in range(source.count)]
+    order = shuffled(len(pictures), seed)
+
+    def pick(i: int) -> tuple[Source, int]:
+        return pictures[order[i]]
+
+    return Source(
+        " + ".join(source.name for source in sources if source.count),
+        open=lambda i: pick(i)[0].open(pick(i)[1]),
+        count=len(pictures),
+        title=lambda i: pick(i)[0].title(pick(i)[1]),
+    )
+
+
+def without_repeats(sources: Sequence[Source]) -> Iterator[Source]:
+    """The sources, each without the pictures that one before it has: a list may name files of a folder beside it."""
+    seen: set[str] = set()
+    for source in sources:
+        names = [os.path.abspath(source.title(i)) for i in range(source.count)]
+        yield source.subset([i for i, name in enumerate(names) if name not in seen])
+        seen.update(names)

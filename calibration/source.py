@@ -1,0 +1,62 @@
+"""What every kind of image source gives: pictures that open by number. Light: Pillow only when one is opened."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import SnapvitError, first_line
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+class UnreadableImage(SnapvitError):
+    """One picture cannot be decoded; `prepare` leaves it out if few others are like it."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Pictures that open on demand; `labels` are class numbers, `classes` their names."""
+
+    name: str
+    open: Callable[[int], Image]  # raises UnreadableImage
+    count: int
+    title: Callable[[int], str]  # names one picture, and no other
+    labels: Sequence[int] | None = None
+    classes: Sequence[str] = ()
+    held_out: Source | None = None  # set aside by the source itself, for reporting only
+
+    def subset(self, rows: Sequence[int]) -> Source:
+        """The same source with only these pictures, in this order."""
+        chosen = [int(row) for row in rows]
+        labels = None if self.labels is None else [self.labels[row] for row in chosen]
+        return Source(
+            self.name,
+            open=lambda i: self.open(chosen[i]),
+            count=len(chosen),
+            title=lambda i: self.title(chosen[i]),
+            labels=labels,
+            classes=self.classes,
+            held_out=self.held_out,
+        )
+
+
+def open_picture(path: str | Path) -> Image:
+    """Decode one image file as RGB."""
+    from PIL import Image
+
+    if not os.path.isfile(path):  # Pillow would wait for ever at a pipe
+        raise unreadable(str(path), "no such file")
+    try:
+        with Image.open(path) as file:
+            return file.convert("RGB")
+    except Exception as error:  # damaged files make the decoders raise whatever they like
+        raise unreadable(str(path), first_line(error)) from error
+
+
+def unreadable(title: str, reason: str) -> UnreadableImage:
+    return UnreadableImage(f"{title}: cannot be read as an image ({reason}). Mend or remove it")

@@ -180,8 +180,8 @@ def test_per_sample_is_the_mean_over_single_images(name, family):
     for a, b in zip(got, image_by_image(name, module, batch), strict=True):
         assert (a - b).norm() <= 1e-4 * b.norm()
     scores = criterion.finish(module, got, 3)
-    assert np.allclose(scores.neurons[0], got[0].numpy() / 3, rtol=1e-6)
-    assert np.allclose(scores.heads[0], got[3].numpy() / 3, rtol=1e-6)
+    assert np.allclose(scores.neurons[0], got[0].numpy() / 3, rtol=1e-6, atol=0)
+    assert np.allclose(scores.heads[0], got[3].numpy() / 3, rtol=1e-6, atol=0)
 
 
 def losses_under_masks(module, batch, heads, neurons):
@@ -231,14 +231,14 @@ def test_variance_is_numpys_on_recorded_activations(family):
         hook.remove()
         x = seen[0].reshape(-1, linear.in_features).astype(np.float64)
         column = x.var(0) * (linear.weight.detach().numpy().astype(np.float64) ** 2).sum(0)
-        assert np.allclose(got, column.reshape(-1, unit).sum(1), rtol=1e-4)
+        assert np.allclose(got, column.reshape(-1, unit).sum(1), rtol=1e-4, atol=0)
 
 
 def test_lamp_is_its_definition_also_where_entries_are_equal_or_zero():
     w = torch.tensor([[3.0, -1.0, 0.0], [1.0, 2.0, 0.5]])
     values = w.flatten().tolist()
     wanted = [abs(v) / sum(u * u for u in values if abs(u) >= abs(v)) ** 0.5 for v in values]
-    assert np.allclose(lamp(w).flatten(), wanted, rtol=1e-12)
+    assert np.allclose(lamp(w).flatten(), wanted, rtol=1e-12, atol=0)
     assert lamp(torch.zeros(2, 2)).tolist() == [[0, 0], [0, 0]]
 
 
@@ -261,13 +261,13 @@ def test_weight_criteria_read_the_first_projection_and_the_values(family):
     qkv = block.attn.v_proj if block.attn.qkv is None else block.attn.qkv
     values = qkv.weight.detach()[-block.attn.proj.in_features :].double()
     magnitude = make_criterion("magnitude").finish(module, [], 0)
-    assert np.allclose(magnitude.neurons[2], rows.square().sum(1).sqrt(), rtol=1e-6)
+    assert np.allclose(magnitude.neurons[2], rows.square().sum(1).sqrt(), rtol=1e-6, atol=0)
     heads = values.reshape(block.attn.num_heads, -1)
-    assert np.allclose(magnitude.heads[2], heads.square().sum(1).sqrt(), rtol=1e-6)
+    assert np.allclose(magnitude.heads[2], heads.square().sum(1).sqrt(), rtol=1e-6, atol=0)
     scores = make_criterion("lamp").finish(module, [], 0)
-    assert np.allclose(scores.neurons[2], lamp(rows).mean(1), rtol=1e-6)
+    assert np.allclose(scores.neurons[2], lamp(rows).mean(1), rtol=1e-6, atol=0)
     by_row = lamp(values).mean(1).reshape(block.attn.num_heads, -1)
-    assert np.allclose(scores.heads[2], by_row.mean(1), rtol=1e-6)
+    assert np.allclose(scores.heads[2], by_row.mean(1), rtol=1e-6, atol=0)
 
 
 def test_taylor_is_the_squared_product_summed(tiny_model):
@@ -277,9 +277,9 @@ def test_taylor_is_the_squared_product_summed(tiny_model):
     scores = criterion.finish(tiny_model.module, sums, 12)
     block = tiny_model.module.blocks[0]
     products = (sums[0] * block.mlp.fc1.weight.detach()) ** 2  # (hidden, E)
-    assert np.allclose(scores.neurons[0], products.sum(1), rtol=1e-5)
+    assert np.allclose(scores.neurons[0], products.sum(1), rtol=1e-5, atol=0)
     values = ((sums[3] * block.attn.qkv.weight.detach()) ** 2)[-48:]  # (heads*head_dim, E)
-    assert np.allclose(scores.heads[0], values.reshape(4, -1).sum(1), rtol=1e-5)
+    assert np.allclose(scores.heads[0], values.reshape(4, -1).sum(1), rtol=1e-5, atol=0)
 
 
 def test_random_scores_depend_on_the_seed_alone(tiny_model):

@@ -1,60 +1,14 @@
-"""Scores by self-supervised gradients: the released code's numbers, and what the words promise."""
+"""The label-free ranking: its crops, and what the words promise."""
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from timm.models.vision_transformer import VisionTransformer
 
 from snapvit_export.calibration.images import Images
 from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.errors import SnapvitError
-from snapvit_export.prune.parts import blocks_of
-from snapvit_export.prune.self_supervised import (
-    head_scores,
-    neuron_scores,
-    rank_by_gradients,
-    self_supervised_loss,
-    summed_gradients,
-)
-from snapvit_export.prune.views import DISTINCT_WEIGHTS, PAIRED_WEIGHTS, Views, make_views
-
-
-@pytest.fixture
-def golden_model(shared) -> VisionTransformer:
-    config = dict(img_size=32, patch_size=8, embed_dim=64, depth=4, num_heads=4, num_classes=10)
-    module = VisionTransformer(**config).eval()
-    module.load_state_dict(load_file(shared / "golden" / "tiny_vit.safetensors"))
-    return module
-
-
-@pytest.mark.parametrize(("name", "weights"), [("ref", PAIRED_WEIGHTS), ("distinct", DISTINCT_WEIGHTS)])
-def test_gradients_and_scores_are_those_of_the_released_code(shared, golden_model, name, weights):
-    crops = torch.from_numpy(np.load(shared / "golden" / "inputs.npz")[f"crops_{name}"])
-    golden = np.load(shared / "golden" / "scores.npz")
-    batches = [Views(crops[start : start + 4].transpose(0, 1), weights) for start in range(0, 16, 4)]
-    neuron_grads, head_grads = summed_gradients(golden_model, batches)
-    for i, block in enumerate(blocks_of(golden_model)):
-        pairs = [
-            (neuron_grads[i], golden[f"dino_{name}_grad_fc1_{i}"]),
-            (head_grads[i], golden[f"dino_{name}_grad_qkv_{i}"]),
-            (neuron_scores(neuron_grads[i], block.mlp), golden[f"dino_{name}_mlp"][i]),
-            (head_scores(head_grads[i], block.attn), golden[f"dino_{name}_head"][i]),
-        ]
-        for got, wanted in pairs:
-            assert np.linalg.norm(got.numpy() - wanted) <= 1e-5 * np.linalg.norm(wanted)
-
-
-def test_paired_views_stand_for_twelve(golden_model, shared):
-    """Two distinct images with weights 2 and 20 give the gradients of 2 and 10 copies with all 22 terms."""
-    crops = torch.from_numpy(np.load(shared / "golden" / "inputs.npz")["crops_ref"])[:4].transpose(0, 1)
-    twelve = crops[[0, 0] + [1] * 10]
-    few = self_supervised_loss(golden_model, Views(crops, PAIRED_WEIGHTS))
-    many = self_supervised_loss(golden_model, Views(twelve, DISTINCT_WEIGHTS))
-    assert torch.allclose(few, many, rtol=1e-6)
-    weight = golden_model.blocks[0].mlp.fc1.weight
-    a, b = (torch.autograd.grad(loss, weight)[0] for loss in (few, many))
-    assert (a - b).norm() <= 1e-5 * b.norm()
+from snapvit_export.prune.self_supervised import rank_by_gradients
+from snapvit_export.prune.views import DISTINCT_WEIGHTS, PAIRED_WEIGHTS, make_views
 
 
 def test_views_have_the_promised_sizes_and_depend_on_the_seed():

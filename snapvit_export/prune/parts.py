@@ -60,7 +60,7 @@ def head_shares(attn: Any) -> Iterator[Share]:
         if getattr(attn, name, None) is not None:
             yield Share(attn, name, 0, unit)
     yield from _rows(attn.norm, unit)
-    yield Share(attn.proj, "weight", 1, unit)
+    yield head_columns(attn)
 
 
 def neuron_shares(mlp: Any) -> Iterator[Share]:
@@ -68,7 +68,7 @@ def neuron_shares(mlp: Any) -> Iterator[Share]:
     for linear, sections in inputs_of(mlp):
         yield from _rows(linear, 1, sections)
     yield from _rows(mlp.norm, 1)
-    yield Share(mlp.fc2, "weight", 1, 1)
+    yield neuron_columns(mlp)
 
 
 def inputs_of(mlp: Any) -> list[tuple[nn.Linear, int]]:
@@ -93,6 +93,16 @@ def scored_head_weight(attn: Any) -> Share:
     if getattr(attn, "qkv", None) is not None:
         return Share(attn.qkv, "weight", 0, attn.head_dim, sections=3)
     return Share(attn.v_proj, "weight", 0, attn.head_dim)
+
+
+def head_columns(attn: Any) -> Share:
+    """The columns of proj that read a head: where its output leaves the block."""
+    return Share(attn.proj, "weight", 1, attn.head_dim)
+
+
+def neuron_columns(mlp: Any) -> Share:
+    """The column of fc2 that reads a neuron."""
+    return Share(mlp.fc2, "weight", 1, 1)
 
 
 def _rows(module: nn.Module, unit: int, sections: int = 1) -> Iterator[Share]:

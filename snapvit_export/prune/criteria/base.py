@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from ...scores import Scores
 
+Need = Literal["nothing", "images", "labels"]
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -28,7 +30,8 @@ class Batch:
 class Criterion(Protocol):
     """A way to score structures. `needs` says what it must be shown."""
 
-    needs: Literal["nothing", "images", "labels"]
+    @property
+    def needs(self) -> Need: ...
 
     @property
     def settings(self) -> dict[str, Any]:

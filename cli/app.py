@@ -10,7 +10,7 @@ import typer
 
 from .. import __version__
 from ..errors import SnapvitError
-from . import doctor, export, import_scores, models
+from . import doctor, export, import_scores, models, rank
 
 app = typer.Typer(
     name="snapvit",
@@ -22,6 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("export")(export.export)
+app.command("rank")(rank.rank)
 app.command("import-scores")(import_scores.import_scores)
 app.command("models")(models.models)
 app.command("doctor")(doctor.doctor)

@@ -22,10 +22,15 @@ def export(
     params: Annotated[Optional[str], typer.Option(help="Fractions of all parameters to keep: 0.7,0.5")] = None,
     pair: Annotated[Optional[str], typer.Option(help="Ratios of neurons and heads to cut: 0.35:0.2")] = None,
     ranking: Annotated[Optional[Path], typer.Option(help="Use this ranking instead of scoring anew.")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads the model may use.")] = 1,
-    batch: Annotated[int, typer.Option(min=1, help="Images per run.")] = 1,
-    images: Annotated[int, typer.Option(min=1, help="Images to calibrate on.")] = 256,
-    seed: Annotated[int, typer.Option(min=0, help="For the choice of images and crops.")] = 0,
+    threads: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads the model may use.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, max=65536, help="Images per run.")] = 1,
+    recipe: Annotated[
+        str, typer.Option(help="How to rank: local (scores as they are) or snapvit (as released).")
+    ] = "local",
+    images: Annotated[Optional[int], typer.Option(min=1, max=10**7, help="Images to calibrate on.")] = None,
+    seed: Annotated[
+        Optional[int], typer.Option(min=0, max=2**32 - 1, help="For the choice of images and crops.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
 ) -> None:
@@ -49,6 +54,7 @@ def export(
         params=parsing.fractions(params, "--params"),
         pairs=parsing.pairs(pair, "--pair"),
         target=msgspec.structs.replace(profiles.load("cpu").target, batch=batch, threads=threads),
+        recipe=recipe,
         images=images,
         seed=seed,
         ranking=ranking,

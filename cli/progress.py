@@ -10,10 +10,12 @@ from ..progress import Progress, Silent
 
 
 @contextmanager
-def shown(quiet: bool) -> Iterator[Progress]:
-    """The Progress that suits where standard error goes."""
+def shown(quiet: bool, as_json: bool = False) -> Iterator[Progress]:
+    """The Progress that suits where standard error goes; `as_json` for programs that read it."""
     if quiet:
         yield Silent()
+    elif as_json:
+        yield _JsonLines()
     elif sys.stderr.isatty():
         with _live() as progress:
             yield progress
@@ -33,6 +35,34 @@ class _Lines:
 
     def note(self, text: str) -> None:
         print(f"  {text}", file=sys.stderr, flush=True)
+
+
+class _JsonLines:
+    """One JSON object per line: what is being done, how far it is, and remarks."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, object] = {}
+
+    def _print(self, **changes: object) -> None:
+        import json
+
+        self.state |= changes
+        print(json.dumps(self.state), file=sys.stderr, flush=True)
+
+    def phase(self, what: str, total: int | None = None) -> None:
+        self.state = {}
+        self._print(phase=what, done=0, total=total)
+
+    def advance(self, steps: int = 1) -> None:
+        self._print(done=int(str(self.state.get("done", 0))) + steps)
+
+    def describe(self, what: str) -> None:
+        self._print(status=what)
+
+    def note(self, text: str) -> None:
+        import json
+
+        print(json.dumps({"note": text}), file=sys.stderr, flush=True)
 
 
 @contextmanager

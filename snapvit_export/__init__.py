@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from .prune.import_scores import import_scores as import_scores
     from .prune.load import load_model as load_model
     from .prune.load import save_model as save_model
-    from .prune.self_supervised import rank_by_gradients as rank_by_gradients
+    from .prune.rank import rank as rank
     from .prune.slicing import ElasticViT as ElasticViT
     from .prune.slicing import shrink as shrink
     from .ranking import Ranking as Ranking
+    from .recipe import Settings as Settings
     from .target import Target as Target
 
 _HOME = {
@@ -46,10 +47,11 @@ _HOME = {
     "import_scores": ".prune.import_scores",
     "load_model": ".prune.load",
     "save_model": ".prune.load",
-    "rank_by_gradients": ".prune.self_supervised",
+    "rank": ".prune.rank",
     "ElasticViT": ".prune.slicing",
     "shrink": ".prune.slicing",
     "Ranking": ".ranking",
+    "Settings": ".recipe",
     "Target": ".target",
 }
 __all__ = ["__version__", *_HOME]

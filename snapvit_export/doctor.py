@@ -16,6 +16,7 @@ from .values import Value
 PACKAGES = ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "torch", "timm", "scikit-learn", "openvino", "tensorrt")
 # command: modules it imports, and the extra that brings them
 COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
+    "rank": (("torch", "timm", "sklearn"), "prune"),
     "export": (("torch", "timm", "sklearn", "onnx", "onnxruntime"), "all"),
     "import-scores": (("torch", "timm"), "prune"),
     "models": (("torch", "timm"), "prune"),

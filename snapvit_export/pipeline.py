@@ -7,18 +7,19 @@ can be checked without it has been checked.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from . import profiles
+from . import profiles, recipe
 from .budget import Budget
 from .calibration.digits import BUNDLED as BUNDLED_IMAGES
-from .calibration.images import calibration_and_held_out, prepare
+from .calibration.images import Images, Source, calibration_and_held_out, prepare
+from .calibration.preprocessing import Preprocessing
 from .errors import SnapvitError, UsageError, needs
 from .family import RANKING, Choice, Manifest, MeasuredOn, own_files, write_manifest
-from .files import refuse_foreign, staged_folder
-from .plan import Plan, Planner
+from .files import refuse_foreign, staged_folder, writing
+from .plan import Plan, Planner, check_fraction, check_ratio, check_sparsity
 from .profiling.device import this_device
 from .progress import Progress, Silent
 from .ranking import Ranking
@@ -47,69 +48,146 @@ class Request:
     params: Sequence[float] = ()
     pairs: Sequence[tuple[float, float]] = ()
     target: Target = field(default_factory=lambda: profiles.load("cpu").target)
-    images: int = 256
-    seed: int = 0
+    recipe: str = recipe.DEFAULT
+    images: int | None = None  # None, here and below: as the recipe says
+    seed: int | None = None
     ranking: Path | None = None
 
 
 def export(request: Request, progress: Progress | None = None) -> Manifest:
     """Rank, cut, export, time and choose; write the family folder and return its manifest."""
+    request = replace(request, out=Path(request.out))
     progress = progress or Silent()
-    budget = Budget.parse(request.budget) if request.budget else None
-    data = _checked(request, budget)
+    budget = Budget.parse(request.budget) if request.budget is not None else None
+    settings = recipe.make_settings(request.recipe, images=request.images, seed=request.seed)
+    given = _check(request, budget)
     with needs("exporting", extra="all"):
         import torch  # noqa: F401
-
-        from .prune.load import load_model
-    from .prune.workshop import Workshop
     from .runtimes import ort
 
     device = this_device(ort.version())
-    progress.phase(f"loading {request.model}")
-    model = load_model(request.model, request.checkpoint)
     progress.phase("finding images")
-    calibration, held_out = calibration_and_held_out(data, request.images, request.seed, MOST_HELD_OUT)
-    progress.phase("reading images", calibration.count + held_out.count)
-    left_out = partial(_note_unreadable, progress)
-    images = prepare(calibration, model.preprocessing, progress.advance, left_out)
-    reporting = prepare(held_out, model.preprocessing, progress.advance, left_out)
-    ranking = _ranking(request, model, images, progress)
-    planner = Planner(ranking, model.anatomy)
-    wanted = _requested_plans(request, planner)
-
+    split = calibration_and_held_out(_data(request), settings.images, settings.seed, MOST_HELD_OUT)
     with staged_folder(request.out, replaceable=own_files(request.out)) as stage:
-        workshop = Workshop(model, ranking, request.target, device, images, reporting, stage, progress)
-        workshop.add("dense", Plan.dense(model.anatomy))
-        for name, plan in wanted.items():
-            workshop.add(name, plan)
-        workshop.time(["dense", *wanted])
-        choice = _choose(budget, request, planner, workshop) if budget else None
-        keep = {"dense", *wanted, *((choice.variant, choice.next_denser) if choice else ())}
-        manifest = Manifest(
-            model=model.name,
-            anatomy=model.anatomy,
-            preprocessing=model.preprocessing,
-            recipe={"name": "local-scores", "correction": None, **ranking.provenance},
-            target=MeasuredOn.of(request.target, device),
-            variants=workshop.finish(keep),
-            dense="dense",
-            choice=choice,
-        )
-        ranking.save(stage / RANKING)
+        manifest = _into(stage, request, settings, budget, given, split, device, progress)
         write_manifest(stage, manifest)
+    _checkpoint_of(request.out).unlink(missing_ok=True)
     return manifest
 
 
-def _checked(request: Request, budget: Budget | None) -> str | Sequence[str]:
-    """Refuse what can be refused before any work; return where the images come from."""
+def _into(  # type: ignore[no-untyped-def]
+    stage: Path, request: Request, settings: recipe.Settings, budget, given, split, device, progress: Progress
+) -> Manifest:
+    """Fill the folder with the variants and the ranking, and describe them."""
+    from .prune.load import load_model
+    from .prune.workshop import Workshop
+
+    progress.phase(f"loading {request.model}")
+    model = load_model(request.model, request.checkpoint)
+    images, reporting = read_images(split, model.preprocessing, progress)
+    ranking = _ranking(request, settings, given, model, images, progress)
+    planner = Planner(ranking, model.anatomy, ranking.protection)
+    wanted = _requested_plans(request, planner)
+    workshop = Workshop(model, ranking, request.target, device, images, reporting, stage, progress)
+    workshop.add("dense", Plan.dense(model.anatomy))
+    for name, plan in wanted.items():
+        workshop.add(name, plan)
+    workshop.time(["dense", *wanted])
+    choice = _choose(budget, request, planner, workshop) if budget else None
+    keep = {"dense", *wanted, *((choice.variant, choice.next_denser) if choice else ())}
+    ranking.save(stage / RANKING)
+    return Manifest(
+        model=model.name,
+        anatomy=model.anatomy,
+        preprocessing=model.preprocessing,
+        recipe={"name": request.recipe if given is None else "given", "correction": None, **ranking.provenance},
+        target=MeasuredOn.of(request.target, device),
+        variants=workshop.finish(keep),
+        dense="dense",
+        choice=choice,
+    )
+
+
+def _check(request: Request, budget: Budget | None) -> Ranking | None:
+    """Refuse what can be refused before any work; return the ranking that was given, if one was."""
     if budget is None and not (request.sparsity or request.flops or request.params or request.pairs):
         raise UsageError("nothing to export: give --budget 10ms, --sparsity 0.1,0.3, --flops 0.72 or --pair 0.35:0.2")
+    for fraction in request.sparsity:
+        check_sparsity(fraction)
+    for what, fractions in (("FLOPs", request.flops), ("parameter", request.params)):
+        for fraction in fractions:
+            check_fraction(what, fraction)
+    for mlp, head in request.pairs:
+        check_ratio("neurons", mlp)
+        check_ratio("heads", head)
+    if Path.cwd().is_relative_to(request.out.resolve()):
+        raise SnapvitError(f"{request.out}: you are inside that folder. Choose another --out")
     refuse_foreign(request.out, own_files(request.out))
+    return None if request.ranking is None else Ranking.load(request.ranking)
+
+
+def _checkpoint_of(out: Path) -> Path:
+    """Where a long ranking keeps its state: beside what it will become."""
+    return out.parent / f"{out.name}.checkpoint"
+
+
+def _data(request: Request | RankRequest) -> str | Sequence[str]:
     if request.data is not None:
         return request.data
     if request.model != BUNDLED_MODEL:
         raise UsageError(f"{request.model} needs images to calibrate on. Give --data FOLDER")
     return BUNDLED_IMAGES
+
+
+@dataclass(frozen=True)
+class RankRequest:
+    """What to rank, on which images, and where the ranking goes."""
+
+    model: str = BUNDLED_MODEL
+    data: str | Sequence[str] | None = None
+    out: Path = Path("ranking.safetensors")
+    checkpoint: Path | None = None
+    settings: recipe.Settings = field(default_factory=recipe.Settings)
+    device: str = "cpu"
+    engine: str | None = None
+
+
+def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
+    """Rank a model and write the file; None in a process that only helps another."""
+    from .prune.load import load_model
+    from .prune.processes import join
+    from .prune.rank import check_device, check_engine, rank
+
+    settings = request.settings
+    check_device(request.device)
+    engine = check_engine(request.engine)
+    with join(request.device) as processes:
+        speaking = progress if processes.is_first else Silent()
+        speaking.phase("finding images")
+        split = calibration_and_held_out(_data(request), settings.images, settings.seed, most_held_out=0)
+        speaking.phase(f"loading {request.model}")
+        model = load_model(request.model, request.checkpoint)
+        images, _ = read_images((split[0], split[0].subset([])), model.preprocessing, speaking)
+        checkpoint = _checkpoint_of(request.out)
+        with writing(request.out):
+            request.out.parent.mkdir(parents=True, exist_ok=True)
+        options = dict(device=request.device, engine=engine, checkpoint=checkpoint, processes=processes)
+        ranking = rank(model, images, settings, progress=speaking, **options)  # type: ignore[arg-type]
+        if not processes.is_first:
+            return None
+        ranking.save(request.out)
+        checkpoint.unlink(missing_ok=True)
+        return ranking
+
+
+def read_images(
+    split: tuple[Source, Source], preprocessing: Preprocessing, progress: Progress
+) -> tuple[Images, Images]:
+    """Decode what calibrates and what reports, each picture once."""
+    progress.phase("reading images", sum(part.count for part in split))
+    left_out = partial(_note_unreadable, progress)
+    calibration, reporting = (prepare(part, preprocessing, progress.advance, left_out) for part in split)
+    return calibration, reporting
 
 
 def _note_unreadable(progress: Progress, names: Sequence[str]) -> None:
@@ -118,25 +196,19 @@ def _note_unreadable(progress: Progress, names: Sequence[str]) -> None:
     progress.note(f"unreadable pictures: {shown}{more}")
 
 
-def _ranking(request: Request, model, images, progress: Progress) -> Ranking:  # type: ignore[no-untyped-def]
-    if request.ranking is not None:
-        ranking = Ranking.load(request.ranking)
-        try:
-            ranking.check_fits(model.anatomy)
-        except SnapvitError as error:
-            raise SnapvitError(f"{request.ranking}: {error}") from error
-        return ranking
-    from .prune.self_supervised import rank_by_gradients
+def _ranking(  # type: ignore[no-untyped-def]
+    request: Request, settings: recipe.Settings, given: Ranking | None, model, images: Images, progress: Progress
+) -> Ranking:
+    from .prune.rank import check_same_weights, rank
 
-    progress.phase("scoring heads and neurons", len(images))
-    done = 0
-
-    def advance(now: int) -> None:
-        nonlocal done
-        progress.advance(now - done)
-        done = now
-
-    return rank_by_gradients(model, images, seed=request.seed, on_batch=advance)
+    if given is None:
+        return rank(model, images, settings, checkpoint=_checkpoint_of(request.out), progress=progress)
+    try:
+        given.check_fits(model.anatomy)
+        check_same_weights(given, model)
+    except SnapvitError as error:
+        raise SnapvitError(f"{request.ranking}: {error}") from error
+    return given
 
 
 def _requested_plans(request: Request, planner: Planner) -> dict[str, Plan]:

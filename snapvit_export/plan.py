@@ -111,8 +111,7 @@ class Planner:
 
     def sparsity(self, fraction: float) -> Plan:
         """The densest Plan with at least this fraction of the prunable parameters gone."""
-        if not 0 <= fraction < 1:
-            raise UsageError(f"sparsity {fraction:g} is not a fraction from 0 to below 1, such as 0.3")
+        check_sparsity(fraction)
         return self._densest(
             lambda plan: plan.sparsity(self.anatomy) >= fraction,
             lambda best: f"sparsity {fraction:g} is out of reach: protection leaves at most {best:.4f}",
@@ -121,7 +120,7 @@ class Planner:
 
     def flops(self, fraction: float) -> Plan:
         """The densest Plan whose blocks need at most this fraction of the dense blocks' FLOPs."""
-        _check_fraction("FLOPs", fraction)
+        check_fraction("FLOPs", fraction)
         return self._densest(
             lambda plan: plan.flops_ratio(self.anatomy) <= fraction,
             lambda best: f"FLOPs fraction {fraction:g} is out of reach: protection leaves at least {best:.4f}",
@@ -130,7 +129,7 @@ class Planner:
 
     def params(self, fraction: float) -> Plan:
         """The densest Plan with at most this fraction of the dense model's parameters."""
-        _check_fraction("parameter", fraction)
+        check_fraction("parameter", fraction)
         dense = self.anatomy.params()
         return self._densest(
             lambda plan: self.anatomy.params(plan) <= fraction * dense,
@@ -191,8 +190,7 @@ class _CutOrder:
         return tuple(int(n) for n in self.sizes - gone)
 
     def counts_at_ratio(self, ratio: float, kind: str) -> tuple[int, ...]:
-        if not 0 <= ratio < 1:
-            raise UsageError(f"a ratio of {ratio:g} of the {kind} is not a fraction from 0 to below 1")
+        check_ratio(kind, ratio)
         cut = int(self.total * ratio)
         if cut > len(self.blocks):
             raise SnapvitError(
@@ -205,6 +203,19 @@ class _CutOrder:
         return int(len(self.blocks) / self.total * 1e4) / 1e4  # rounded down, so that it works when typed in
 
 
-def _check_fraction(what: str, fraction: float) -> None:
+def check_sparsity(fraction: float) -> None:
+    """Refuse what is no fraction to cut."""
+    if not 0 <= fraction < 1:
+        raise UsageError(f"sparsity {fraction:g} is not a fraction from 0 to below 1, such as 0.3")
+
+
+def check_ratio(kind: str, ratio: float) -> None:
+    """Refuse what is no ratio of structures to cut."""
+    if not 0 <= ratio < 1:
+        raise UsageError(f"a ratio of {ratio:g} of the {kind} is not a fraction from 0 to below 1")
+
+
+def check_fraction(what: str, fraction: float) -> None:
+    """Refuse what is no fraction to keep."""
     if not 0 < fraction <= 1:
         raise UsageError(f"{what} fraction {fraction:g} is not above 0 and at most 1, such as 0.72")

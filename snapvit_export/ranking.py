@@ -22,6 +22,7 @@ import numpy.typing as npt
 from .anatomy import Anatomy
 from .errors import FileFormatError, SnapvitError
 from .files import write_atomically
+from .plan import Protection
 from .values import Value, from_json, to_json
 
 Array = npt.NDArray[np.float32]
@@ -67,6 +68,11 @@ class Ranking:
     @property
     def neurons(self) -> tuple[int, ...]:
         return tuple(len(scores) for scores in self.neuron_scores)
+
+    @property
+    def protection(self) -> Protection:
+        """What is never cut: as the imported file says, or the usual."""
+        return Protection(**self.provenance.get("protection", {}))
 
     def head_order(self, block: int) -> Order:
         """Heads of one block, best first."""

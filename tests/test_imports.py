@@ -41,6 +41,7 @@ LIGHT = [
     "snapvit_export.profiling.measure",
     "snapvit_export.progress",
     "snapvit_export.ranking",
+    "snapvit_export.recipe",
     "snapvit_export.report.table",
     "snapvit_export.runtimes.ort",
     "snapvit_export.scores",
@@ -94,7 +95,7 @@ def test_missing_packages_are_named_with_the_remedy():
     )
 
 
-@pytest.mark.parametrize("command", [[], ["export"], ["import-scores"], ["models"], ["doctor"]])
+@pytest.mark.parametrize("command", [[], ["export"], ["rank"], ["import-scores"], ["models"], ["doctor"]])
 def test_help_takes_less_than_300_ms_of_cpu(command):
     script = Path(sys.executable).parent / "snapvit"
     assert script.exists(), "install the project: pip install -e '.[test]'"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from ..calibration.images import Images
 from ..errors import SnapvitError, UsageError
 from ..progress import Progress, Silent
 from ..ranking import Ranking
+from ..recipe import Settings
 from ..scores import Scores
 from ..values import as_builtins
 from .checkpoint import Checkpoint, Saved
@@ -31,7 +32,7 @@ from .load import Model
 from .processes import Processes
 from .search.cka import cka_covariance
 from .search.engine import EngineName
-from .search.fitness import PCA, SEARCH_PAIRS, Fitness
+from .search.fitness import Fitness
 from .search.optimiser import Optimiser, Vector
 from .search.run import Progressed, search
 from .search.snes import LogSNES
@@ -39,26 +40,6 @@ from .search.xnes import XNES
 
 BATCH = 16  # images, as in the released code; the sum over batches makes scores depend on it
 SAVE_SECONDS = 30.0  # between checkpoints while scoring
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Everything that decides a ranking beside the model and the images.
-
-    >>> Settings(criterion="self-supervised", evaluations=50)
-    """
-
-    criterion: str = "self-supervised"
-    views: Literal["paired", "distinct"] = "paired"
-    reduction: Literal["summed", "per_sample"] = "summed"
-    seed: int = 0
-    evaluations: int = 0  # 0: the local scores as they are
-    optimiser: Literal["xnes", "snes-log"] = "xnes"
-    population: int | None = None
-    pairs: tuple[tuple[float, float], ...] = SEARCH_PAIRS
-    pca: int = PCA
-    cka: bool = False
-    racing: bool = False
 
 
 def rank(
@@ -69,7 +50,7 @@ def rank(
     device: str = "cpu",
     engine: EngineName | None = None,
     checkpoint: Path | None = None,
-    save_seconds: float = SAVE_SECONDS,
+    save_seconds: float | None = None,
     processes: Processes = Processes(),
     progress: Progress | None = None,
 ) -> Ranking:
@@ -84,13 +65,12 @@ def rank(
     provenance = _provenance(model, images, settings, criterion)
     state = Checkpoint(checkpoint, provenance) if checkpoint is not None else None
     saved = state.load() if state is not None else None
-    run = _Run(model, images, settings, criterion, processes, state, save_seconds, progress or Silent(), device, engine)
+    seconds = SAVE_SECONDS if save_seconds is None else save_seconds
+    run = _Run(model, images, settings, criterion, processes, state, seconds, progress or Silent(), device, engine)
     scores = run.score(saved)
     if settings.evaluations:
         scores, found = run.search(scores, saved)
         provenance |= found
-    if state is not None and processes.is_first:
-        state.remove()
     return Ranking(scores.heads, scores.neurons, model.name, model.anatomy, provenance)
 
 
@@ -123,13 +103,14 @@ class _Run:
 
     def _sums(self, saved: Saved | None) -> list[torch.Tensor]:
         batches = range(-(-len(self.images) // BATCH))
-        total, begun = self._begin(saved)
+        first = None if saved is not None else self._contribution(0)  # in every process: it tells shapes and scale
+        total, begun = self._begin(first, saved)
         self.progress.phase("scoring heads and neurons", len(self.images))
         self.progress.advance(min(begun * BATCH, len(self.images)))
         last_save = time.monotonic()
         for start in range(begun, len(batches), self.processes.count):
             for number in self.processes.share(batches[start : start + self.processes.count]):
-                total.add(self._contribution(number))
+                total.add(first if number == 0 and first is not None else self._contribution(number))
             done = min(start + self.processes.count, len(batches))
             self.progress.advance(min(done * BATCH, len(self.images)) - min(start * BATCH, len(self.images)))
             due = self.processes.from_first(lambda since=last_save: time.monotonic() - since >= self.save_seconds)
@@ -138,13 +119,13 @@ class _Run:
                 last_save = time.monotonic()
         return ExactSum(total.exponents, self.processes.summed(total.totals)).values()
 
-    def _begin(self, saved: Saved | None) -> tuple[ExactSum, int]:
+    def _begin(self, first: list[torch.Tensor] | None, saved: Saved | None) -> tuple[ExactSum, int]:
         """An empty sum, or the one of the checkpoint, which then belongs to the first process."""
-        if saved is not None:
+        if first is None:
+            assert saved is not None
             totals = [torch.from_numpy(saved.arrays[f"sum.{i}"].copy()) for i in range(len(saved.rest["exponents"]))]
             mine = totals if self.processes.is_first else [torch.zeros_like(total) for total in totals]
             return ExactSum(saved.rest["exponents"], mine), saved.rest["next_batch"]
-        first = self._contribution(0)  # in every process: it also tells the shapes
         return ExactSum.like(first, choose_exponents(first)), 0
 
     def _save_sums(self, total: ExactSum, done: int) -> None:
@@ -209,8 +190,6 @@ def make_optimiser(settings: Settings, scores: Scores, covariance: np.ndarray | 
     """The optimiser of these settings, at its start: factors from 1.2 in the first block to 0.8 in the last."""
     start = starting_factors(scores)
     if settings.optimiser == "snes-log":
-        if covariance is not None:
-            raise UsageError("--cka gives a covariance, which snes-log does not have. Use --optimiser xnes")
         return LogSNES(start, settings.seed, settings.population)
     return XNES(start, settings.seed, settings.population, covariance)
 
@@ -229,6 +208,28 @@ def weights_fingerprint(module: torch.nn.Module) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is not there, before any work."""
+    if device != "cpu" and not device.startswith("cuda"):
+        raise UsageError(f"device '{device}' is not cpu or cuda")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise SnapvitError("no CUDA device works here: torch finds none. Use --device cpu")
+
+
+def check_engine(engine: str | None) -> EngineName | None:
+    """Refuse an engine that does not exist."""
+    if engine not in (None, "torch", "onnxruntime"):
+        raise UsageError(f"no engine is called '{engine}'. Known: torch, onnxruntime")
+    return engine  # type: ignore[return-value]
+
+
+def check_same_weights(ranking: Ranking, model: Model) -> None:
+    """Refuse a ranking that says it was made from other weights."""
+    made_from = ranking.provenance.get("weights_sha256")
+    if made_from is not None and made_from != weights_fingerprint(model.module):
+        raise SnapvitError(f"the ranking was made from other weights of {ranking.model}. Rank this model first")
 
 
 def _check(criterion: Criterion, images: Images, settings: Settings) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from ..family import Manifest, Measurement, Variant
+from ..ranking import Ranking
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,6 +31,20 @@ def print_family(manifest: Manifest, file: TextIO | None = None) -> None:
     print_table(table, file)
     if choice:
         print(_sentence(manifest), file=file or sys.stdout)
+
+
+def print_ranking(ranking: Ranking, path: Path) -> None:
+    """Where the scores of each block lie, and what the search found."""
+    rows = [
+        (str(i), *(f"{value:.3g}" for scores in (heads, neurons) for value in (min(scores), max(scores))))
+        for i, (heads, neurons) in enumerate(zip(ranking.head_scores, ranking.neuron_scores))
+    ]
+    print_rows(("block", "heads from", "to", "neurons from", "to "), rows, left=set())
+    found = ranking.provenance.get("search")
+    if found:
+        evaluations = found["history"][-1]["evaluations"] if found["history"] else 0
+        print(f"Fitness {found['start_fitness']:.5f} at the start, {found['best_fitness']:.5f} after {evaluations}.")
+    print(f"Written to {path}: {ranking.model}, {sum(ranking.heads)} heads, {sum(ranking.neurons)} neurons")
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], left: set[str]) -> None:

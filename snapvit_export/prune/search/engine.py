@@ -23,7 +23,9 @@ EngineName = Literal["torch", "onnxruntime"]
 
 
 class Engine(Protocol):
-    """Takes the weights of a candidate once, then runs chunks of cached tokens."""
+    """Takes the weights of a candidate once, then runs chunks of cached tokens, `workers` of them at a time."""
+
+    workers: int
 
     def prepare(self, weights: Sequence[Weights]) -> Any: ...
 
@@ -34,7 +36,7 @@ class TorchEngine:
     """Plain torch, on any device; `autocast` names a lower precision for the matrix products, or None."""
 
     def __init__(self, body: Body, device: torch.device, autocast: torch.dtype | None = None) -> None:
-        self.body, self.device, self.autocast = body, device, autocast
+        self.body, self.device, self.autocast, self.workers = body, device, autocast, 1
 
     def prepare(self, weights: Sequence[Weights]) -> Sequence[Weights]:
         return [{name: tensor.to(self.device) for name, tensor in block.items()} for block in weights]
@@ -45,14 +47,19 @@ class TorchEngine:
 
 
 class OrtEngine:
-    """ONNX Runtime on the CPU, one session for the whole search."""
+    """ONNX Runtime on the CPU, one session for the whole search.
 
-    def __init__(self, body: Body, example: Sequence[Weights], tokens: Tensor, threads: int | None = None) -> None:
+    Each run has one thread; cores are used by running several chunks at once. That needs no barrier after every
+    operator, and the result does not depend on the number of cores.
+    """
+
+    def __init__(self, body: Body, example: Sequence[Weights], tokens: Tensor, workers: int = 1) -> None:
         import onnxruntime as ort
 
         self.names = [[f"{i}.{name}" for name in block] for i, block in enumerate(example)]
         options = ort.SessionOptions()
-        options.intra_op_num_threads = threads or torch.get_num_threads()
+        options.intra_op_num_threads = 1
+        self.workers = workers
         options.log_severity_level = 3
         graph = _trace(body, example, self.names, tokens)
         self.session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])

@@ -13,6 +13,7 @@ once; a candidate is a set of sliced tensors, never a copy of the model.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from ...calibration.images import Images
 from ...errors import GateFailed, SnapvitError
 from ...plan import Plan, Planner, Protection
 from ...ranking import Ranking
+from ...recipe import SEARCH_PAIRS
 from ...scores import Scores
 from ..load import Model
 from ..parts import blocks_of
@@ -32,8 +34,6 @@ from ..slicing import kept
 from .engine import EngineName, make_engine
 from .forward import Weights, block_weights, embed_tokens, pooled, read_body
 
-SEARCH_PAIRS = ((0.15, 0.0), (0.35, 0.2), (0.55, 0.4), (0.65, 0.5))  # nominal sparsities 10, 30, 50, 60 %
-PCA = 192
 CHUNK = 4  # images at a time: what fits the cache of one core serves best
 PerImage = npt.NDArray[np.float64]
 
@@ -74,7 +74,7 @@ class Fitness:
         scores: Scores,
         images: Images,
         pairs: Sequence[tuple[float, float]] = SEARCH_PAIRS,
-        pca: int = PCA,
+        pca: int = 192,
         protection: Protection = Protection(),
         engine: EngineName | None = None,
         device: str = "cpu",
@@ -129,9 +129,14 @@ class Fitness:
         return [tokens for tokens, _ in made], made[0][1]  # chunks of (<=CHUNK, T, E)
 
     def _embedding(self, prepared: Any, chunks: range) -> Tensor:
-        module = self.model.module
-        parts = [pooled(module, self.engine.run(self.tokens[i], prepared).cpu()) for i in chunks]
-        return torch.cat(parts).float()  # (n, E)
+        def one(i: int) -> Tensor:
+            with torch.no_grad():  # each thread has its own setting
+                return pooled(self.model.module, self.engine.run(self.tokens[i], prepared).cpu())
+
+        if self.engine.workers == 1:
+            return torch.cat([one(i) for i in chunks]).float()
+        with ThreadPoolExecutor(self.engine.workers) as pool:
+            return torch.cat(list(pool.map(one, chunks))).float()  # (n, E)
 
     def _check(self, images: Images, z: Tensor) -> None:
         """The gate: the functional form must equal the module itself on the first images."""

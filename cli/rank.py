@@ -1,0 +1,76 @@
+"""`snapvit rank`: score the heads and neurons of a model, once for every sparsity."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+
+def rank(
+    model: Annotated[str, typer.Argument(help="A timm name, a folder saved by us, or 'bundled'.")] = "bundled",
+    data: Annotated[
+        Optional[list[str]],
+        typer.Option(help="Images: folder, list, .npz, hf:owner/name or 'digits'. Repeat to mix in equal parts."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Ranking to write.")] = Path("ranking.safetensors"),
+    checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
+    recipe: Annotated[str, typer.Option(help="local (scores as they are) or snapvit (as released).")] = "local",
+    criterion: Annotated[Optional[str], typer.Option(help="What makes a structure matter; see docs/method.md.")] = None,
+    views: Annotated[Optional[str], typer.Option(help="Crops: paired (as released) or distinct.")] = None,
+    reduction: Annotated[Optional[str], typer.Option(help="Gradients: summed (as released) or per_sample.")] = None,
+    images: Annotated[Optional[int], typer.Option(min=1, max=10**7, help="Images to calibrate on.")] = None,
+    evaluations: Annotated[Optional[int], typer.Option(min=0, help="Evaluations of the search; 0: none.")] = None,
+    optimiser: Annotated[Optional[str], typer.Option(help="xnes or snes-log.")] = None,
+    population: Annotated[Optional[int], typer.Option(help="Candidates per generation.")] = None,
+    pairs: Annotated[Optional[str], typer.Option(help="Ratios the search looks at: 0.15:0,0.35:0.2")] = None,
+    pca: Annotated[Optional[int], typer.Option(min=1, help="Dimensions in which embeddings are compared.")] = None,
+    cka: Annotated[bool, typer.Option("--cka", help="First covariance from the similarity of structures.")] = False,
+    racing: Annotated[bool, typer.Option("--racing", help="Drop weak candidates early.")] = False,
+    seed: Annotated[Optional[int], typer.Option(min=0, max=2**32 - 1, help="For images, crops and the search.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    engine: Annotated[Optional[str], typer.Option(help="What evaluates candidates: torch or onnxruntime.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and progress as lines of JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
+) -> None:
+    """Rank heads and neurons without labels. Interrupted, the same command goes on where it was.
+
+    Several processes share the work: torchrun --nproc-per-node 2 -m snapvit_export.cli rank ...
+    """
+    from ..errors import needs
+    from ..pipeline import RankRequest, rank_model
+    from ..recipe import make_settings
+    from . import parsing
+    from .progress import shown
+
+    settings = make_settings(
+        recipe,
+        criterion=criterion,
+        views=views,
+        reduction=reduction,
+        images=images,
+        evaluations=evaluations,
+        optimiser=optimiser,
+        population=population,
+        pairs=tuple(parsing.pairs(pairs, "--pairs")) or None,
+        pca=pca,
+        cka=cka or None,
+        racing=racing or None,
+        seed=seed,
+    )
+    request = RankRequest(model, data, out, checkpoint, settings, device, engine)
+    with needs("ranking", extra="prune"):
+        import torch  # noqa: F401
+    with shown(quiet, as_json) as progress:
+        ranking = rank_model(request, progress)
+    if ranking is None:
+        return  # another process of the run writes and speaks
+    if as_json:
+        from ..values import to_json
+
+        print(to_json({"file": str(out), "model": ranking.model, **ranking.provenance}).decode(), end="")
+        return
+    from ..report.table import print_ranking
+
+    print_ranking(ranking, out)

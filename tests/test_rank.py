@@ -1,0 +1,294 @@
+"""Ranking: reproducible, resumable at any moment, and the same for any number of processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_fitness import pictures
+
+from snapvit_export.errors import SnapvitError
+from snapvit_export.prune.checkpoint import Checkpoint
+from snapvit_export.prune.exact_sum import ExactSum, choose_exponents
+from snapvit_export.prune.rank import rank, starting_factors
+from snapvit_export.prune.search.cka import cka_covariance, nearest_correlation
+from snapvit_export.ranking import Ranking
+from snapvit_export.recipe import RECIPES, Settings, make_settings
+
+SEARCH = Settings(evaluations=10, population=5, pca=16)
+DRIVER = Path(__file__).parent / "killed_rank.py"
+
+
+def same(a: Ranking, b: Ranking) -> bool:
+    arrays = zip(a.head_scores + a.neuron_scores, b.head_scores + b.neuron_scores)
+    return all(np.array_equal(x, y) for x, y in arrays)
+
+
+def test_the_ranking_is_reproducible_and_says_how_it_was_made(tiny_model):
+    first, again = (rank(tiny_model, pictures(20), Settings(seed=5)) for _ in range(2))
+    other = rank(tiny_model, pictures(20), Settings(seed=6))
+    assert same(first, again)
+    assert not same(first, other)
+    assert first.provenance["seed"] == 5
+    assert first.provenance["data"]["images"] == 20
+    assert len(first.provenance["weights_sha256"]) == 64
+    assert first.anatomy == tiny_model.anatomy
+    assert all(parameter.grad is None for parameter in tiny_model.module.parameters())
+
+
+def test_a_search_weights_the_local_scores_and_records_itself(tiny_model):
+    local = rank(tiny_model, pictures(20), Settings())
+    found = rank(tiny_model, pictures(20), SEARCH)
+    record = found.provenance["search"]
+    factors = np.array(record["factors"])
+    assert np.allclose(found.neuron_scores[1], local.neuron_scores[1] * abs(factors[1]), rtol=1e-6)
+    assert np.allclose(found.head_scores[0], local.head_scores[0] * np.abs(factors[3:7]), rtol=1e-6)
+    assert record["best_fitness"] <= record["start_fitness"]
+    assert record["history"][-1]["evaluations"] == 10
+    assert len(record["covariance_eigenvalues"]) == 3
+
+
+@pytest.mark.parametrize(
+    "change", [dict(optimiser="snes-log"), dict(cka=True), dict(racing=True), dict(criterion="lamp")]
+)
+def test_every_kind_of_search_runs(tiny_model, change):
+    found = rank(tiny_model, pictures(20), Settings(**{**SEARCH.__dict__, **change}))
+    assert found.provenance["search"]["best_fitness"] <= found.provenance["search"]["start_fitness"]
+
+
+def test_the_released_recipe_is_there_by_name():
+    released = RECIPES["snapvit"]
+    assert (released.images, released.evaluations, released.seed, released.optimiser) == (1000, 50, 42, "xnes")
+    assert (released.views, released.reduction, released.criterion) == ("paired", "summed", "self-supervised")
+    assert released.pairs == ((0.15, 0.0), (0.35, 0.2), (0.55, 0.4), (0.65, 0.5))
+    assert make_settings("snapvit", images=10, seed=None).images == 10
+    assert make_settings("snapvit", images=10, seed=None).seed == 42
+
+
+def test_the_start_falls_with_depth(tiny_model):
+    scores = rank(tiny_model, pictures(4), Settings(criterion="magnitude"))
+    from snapvit_export.scores import Scores
+
+    start = starting_factors(Scores(scores.head_scores, scores.neuron_scores))
+    assert np.allclose(start[:3], [1.2, 1.0, 0.8])
+    assert np.allclose(start[3:], np.repeat([1.2, 1.0, 0.8], 4))
+
+
+# --- sums
+
+
+def test_exact_sums_do_not_depend_on_the_order():
+    generator = torch.Generator().manual_seed(0)
+    terms = [[torch.randn(40, 30, generator=generator) * 1e-6, torch.randn(5, generator=generator)] for _ in range(50)]
+    exponents = choose_exponents(terms[0])
+    forwards, backwards = (ExactSum.like(terms[0], exponents) for _ in range(2))
+    for term in terms:
+        forwards.add(term)
+    for term in reversed(terms):
+        backwards.add(term)
+    for a, b, i in zip(forwards.values(), backwards.values(), range(2)):
+        assert torch.equal(a, b)
+        wanted = sum(term[i].double() for term in terms)
+        assert (a - wanted).abs().max() <= 1e-10 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan, 1e30])
+def test_sums_refuse_what_they_cannot_hold(bad):
+    total = ExactSum.like([torch.ones(3)], choose_exponents([torch.ones(3)]))
+    with pytest.raises(SnapvitError, match="not finite"):
+        total.add([torch.tensor([1.0, bad, 1.0])])
+
+
+# --- CKA
+
+
+def test_cka_is_a_correlation_matrix_of_the_structures(tiny_model):
+    covariance = cka_covariance(tiny_model, pictures(40))
+    assert covariance.shape == (3 + 12, 3 + 12)
+    assert np.allclose(np.diag(covariance), 1)
+    assert np.linalg.eigvalsh(covariance)[0] > 0
+    assert (covariance >= -1e-9).all()
+
+
+def test_cka_of_equal_heads_is_one(tiny_model):
+    attn = tiny_model.module.blocks[1].attn
+    with torch.no_grad():
+        for part in attn.qkv.weight.view(3, 4, 12, 48), attn.qkv.bias.view(3, 4, 12):
+            part[:, 2] = part[:, 0]  # head 2 becomes a copy of head 0
+    covariance = cka_covariance(tiny_model, pictures(40))
+    assert covariance[3 + 4 + 0, 3 + 4 + 2] > 0.99
+    assert covariance[3 + 4 + 0, 3 + 4 + 1] < 0.9
+
+
+def test_the_nearest_correlation_matrix_is_positive_definite():
+    broken = np.array([[1.0, 0.9, -0.9], [0.9, 1.0, 0.9], [-0.9, 0.9, 1.0]])
+    mended = nearest_correlation(broken)
+    assert np.linalg.eigvalsh(mended)[0] > 0
+    assert np.allclose(np.diag(mended), 1)
+
+
+# --- resuming
+
+
+@pytest.fixture
+def command(tiny_folder, image_folder, tmp_path):
+    """Arguments of a small but whole ranking with a search."""
+
+    def arguments(out: str, *extra: object) -> list[str]:
+        base = ["rank", tiny_folder, "--data", image_folder, "--out", tmp_path / out, "--images", 56, "--pca", 16]
+        return [str(part) for part in (*base, "--evaluations", 12, "--population", 5, *extra)]
+
+    return arguments
+
+
+def python(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, env=env, timeout=300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill_after", [2, 4, 6])  # saves: two while scoring, one when scored, then each generation
+def test_killed_at_any_moment_the_same_command_ends_in_the_same_ranking(command, tmp_path, kill_after):
+    whole = python(DRIVER, 0, *command("whole.safetensors"))
+    assert whole.returncode == 0, whole.stderr
+    killed = python(DRIVER, kill_after, *command("killed.safetensors"))
+    assert killed.returncode == -signal.SIGKILL
+    assert not (tmp_path / "killed.safetensors").exists()
+    assert (tmp_path / "killed.safetensors.checkpoint").exists()
+    again = python(DRIVER, 0, *command("killed.safetensors"))
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "killed.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+    assert not (tmp_path / "killed.safetensors.checkpoint").exists()
+
+
+def test_a_checkpoint_of_other_settings_is_refused_by_naming_the_difference(tmp_path):
+    path = tmp_path / "c"
+    Checkpoint(path, {"seed": 1, "data": {"images": 5}}).save("score", {"x": np.ones(2)}, {"n": 1})
+    assert Checkpoint(path, {"seed": 1, "data": {"images": 5}}).load().rest == {"n": 1}
+    with pytest.raises(SnapvitError, match="seed was 1, now it is 2"):
+        Checkpoint(path, {"seed": 2, "data": {"images": 5}}).load()
+    with pytest.raises(SnapvitError, match="data.images was 5, now it is 6"):
+        Checkpoint(path, {"seed": 1, "data": {"images": 6}}).load()
+    with pytest.raises(SnapvitError, match="racing was null, now it is true"):
+        Checkpoint(path, {"seed": 1, "data": {"images": 5}, "racing": True}).load()
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path):
+    path = tmp_path / "c"
+    Checkpoint(path, {}).save("score", {"x": np.arange(9)}, {})
+    good, rng = path.read_bytes(), np.random.default_rng(0)
+    for _ in range(50):
+        at = int(rng.integers(len(good)))
+        path.write_bytes(good[:at] + bytes([good[at] ^ int(rng.integers(1, 256))]) + good[at + 1 :])
+        try:
+            assert np.array_equal(Checkpoint(path, {}).load().arrays["x"], np.arange(9))
+        except SnapvitError as error:
+            assert str(path) in str(error)
+
+
+# --- several processes
+
+
+def torchrun(count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", count, "--master-port", 29500 + os.getpid() % 2000]
+    return python(*launcher, *arguments)
+
+
+@pytest.mark.slow
+def test_one_two_and_three_processes_give_the_same_ranking(command, tmp_path):
+    results = []
+    for count in (1, 2, 3):
+        done = torchrun(count, "-m", "snapvit_export.cli", *command(f"{count}.safetensors", "--json"))
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert json.loads(done.stdout)["search"]["history"][-1]["evaluations"] == 12  # only one of them speaks
+        results.append((tmp_path / f"{count}.safetensors").read_bytes())
+    assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.slow
+def test_a_lost_process_ends_the_run_and_leaves_a_usable_checkpoint(command, tmp_path):
+    whole = python(DRIVER, 0, *command("whole.safetensors"))
+    assert whole.returncode == 0, whole.stderr
+    lost = torchrun(2, str(DRIVER), "lost", *command("lost.safetensors"))
+    assert lost.returncode != 0
+    assert not (tmp_path / "lost.safetensors").exists()
+    assert "another process of this run was lost" in lost.stderr or "SIGKILL" in lost.stderr
+    again = python(DRIVER, 0, *command("lost.safetensors"))
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "lost.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+
+
+# --- the command
+
+
+def test_the_command_writes_a_ranking_that_export_uses(snapvit, command, tiny_folder, image_folder, tmp_path):
+    outcome = snapvit(*command("r.safetensors", "--evaluations", 5))
+    assert outcome.code == 0, outcome.err
+    assert "after 5" in outcome.out
+    assert Ranking.load(tmp_path / "r.safetensors").provenance["search_settings"]["evaluations"] == 5
+    arguments = ["--model", tiny_folder, "--data", image_folder, "--images", 16, "--sparsity", "0.3"]
+    arguments += ["--ranking", tmp_path / "r.safetensors", "--out", tmp_path / "family"]
+    assert snapvit("export", *arguments).code == 0
+
+
+def test_json_is_for_machines(snapvit, command):
+    outcome = snapvit(*command("r.safetensors", "--json"))
+    lines = [json.loads(line) for line in outcome.err.splitlines()]
+    assert {"scoring heads and neurons", "searching"} <= {line.get("phase") for line in lines}
+    assert any("best fitness" in line.get("status", "") for line in lines)
+    assert json.loads(outcome.out)["criterion"] == "self-supervised"
+
+
+@pytest.mark.parametrize(
+    ("option", "says", "code"),
+    [
+        ("--criterion=nonsense", "no criterion is called 'nonsense'", 2),
+        ("--recipe=nonsense", "no recipe is called", 2),
+        ("--optimiser=nonsense", "no optimiser is called", 2),
+        ("--engine=nonsense", "no engine is called", 2),
+        ("--device=tpu", "not cpu or cuda", 2),
+        ("--pairs=0.3", "is not a pair", 2),
+        ("--pairs=0.99:0", "largest ratio possible", 1),
+        ("--pca=40", "Give more --images", 1),
+        ("--population=1", "population of 1", 2),
+        ("--views=nonsense", "views 'nonsense' is not known", 2),
+    ],
+)
+def test_bad_options_are_one_line(snapvit, command, tmp_path, option, says, code):
+    extra = [option] if option != "--pca=40" else [option, "--images", "20"]
+    outcome = snapvit(*command("r.safetensors", *extra))
+    assert outcome.code == code
+    assert says in outcome.error_line
+    assert not (tmp_path / "r.safetensors").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there: nothing to refuse")
+def test_a_gpu_that_is_not_there_is_refused(snapvit, command):
+    outcome = snapvit(*command("r.safetensors", "--device", "cuda"))
+    assert outcome.code == 1
+    assert "Use --device cpu" in outcome.error_line
+
+
+def test_labels_are_asked_for(snapvit, command, image_folder, tmp_path):
+    assert snapvit(*command("r.safetensors", "--criterion", "cross-entropy", "--evaluations", 0)).code == 0
+    flat = ["rank", command("x")[1], "--data", image_folder / "class0", "--out", tmp_path / "r2", "--images", 8]
+    outcome = snapvit(*flat, "--criterion", "cross-entropy")
+    assert outcome.code == 1
+    assert "needs labels" in outcome.error_line
+
+
+def test_a_ranking_of_other_weights_is_refused(snapvit, command, tiny_model, tiny_folder, image_folder, tmp_path):
+    from snapvit_export.prune.load import save_model
+
+    assert snapvit(*command("r.safetensors", "--evaluations", 0)).code == 0
+    tiny_model.module.blocks[0].mlp.fc1.weight.data += 1
+    save_model(tiny_model.module, tiny_model.description, tiny_folder)
+    arguments = ["--model", tiny_folder, "--data", image_folder, "--images", 16, "--sparsity", "0.3"]
+    outcome = snapvit("export", *arguments, "--ranking", tmp_path / "r.safetensors", "--out", tmp_path / "family")
+    assert outcome.code == 1
+    assert "made from other weights" in outcome.error_line

@@ -31,6 +31,7 @@ def rank(
     seed: Annotated[Optional[int], typer.Option(min=0, max=2**32 - 1, help="For images, crops and the search.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     engine: Annotated[Optional[str], typer.Option(help="What evaluates candidates: torch or onnxruntime.")] = None,
+    autocast: Annotated[Optional[str], typer.Option(help="none, bf16 or fp16; a GPU measures without it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and progress as lines of JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
 ) -> None:
@@ -59,7 +60,7 @@ def rank(
         racing=racing or None,
         seed=seed,
     )
-    request = RankRequest(model, data, out, checkpoint, settings, device, engine)
+    request = RankRequest(model, data, out, checkpoint, settings, device, engine, autocast)
     with needs("ranking", extra="prune"):
         import torch  # noqa: F401
     with shown(quiet, as_json) as progress:

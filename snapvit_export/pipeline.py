@@ -150,17 +150,18 @@ class RankRequest:
     settings: recipe.Settings = field(default_factory=recipe.Settings)
     device: str = "cpu"
     engine: str | None = None
+    autocast: str | None = None
 
 
 def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
     """Rank a model and write the file; None in a process that only helps another."""
     from .prune.load import load_model
     from .prune.processes import join
-    from .prune.rank import check_device, check_engine, rank
+    from .prune.rank import check_autocast, check_device, check_engine, rank
 
     settings = request.settings
     check_device(request.device)
-    engine = check_engine(request.engine)
+    engine, autocast = check_engine(request.engine), check_autocast(request.autocast)
     with join(request.device) as processes:
         speaking = progress if processes.is_first else Silent()
         speaking.phase("finding images")
@@ -171,7 +172,7 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
         checkpoint = _checkpoint_of(request.out)
         with writing(request.out):
             request.out.parent.mkdir(parents=True, exist_ok=True)
-        options = dict(device=request.device, engine=engine, checkpoint=checkpoint, processes=processes)
+        options = dict(engine=engine, autocast=autocast, checkpoint=checkpoint, processes=processes)
         ranking = rank(model, images, settings, progress=speaking, **options)  # type: ignore[arg-type]
         if not processes.is_first:
             return None

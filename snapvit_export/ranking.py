@@ -4,13 +4,12 @@ One ranking serves every sparsity. Within a block the order is by falling score,
 equal scores are cut from the last block backwards. So counts are exact even under ties, and the structures that any
 Plan keeps are a prefix of each block's order.
 
-The file is safetensors (`blocks.{i}.head_scores`, `blocks.{i}.neuron_scores`, float32) whose metadata holds a JSON
-description and a SHA-256 over that description and all scores: a file with any changed byte is refused.
+The file is safetensors (`blocks.{i}.head_scores`, `blocks.{i}.neuron_scores`, float32) with a JSON description, sealed
+by a hash: a file with any changed byte is refused.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +20,11 @@ import numpy.typing as npt
 
 from .anatomy import Anatomy
 from .errors import FileFormatError, SnapvitError
-from .files import write_atomically
 from .plan import Protection
+from .sealed import load_sealed, save_sealed
 from .values import Value, from_json, to_json
 
+KIND = "snapvit-ranking"
 Array = npt.NDArray[np.float32]
 Order = npt.NDArray[np.int64]
 
@@ -94,40 +94,26 @@ class Ranking:
 
     def save(self, path: Path | str) -> None:
         """Write the ranking; the file appears whole or not at all."""
-        from safetensors.numpy import save
-
-        described = to_json(
-            Description(
-                model=self.model,
-                anatomy=self.anatomy,
-                provenance=dict(self.provenance),
-            )
-        ).decode()
+        described = Description(model=self.model, anatomy=self.anatomy, provenance=dict(self.provenance))
         tensors = {
             f"blocks.{i}.{kind}": scores
             for kind in ("head_scores", "neuron_scores")
             for i, scores in enumerate(getattr(self, kind))
         }
-        metadata = {"snapvit": described, "sha256": _digest(described, self.head_scores, self.neuron_scores)}
-        write_atomically(Path(path), save(tensors, metadata=metadata))
+        save_sealed(Path(path), KIND, tensors, to_json(described).decode())
 
     @staticmethod
     def load(path: Path | str) -> Ranking:
         """Read a ranking and check version, names, sizes and hash before anything is used."""
-        tensors, metadata = read_safetensors(Path(path))
-        described = metadata.get("snapvit")
-        if described is None:
-            raise FileFormatError(f"{path}: not a ranking file. Make one with: snapvit export or snapvit import-scores")
+        tensors, described = load_sealed(Path(path), KIND)
         description = from_json(described, Description, str(path))
         depth = len(tensors) // 2
         expected = {f"blocks.{i}.{kind}" for i in range(depth) for kind in ("head_scores", "neuron_scores")}
         if set(tensors) != expected:
             raise FileFormatError(f"{path}: damaged: its blocks are not numbered 0 to {depth - 1}")
-        heads = [tensors[f"blocks.{i}.head_scores"] for i in range(depth)]
-        neurons = [tensors[f"blocks.{i}.neuron_scores"] for i in range(depth)]
-        if metadata.get("sha256") != _digest(described, heads, neurons):
-            raise FileFormatError(f"{path}: damaged: its contents do not match its hash. Make or copy it again")
-        return Ranking(tuple(heads), tuple(neurons), description.model, description.anatomy, description.provenance)
+        heads = tuple(tensors[f"blocks.{i}.head_scores"] for i in range(depth))
+        neurons = tuple(tensors[f"blocks.{i}.neuron_scores"] for i in range(depth))
+        return Ranking(heads, neurons, description.model, description.anatomy, description.provenance)
 
 
 def _frozen_scores(scores: npt.ArrayLike, name: str) -> Array:
@@ -146,23 +132,3 @@ def _best_first(scores: Array) -> Order:
 
 def _sizes(heads: Sequence[int], neurons: Sequence[int]) -> str:
     return f"{len(heads)} blocks with {sum(heads)} heads and {sum(neurons)} neurons"
-
-
-def _digest(described: str, heads: Sequence[Array], neurons: Sequence[Array]) -> str:
-    digest = hashlib.sha256(described.encode())
-    for scores in (*heads, *neurons):
-        digest.update(f"|{scores.dtype.str}{scores.shape}|".encode())
-        digest.update(np.ascontiguousarray(scores).tobytes())
-    return digest.hexdigest()
-
-
-def read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 (not a dict)
-    except OSError as error:
-        raise SnapvitError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise FileFormatError(f"{path}: not a readable safetensors file: {error}") from error

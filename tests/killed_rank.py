@@ -1,7 +1,7 @@
 """Run `snapvit rank` with a checkpoint after every step, and die without warning where the test says.
 
 python killed_rank.py N rank ...        kill -9 right after the N-th checkpoint; 0: never
-torchrun ... killed_rank.py lost ...    the second process dies before its third batch of candidates
+torchrun ... killed_rank.py lost ...    the second process dies in the second generation
 """
 
 import os
@@ -30,7 +30,7 @@ def save(self, *arguments):
 def share(self, items):
     global calls
     calls += 1
-    if when == "lost" and self.number == 1 and calls == 6:
+    if when == "lost" and self.number == 1 and calls == 4:
         os.kill(os.getpid(), signal.SIGKILL)
     return plain_share(self, items)
 

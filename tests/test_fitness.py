@@ -161,6 +161,19 @@ def test_evaluating_leaves_the_model_alone_and_parts_add_up(tiny_model):
     assert all(torch.equal(value, before[name]) for name, value in tiny_model.module.state_dict().items())
 
 
+def test_autocast_is_chosen_by_trying_and_stays_faithful(tiny_model):
+    scores = _random_scores(tiny_model)
+    exact = Fitness(tiny_model, scores, pictures(12), pca=8, engine="torch")
+    tried = Fitness(tiny_model, scores, pictures(12), pca=8, engine="torch", autocast=None)
+    lower = Fitness(tiny_model, scores, pictures(12), pca=8, autocast="bf16")
+    assert tried.autocast in ("none", "bf16")
+    factors = np.ones(scores.factors)
+    assert abs(tried(factors) - exact(factors)) < 1e-2
+    assert 0 < abs(lower(factors) - exact(factors)) < 3e-2  # it really computes in less than fp32
+    with pytest.raises(SnapvitError, match="computes in fp32"):
+        Fitness(tiny_model, scores, pictures(12), pca=8, engine="onnxruntime", autocast="bf16")
+
+
 def test_pca_is_exact_and_needs_enough_images():
     z = torch.randn(50, 12, generator=torch.Generator().manual_seed(0)) * torch.arange(1, 13)
     projection = Projection.fit(z, 4)

@@ -45,6 +45,7 @@ LIGHT = [
     "snapvit_export.report.table",
     "snapvit_export.runtimes.ort",
     "snapvit_export.scores",
+    "snapvit_export.sealed",
     "snapvit_export.target",
     "snapvit_export.values",
 ]

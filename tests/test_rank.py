@@ -251,6 +251,7 @@ def test_json_is_for_machines(snapvit, command):
         ("--recipe=nonsense", "no recipe is called", 2),
         ("--optimiser=nonsense", "no optimiser is called", 2),
         ("--engine=nonsense", "no engine is called", 2),
+        ("--autocast=nonsense", "no autocast is called", 2),
         ("--device=tpu", "not cpu or cuda", 2),
         ("--pairs=0.3", "is not a pair", 2),
         ("--pairs=0.99:0", "largest ratio possible", 1),

@@ -27,6 +27,8 @@ def test_round_trip(ranking, tmp_path):
     ranking.save(tmp_path / "r.safetensors")
     assert same(Ranking.load(tmp_path / "r.safetensors"), ranking)
     assert [p.name for p in tmp_path.iterdir()] == ["r.safetensors"]
+    ranking.save(tmp_path / "again.safetensors")
+    assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "r.safetensors").read_bytes()
 
 
 def test_blocks_may_differ_in_size_and_scores_may_be_denormal_or_zero(tmp_path):
@@ -74,7 +76,7 @@ def test_foreign_and_absent_files_are_refused(tmp_path):
     from safetensors.numpy import save_file
 
     save_file({"x": np.zeros(3, np.float32)}, tmp_path / "foreign.safetensors")
-    with pytest.raises(FileFormatError, match="not a ranking file"):
+    with pytest.raises(FileFormatError, match="not a snapvit-ranking file"):
         Ranking.load(tmp_path / "foreign.safetensors")
     with pytest.raises(SnapvitError, match="cannot be read"):
         Ranking.load(tmp_path / "absent.safetensors")

@@ -6,7 +6,6 @@ says what the run is; a checkpoint of other settings is refused by naming the fi
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import FileFormatError, SnapvitError
-from ..files import write_atomically
-from ..ranking import read_safetensors
+from ..sealed import Arrays, load_sealed, save_sealed
 
-Arrays = Mapping[str, np.ndarray]
+KIND = "snapvit-checkpoint"
 
 
 @dataclass(frozen=True)
@@ -40,30 +38,23 @@ class Checkpoint:
 
     def save(self, phase: str, arrays: Arrays, rest: Mapping[str, Any]) -> None:
         """Replace the file by this state."""
-        from safetensors.numpy import save
-
         described = json.dumps({"settings": self.settings, "phase": phase, "rest": rest})
-        copies = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        metadata = {"snapvit-checkpoint": described, "sha256": _digest(described, copies)}
-        write_atomically(self.path, save(copies, metadata=metadata))
+        save_sealed(self.path, KIND, arrays, described)
 
     def load(self) -> Saved | None:
         """The state on disk, None if there is none; refused if it is damaged or of another run."""
         if not self.path.exists():
             return None
-        arrays, metadata = read_safetensors(self.path)
-        described = metadata.get("snapvit-checkpoint", "")
-        if metadata.get("sha256") != _digest(described, arrays):
-            raise FileFormatError(f"{self.path}: damaged, or not a checkpoint. Remove it to start again")
+        try:
+            arrays, described = load_sealed(self.path, KIND)
+        except FileFormatError as error:
+            raise FileFormatError(f"{error}. Remove it to start again") from error
         content = json.loads(described)
         if difference := _difference(content["settings"], self.settings):
             raise SnapvitError(
                 f"{self.path}: is of another run: {difference}. Remove it to start again, or give another --out"
             )
         return Saved(content["phase"], arrays, content["rest"])
-
-    def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
 
 
 def _difference(theirs: Any, ours: Any, where: str = "") -> str | None:
@@ -82,12 +73,3 @@ def _difference(theirs: Any, ours: Any, where: str = "") -> str | None:
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _digest(described: str, arrays: Arrays) -> str:
-    digest = hashlib.sha256(described.encode())
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        digest.update(f"|{name}{array.dtype.str}{array.shape}|".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()

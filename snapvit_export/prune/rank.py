@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from .exact_sum import ExactSum, choose_exponents
 from .load import Model
 from .processes import Processes
 from .search.cka import cka_covariance
-from .search.engine import EngineName
+from .search.engine import Autocast, EngineName
 from .search.fitness import Fitness
 from .search.optimiser import Optimiser, Vector
 from .search.run import Progressed, search
@@ -47,8 +48,8 @@ def rank(
     images: Images,
     settings: Settings = Settings(),
     *,
-    device: str = "cpu",
     engine: EngineName | None = None,
+    autocast: Autocast | None = None,
     checkpoint: Path | None = None,
     save_seconds: float | None = None,
     processes: Processes = Processes(),
@@ -66,7 +67,7 @@ def rank(
     state = Checkpoint(checkpoint, provenance) if checkpoint is not None else None
     saved = state.load() if state is not None else None
     seconds = SAVE_SECONDS if save_seconds is None else save_seconds
-    run = _Run(model, images, settings, criterion, processes, state, seconds, progress or Silent(), device, engine)
+    run = _Run(model, images, settings, criterion, processes, state, seconds, progress or Silent(), engine, autocast)
     scores = run.score(saved)
     if settings.evaluations:
         scores, found = run.search(scores, saved)
@@ -84,8 +85,8 @@ class _Run:
     state: Checkpoint | None
     save_seconds: float
     progress: Progress
-    device: str
     engine: EngineName | None
+    autocast: Autocast | None
 
     def score(self, saved: Saved | None) -> Scores:
         """Add up what all batches contribute, each process its share, and finish."""
@@ -113,11 +114,14 @@ class _Run:
                 total.add(first if number == 0 and first is not None else self._contribution(number))
             done = min(start + self.processes.count, len(batches))
             self.progress.advance(min(done * BATCH, len(self.images)) - min(start * BATCH, len(self.images)))
-            due = self.processes.from_first(lambda since=last_save: time.monotonic() - since >= self.save_seconds)
+            due = self.processes.from_first(partial(self._due, last_save))
             if self.state is not None and due and done < len(batches):
                 self._save_sums(total, done)
                 last_save = time.monotonic()
         return ExactSum(total.exponents, self.processes.summed(total.totals)).values()
+
+    def _due(self, last_save: float) -> bool:
+        return time.monotonic() - last_save >= self.save_seconds
 
     def _begin(self, first: list[torch.Tensor] | None, saved: Saved | None) -> tuple[ExactSum, int]:
         """An empty sum, or the one of the checkpoint, which then belongs to the first process."""
@@ -147,12 +151,20 @@ class _Run:
         settings = self.settings
         self.progress.phase("preparing the search")
         fitness = Fitness(
-            self.model, scores, self.images, settings.pairs, settings.pca, engine=self.engine, device=self.device
+            self.model,
+            scores,
+            self.images,
+            settings.pairs,
+            settings.pca,
+            engine=self.engine,
+            device=self.processes.device,
+            autocast=self._precision(saved),
         )
+        notes = {"autocast": fitness.autocast}
         covariance = cka_covariance(self.model, self.images) if settings.cka else None
         optimiser = make_optimiser(settings, scores, covariance)
         if self.state is not None and self.processes.is_first and (saved is None or saved.phase == "score"):
-            self.state.save("scored", _arrays_of(scores), {})
+            self.state.save("scored", _arrays_of(scores), notes)
         self.progress.phase("searching", settings.evaluations)
         reached = 0
 
@@ -171,11 +183,13 @@ class _Run:
             self.state,
             saved,
             _arrays_of(scores),
+            notes,
             tell,
         )
         summary = {
             "search": {
                 **optimiser.summary(),
+                **notes,
                 "best_fitness": found.best_loss,
                 "start_fitness": found.start_loss,
                 "images_seen": found.images_seen,
@@ -184,6 +198,14 @@ class _Run:
             }
         }
         return scores.scaled(found.best_factors), summary
+
+    def _precision(self, saved: Saved | None) -> Autocast | None:
+        """fp32 on a CPU, so that results repeat; on a GPU what was asked for, or measured once for the whole run."""
+        if saved is not None and "autocast" in saved.rest:
+            return saved.rest["autocast"]
+        if self.autocast is None and self.processes.device.type == "cpu":
+            return "none"
+        return self.autocast
 
 
 def make_optimiser(settings: Settings, scores: Scores, covariance: np.ndarray | None = None) -> Optimiser:
@@ -223,6 +245,13 @@ def check_engine(engine: str | None) -> EngineName | None:
     if engine not in (None, "torch", "onnxruntime"):
         raise UsageError(f"no engine is called '{engine}'. Known: torch, onnxruntime")
     return engine  # type: ignore[return-value]
+
+
+def check_autocast(autocast: str | None) -> Autocast | None:
+    """Refuse a precision that does not exist; None lets a GPU measure."""
+    if autocast not in (None, "none", "bf16", "fp16"):
+        raise UsageError(f"no autocast is called '{autocast}'. Known: none, bf16, fp16")
+    return autocast  # type: ignore[return-value]
 
 
 def check_same_weights(ranking: Ranking, model: Model) -> None:

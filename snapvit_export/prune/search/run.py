@@ -65,9 +65,10 @@ def search(
     checkpoint: Checkpoint | None = None,
     saved: Saved | None = None,
     extra: dict[str, np.ndarray] | None = None,
+    notes: dict[str, Any] | None = None,
     on_generation: Callable[[Progressed], None] = lambda progressed: None,
 ) -> Progressed:
-    """Minimise the fitness over the factors; `extra` arrays are carried along in the checkpoint."""
+    """Minimise the fitness over the factors; `extra` arrays and `notes` are carried along in the checkpoint."""
     if saved is not None and saved.phase == "search":
         now = _restore(saved, optimiser)
     else:
@@ -82,7 +83,7 @@ def search(
         if len(wanted) == len(points):
             optimiser.tell(points, np.array([t.loss for t in tried]))
         if checkpoint is not None and processes.is_first:
-            _save(checkpoint, now, optimiser, extra or {})
+            _save(checkpoint, now, optimiser, extra or {}, notes or {})
         on_generation(now)
     return now
 
@@ -130,7 +131,9 @@ def _take_in(now: Progressed, tried: list[Tried], points: np.ndarray, optimiser:
     )
 
 
-def _save(checkpoint: Checkpoint, now: Progressed, optimiser: Optimiser, extra: dict[str, np.ndarray]) -> None:
+def _save(
+    checkpoint: Checkpoint, now: Progressed, optimiser: Optimiser, extra: dict[str, np.ndarray], notes: dict[str, Any]
+) -> None:
     state = optimiser.state()
     arrays = {f"optimiser.{name}": value for name, value in state.items() if isinstance(value, np.ndarray)}
     arrays |= {"best_factors": now.best_factors, "best_per_image": now.best_per_image, **extra}
@@ -141,7 +144,7 @@ def _save(checkpoint: Checkpoint, now: Progressed, optimiser: Optimiser, extra: 
         "evaluations": now.evaluations,
         "images_seen": now.images_seen,
     }
-    checkpoint.save("search", arrays, {"optimiser": rest, "history": now.history, **counts})
+    checkpoint.save("search", arrays, {"optimiser": rest, "history": now.history, **counts, **notes})
 
 
 def _restore(saved: Saved, optimiser: Optimiser) -> Progressed:

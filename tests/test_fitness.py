@@ -15,7 +15,14 @@ from snapvit_export.prune.masking import masked
 from snapvit_export.prune.parts import blocks_of
 from snapvit_export.prune.search.engine import OrtEngine, TorchEngine
 from snapvit_export.prune.search.fitness import Fitness, Projection
-from snapvit_export.prune.search.forward import block_weights, embed_tokens, pooled, read_body
+from snapvit_export.prune.search.forward import (
+    all_weights,
+    attend_first,
+    block_weights,
+    embed_tokens,
+    pooled,
+    read_body,
+)
 from snapvit_export.prune.search.run import search
 from snapvit_export.prune.search.xnes import XNES
 from snapvit_export.prune.slicing import kept, shrink
@@ -106,15 +113,16 @@ def test_one_function_computes_every_family_at_any_width(name, engine):
         body = read_body(module, anatomy, rope)
 
         def weights(p):
-            split = body.needed is not None
-            return [
-                block_weights(block, *kept(ranking, p, i), split_query=split and i == 2)
-                for i, block in enumerate(blocks_of(module))
-            ]
+            return all_weights(module, body, [kept(ranking, p, i) for i in range(3)])
 
+        whole = block_weights(blocks_of(module)[0], torch.arange(4), torch.arange(anatomy.neurons[0]), False)
+        first = attend_first(tokens, whole, body)
         dense = weights(type(plan).dense(anatomy))
-        runner = OrtEngine(body, dense, tokens) if engine is OrtEngine else TorchEngine(body, torch.device("cpu"))
-        got = pooled(module, runner.run(tokens[:2], runner.prepare(weights(plan))))
+        runner = (
+            OrtEngine(body, dense, tokens, first) if engine is OrtEngine else TorchEngine(body, torch.device("cpu"))
+        )
+        columns = (kept(ranking, plan, 0)[0][:, None] * 12 + torch.arange(12)).flatten()
+        got = pooled(module, runner.run(tokens[:2], first[:2, :, columns], runner.prepare(weights(plan))))
     assert (got - wanted[:2]).abs().max() <= 1e-5 * max(1, float(wanted.abs().max()))
 
 

@@ -33,7 +33,7 @@ class Engine(Protocol):
 
     def prepare(self, weights: Sequence[Weights]) -> Any: ...
 
-    def run(self, tokens: Tensor, prepared: Any) -> Tensor: ...  # (B, T, E) -> (B, T or needed, E)
+    def run(self, tokens: Tensor, first: Tensor, prepared: Any) -> Tensor: ...  # (B, T, E) -> (B, T or needed, E)
 
 
 class TorchEngine:
@@ -45,9 +45,9 @@ class TorchEngine:
     def prepare(self, weights: Sequence[Weights]) -> Sequence[Weights]:
         return [{name: tensor.to(self.device) for name, tensor in block.items()} for block in weights]
 
-    def run(self, tokens: Tensor, prepared: Sequence[Weights]) -> Tensor:
+    def run(self, tokens: Tensor, first: Tensor, prepared: Sequence[Weights]) -> Tensor:
         with torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None):
-            return run_blocks(tokens.to(self.device), prepared, self.body).float()
+            return run_blocks(tokens.to(self.device), first.to(self.device), prepared, self.body).float()
 
 
 class OrtEngine:
@@ -57,7 +57,7 @@ class OrtEngine:
     operator, and the result does not depend on the number of cores.
     """
 
-    def __init__(self, body: Body, example: Sequence[Weights], tokens: Tensor, workers: int = 1) -> None:
+    def __init__(self, body: Body, example: Sequence[Weights], tokens: Tensor, first: Tensor, workers: int = 1) -> None:
         import onnxruntime as ort
 
         self.names = [[f"{i}.{name}" for name in block] for i, block in enumerate(example)]
@@ -65,22 +65,18 @@ class OrtEngine:
         options.intra_op_num_threads = 1
         self.workers = workers
         options.log_severity_level = 3
-        graph = _trace(body, example, self.names, tokens)
+        graph = _trace(body, example, self.names, tokens, first)
         self.session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
     def prepare(self, weights: Sequence[Weights]) -> dict[str, np.ndarray]:
         tensors = zip(
             [name for names in self.names for name in names], [t for block in weights for t in block.values()]
         )
-        return {name: np.ascontiguousarray(_turned(tensor).numpy()) for name, tensor in tensors}
+        return {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in tensors}
 
-    def run(self, tokens: Tensor, prepared: dict[str, np.ndarray]) -> Tensor:
-        return torch.from_numpy(self.session.run(None, {"tokens": tokens.numpy(), **prepared})[0])
-
-
-def _turned(tensor: Tensor) -> Tensor:
-    """Matrices as [in, out] and back: so stored, no run has to transpose them."""
-    return tensor.t() if tensor.ndim == 2 else tensor
+    def run(self, tokens: Tensor, first: Tensor, prepared: dict[str, np.ndarray]) -> Tensor:
+        inputs = {"tokens": tokens.numpy(), "first": first.numpy(), **prepared}
+        return torch.from_numpy(self.session.run(None, inputs)[0])
 
 
 class _Traced(nn.Module):
@@ -88,25 +84,25 @@ class _Traced(nn.Module):
         super().__init__()
         self.body, self.keys = body, keys
 
-    def forward(self, tokens: Tensor, *flat: Tensor) -> Tensor:
-        values = (_turned(tensor) for tensor in flat)
-        return run_blocks(tokens, [{key: next(values) for key in block} for block in self.keys], self.body)
+    def forward(self, tokens: Tensor, first: Tensor, *flat: Tensor) -> Tensor:
+        values = iter(flat)
+        return run_blocks(tokens, first, [{key: next(values) for key in block} for block in self.keys], self.body)
 
 
-def _trace(body: Body, example: Sequence[Weights], names: list[list[str]], tokens: Tensor) -> bytes:
-    flat = [_turned(tensor).contiguous() for block in example for tensor in block.values()]
-    inputs = ["tokens", *(name for block in names for name in block)]
-    axes = {name: _open_axes(name, tensor) for name, tensor in zip(inputs[1:], flat)}
+def _trace(body: Body, example: Sequence[Weights], names: list[list[str]], tokens: Tensor, first: Tensor) -> bytes:
+    flat = [tensor for block in example for tensor in block.values()]
+    inputs = ["tokens", "first", *(name for block in names for name in block)]
+    axes = {name: _open_axes(name, tensor) for name, tensor in zip(inputs[2:], flat)}
     buffer = io.BytesIO()
     with quiet(), torch.no_grad():
         torch.onnx.export(
             _Traced(body, [list(block) for block in example]),
-            (tokens, *flat),
+            (tokens, first, *flat),
             buffer,  # type: ignore[arg-type]  # the tracing exporter takes a stream
             opset_version=OPSET,
             input_names=inputs,
             output_names=["embedding"],
-            dynamic_axes={"tokens": {0: "batch"}, "embedding": {0: "batch"}, **axes},
+            dynamic_axes={"tokens": {0: "batch"}, "first": {0: "batch", 2: "first"}, "embedding": {0: "batch"}, **axes},
             dynamo=False,
         )
     return buffer.getvalue()
@@ -119,27 +115,29 @@ def _open_axes(name: str, tensor: Tensor) -> dict[int, str]:
         return {}
     cut = "heads" if kind in ("qkv", "q", "kv", "proj", "attn_norm") else "neurons"
     if kind in ("proj", "fc2"):
-        return {0: f"{block}.{kind}.{cut}"} if tensor.ndim == 2 else {}
-    return {tensor.ndim - 1: f"{block}.{kind}.{cut}"}
+        return {1: f"{block}.{kind}.{cut}"} if tensor.ndim == 2 else {}
+    return {0: f"{block}.{kind}.{cut}"}
 
 
-def choose_autocast(body: Body, device: torch.device, example: Sequence[Weights], tokens: Tensor) -> Autocast:
+def choose_autocast(
+    body: Body, device: torch.device, example: Sequence[Weights], tokens: Tensor, first: Tensor
+) -> Autocast:
     """The precision that runs these tokens fastest among those that stay faithful to fp32, by trying each."""
     kinds: list[Autocast] = ["none", "bf16", "fp16"] if device.type == "cuda" else ["none", "bf16"]
     outputs, seconds = {}, {}
     for kind in kinds:
         engine = TorchEngine(body, device, DTYPES[kind])
         prepared = engine.prepare(example)
-        outputs[kind] = engine.run(tokens, prepared).flatten(1)
-        seconds[kind] = min(_seconds(engine, tokens, prepared) for _ in range(3))
+        outputs[kind] = engine.run(tokens, first, prepared).flatten(1)
+        seconds[kind] = min(_seconds(engine, tokens, first, prepared) for _ in range(3))
     wanted = outputs["none"]
     faithful = [k for k in kinds if torch.nn.functional.cosine_similarity(outputs[k], wanted).min() >= FAITHFUL]
     return min(faithful, key=lambda kind: seconds[kind])
 
 
-def _seconds(engine: TorchEngine, tokens: Tensor, prepared: Sequence[Weights]) -> float:
+def _seconds(engine: TorchEngine, tokens: Tensor, first: Tensor, prepared: Sequence[Weights]) -> float:
     start = time.perf_counter()
-    engine.run(tokens, prepared).sum().item()  # .item() waits for the device
+    engine.run(tokens, first, prepared).sum().item()  # .item() waits for the device
     return time.perf_counter() - start
 
 
@@ -149,6 +147,7 @@ def make_engine(
     device: torch.device,
     example: Sequence[Weights],
     tokens: Tensor,
+    first: Tensor,
     autocast: Autocast = "none",
 ) -> Engine:
     """The engine asked for, or without a wish the faster one: ONNX Runtime on a CPU if it is there, else torch."""
@@ -161,7 +160,7 @@ def make_engine(
             )
         if autocast != "none":
             raise SnapvitError(f"the onnxruntime engine of the search computes in fp32, not in {autocast}. Use torch")
-        return OrtEngine(body, example, tokens, min(torch.get_num_threads(), usable_cores()))
+        return OrtEngine(body, example, tokens, first, min(torch.get_num_threads(), usable_cores()))
     return TorchEngine(body, device, DTYPES[autocast])
 
 

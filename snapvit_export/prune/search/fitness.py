@@ -6,8 +6,9 @@
 | P      | PCA of z: centred, exact, not whitened             | (E, pca)   |
 | z'     | embedding of the model pruned to one (mlp, head) pair | (N, E)  |
 
-Loss (to minimise) = mean over pairs of 1 - mean_i cos(P z'_i, P z_i). The patch embedding of all images is computed
-once; a candidate is a set of sliced tensors, never a copy of the model.
+Loss (to minimise) = mean over pairs of 1 - mean_i cos(P z'_i, P z_i). The patch embedding of all images, and
+what the first block's heads attend to, are computed once; a candidate is a set of sliced tensors, never a copy of the
+model.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ..load import Model
 from ..parts import blocks_of
 from ..slicing import kept
 from .engine import Autocast, EngineName, choose_autocast, make_engine
-from .forward import Weights, block_weights, embed_tokens, pooled, read_body
+from .forward import Weights, all_weights, attend_first, block_weights, embed_tokens, pooled, read_body
 
 CHUNK = 4  # images at a time: what fits the cache of one core serves best
 PerImage = npt.NDArray[np.float64]
@@ -86,12 +87,15 @@ class Fitness:
         with torch.no_grad():
             self.tokens, rope = self._embed(images)
             self.body = read_body(model.module, model.anatomy, rope)
-            dense = self._weights(_order(scores), Plan.dense(model.anatomy))
+            order, plan = _order(scores), Plan.dense(model.anatomy)
+            self.first = self._attend_first()
+            dense, columns = self._weights(order, plan)
+            example = (self.tokens[0], self.first[0])
             if autocast is None:
-                autocast = choose_autocast(self.body, self.device, dense, self.tokens[0])
+                autocast = choose_autocast(self.body, self.device, dense, *example)
             self.autocast: Autocast = autocast
-            self.engine = make_engine(engine, self.body, self.device, dense, self.tokens[0], autocast)
-            z = self._embedding(self.engine.prepare(dense), range(len(self.tokens)))  # (N, E)
+            self.engine = make_engine(engine, self.body, self.device, dense, *example, autocast)
+            z = self._embedding(self.engine.prepare(dense), columns, range(len(self.tokens)))  # (N, E)
             self._check(images, z)
             self.projection = Projection.fit(z, pca)
             self.teacher = self.projection(z)  # (N, pca)
@@ -114,28 +118,35 @@ class Fitness:
         found = []
         with torch.no_grad():
             for mlp, head in self.pairs:
-                weights = self.engine.prepare(self._weights(ranking, planner.pair(mlp, head)))
-                z = self.projection(self._embedding(weights, chunks))  # (n, pca)
+                weights, columns = self._weights(ranking, planner.pair(mlp, head))
+                z = self.projection(self._embedding(self.engine.prepare(weights), columns, chunks))  # (n, pca)
                 cosine = torch.nn.functional.cosine_similarity(z, self.teacher[rows], dim=1)
                 found.append(1 - cosine.double().numpy())
         return np.stack(found)
 
-    def _weights(self, ranking: Ranking, plan: Plan) -> list[Weights]:
-        last = len(self.blocks) - 1
-        split = self.body.needed is not None
-        return [
-            block_weights(block, *kept(ranking, plan, i), split_query=split and i == last)
-            for i, block in enumerate(self.blocks)
-        ]
+    def _weights(self, ranking: Ranking, plan: Plan) -> tuple[list[Weights], Tensor]:
+        """A candidate's tensors, and the columns that its heads have in what the first block attends to."""
+        keep = [kept(ranking, plan, i) for i in range(len(self.blocks))]
+        unit = self.model.anatomy.blocks[0].head_dim
+        columns = (keep[0][0][:, None] * unit + torch.arange(unit)).flatten()  # (kept*head_dim,)
+        return all_weights(self.model.module, self.body, keep), columns
+
+    def _attend_first(self) -> list[Tensor]:
+        """The output of all heads of the first block, for every chunk: the same for all candidates."""
+        heads, neurons = (torch.arange(n) for n in (self.model.anatomy.heads[0], self.model.anatomy.neurons[0]))
+        single = len(self.blocks) == 1 and self.body.needed is not None
+        weights = block_weights(self.blocks[0], heads, neurons, split_query=single)
+        return [attend_first(tokens, weights, self.body) for tokens in self.tokens]
 
     def _embed(self, images: Images) -> tuple[list[Tensor], Tensor | None]:
         made = [embed_tokens(self.model.module, torch.from_numpy(batch)) for batch in images.batches(CHUNK)]
         return [tokens for tokens, _ in made], made[0][1]  # chunks of (<=CHUNK, T, E)
 
-    def _embedding(self, prepared: Any, chunks: range) -> Tensor:
+    def _embedding(self, prepared: Any, columns: Tensor, chunks: range) -> Tensor:
         def one(i: int) -> Tensor:
             with torch.no_grad():  # each thread has its own setting
-                return pooled(self.model.module, self.engine.run(self.tokens[i], prepared).cpu())
+                first = self.first[i].index_select(2, columns)
+                return pooled(self.model.module, self.engine.run(self.tokens[i], first, prepared).cpu())
 
         if self.engine.workers == 1:
             return torch.cat([one(i) for i in chunks]).float()

@@ -13,6 +13,7 @@ CPU time of this thread, not wall time: on shared machines only that repeats. Pr
 from __future__ import annotations
 
 import argparse
+import gc
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -115,15 +116,18 @@ def racing(model: Model, scores: Scores, images: Images, evaluations: int) -> No
 
 
 def memory(model: Model, scores: Scores, images: Images) -> None:
-    """Peak resident memory while candidates are evaluated, beyond what was there before."""
-    made = Fitness(model, scores, images, pca=min(32, len(images)))
+    """Peak resident memory of preparing a search and evaluating candidates, beyond the cached inputs of all images."""
     factors = starting_factors(scores)
-    made(factors)  # buffers of the runtime are there now, as in a long search
+    few = Images(images.pixels[:CHUNK], None, images.preprocessing, images.source)
+    Fitness(model, scores, few, pca=1)(factors)  # loads the libraries, which is not what is measured
+    gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far (Linux)
     before = _status("VmRSS")
+    made = Fitness(model, scores, images, pca=min(32, len(images)))
     for seed in range(4):
         made(np.random.default_rng(seed).normal(factors, 0.3))
-    grown = _status("VmHWM") - before
+    cached = sum(tensor.nbytes for tensor in (*made.tokens, *made.first))
+    grown = _status("VmHWM") - before - cached
     anatomy = model.anatomy
     weights = 4 * anatomy.params()
     widest = max(max(b.hidden, 3 * b.heads * b.head_dim) for b in anatomy.blocks)

@@ -61,4 +61,4 @@ def _refuse(text: str, code: int) -> NoReturn:
 
 
 def _stopped(*_: object) -> NoReturn:
-    sys.exit(143)
+    _refuse("stopped from outside. If there is a checkpoint, it is whole: run the same command again to continue", 143)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from . import profiles, recipe
 from .budget import Budget
 from .calibration.digits import BUNDLED as BUNDLED_IMAGES
@@ -71,7 +73,8 @@ def export(request: Request, progress: Progress | None = None) -> Manifest:
     with staged_folder(request.out, replaceable=own_files(request.out)) as stage:
         manifest = _into(stage, request, settings, budget, given, split, device, progress)
         write_manifest(stage, manifest)
-    _checkpoint_of(request.out).unlink(missing_ok=True)
+    if given is None:
+        _checkpoint_of(request.out).unlink(missing_ok=True)
     return manifest
 
 
@@ -157,7 +160,7 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
     """Rank a model and write the file; None in a process that only helps another."""
     from .prune.load import load_model
     from .prune.processes import join
-    from .prune.rank import check_autocast, check_device, check_engine, rank
+    from .prune.rank import check_autocast, check_device, check_engine, needs_images, rank
 
     settings = request.settings
     check_device(request.device)
@@ -165,10 +168,13 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
     with join(request.device) as processes:
         speaking = progress if processes.is_first else Silent()
         speaking.phase("finding images")
-        split = calibration_and_held_out(_data(request), settings.images, settings.seed, most_held_out=0)
+        source = None
+        if needs_images(settings):
+            source, _ = calibration_and_held_out(_data(request), settings.images, settings.seed, most_held_out=0)
         speaking.phase(f"loading {request.model}")
         model = load_model(request.model, request.checkpoint)
-        images, _ = read_images((split[0], split[0].subset([])), model.preprocessing, speaking)
+        nothing = Images(np.zeros((0, *model.anatomy.image, 3), np.uint8), None, model.preprocessing, "none")
+        images = nothing if source is None else read_images((source,), model.preprocessing, speaking)[0]
         checkpoint = _checkpoint_of(request.out)
         with writing(request.out):
             request.out.parent.mkdir(parents=True, exist_ok=True)
@@ -181,14 +187,11 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
         return ranking
 
 
-def read_images(
-    split: tuple[Source, Source], preprocessing: Preprocessing, progress: Progress
-) -> tuple[Images, Images]:
-    """Decode what calibrates and what reports, each picture once."""
+def read_images(split: Sequence[Source], preprocessing: Preprocessing, progress: Progress) -> list[Images]:
+    """Decode the pictures of each source once."""
     progress.phase("reading images", sum(part.count for part in split))
     left_out = partial(_note_unreadable, progress)
-    calibration, reporting = (prepare(part, preprocessing, progress.advance, left_out) for part in split)
-    return calibration, reporting
+    return [prepare(part, preprocessing, progress.advance, left_out) for part in split]
 
 
 def _note_unreadable(progress: Progress, names: Sequence[str]) -> None:

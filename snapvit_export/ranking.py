@@ -61,6 +61,12 @@ class Ranking:
         if self.anatomy is not None:
             self.check_fits(self.anatomy)
 
+    @staticmethod
+    def flat(anatomy: Anatomy) -> Ranking:
+        """Equal scores for all: where only the shapes matter."""
+        heads, neurons = (tuple(np.zeros(n, np.float32) for n in sizes) for sizes in (anatomy.heads, anatomy.neurons))
+        return Ranking(heads, neurons)
+
     @property
     def heads(self) -> tuple[int, ...]:
         return tuple(len(scores) for scores in self.head_scores)

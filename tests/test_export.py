@@ -119,6 +119,13 @@ def test_a_ranking_is_reused_and_a_foreign_one_refused(run, tmp_path, tiny_model
     assert "the ranking orders 2 blocks" in outcome.error_line
 
 
+def test_a_checkpoint_of_somebody_else_is_left_alone(run, tmp_path, tiny_model):
+    random_ranking(tiny_model.anatomy).save(tmp_path / "mine.safetensors")
+    (tmp_path / "out.checkpoint").write_text("mine")
+    assert run("--sparsity", "0.3", "--ranking", tmp_path / "mine.safetensors").code == 0
+    assert (tmp_path / "out.checkpoint").read_text() == "mine"
+
+
 def test_the_same_seed_gives_the_same_files(run, tmp_path):
     assert run("--sparsity", "0.3", "--seed", "4").code == 0
     first = read_family(tmp_path / "out").variant("s30").sha256

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from snapvit_export.prune.search.optimiser import default_population, utilities
+from snapvit_export.prune.search.optimiser import default_population, utilities, worst_first
 from snapvit_export.prune.search.snes import LogSNES
 from snapvit_export.prune.search.xnes import XNES
 
@@ -87,6 +87,10 @@ def test_a_restored_optimiser_goes_on_bit_for_bit(kind):
         losses = np.array([loss(first.factors(x)) for x in a])
         first.tell(a, losses)
         second.tell(b, losses)
+
+
+def test_a_loss_that_is_no_number_is_the_worst():
+    assert worst_first(np.array([1.0, np.nan, 2.0, 0.5])).tolist() == [1, 2, 0, 3]
 
 
 @pytest.mark.parametrize("kind", [XNES, LogSNES])

@@ -28,6 +28,21 @@ class Saved:
     arrays: dict[str, np.ndarray]
     rest: dict[str, Any]
 
+    @staticmethod
+    def packed(saved: Saved | None) -> dict[str, Any] | None:
+        """As plain values: one process reads the file and tells the others, which may be on other machines."""
+        if saved is None:
+            return None
+        arrays = {name: [a.dtype.str, list(a.shape), a.tobytes()] for name, a in saved.arrays.items()}
+        return {"phase": saved.phase, "arrays": arrays, "rest": saved.rest}
+
+    @staticmethod
+    def unpacked(packed: dict[str, Any] | None) -> Saved | None:
+        if packed is None:
+            return None
+        arrays = {n: np.frombuffer(data, kind).reshape(shape) for n, (kind, shape, data) in packed["arrays"].items()}
+        return Saved(packed["phase"], arrays, packed["rest"])
+
 
 class Checkpoint:
     """A file bound to the settings of one run."""

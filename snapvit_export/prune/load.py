@@ -13,7 +13,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -160,7 +159,7 @@ def _load_folder(folder: Path) -> Model:
     built = _build(description)
     module = built.module
     if description.plan is not None:
-        module = shrink(module, _any_ranking(built.anatomy), description.plan)
+        module = shrink(module, Ranking.flat(built.anatomy), description.plan)  # rows are filled below
     _fill(module, read_weights(folder / "model.safetensors"), folder / "model.safetensors")
     return Model(module, read_anatomy(module, description.name), description)
 
@@ -168,15 +167,6 @@ def _load_folder(folder: Path) -> Model:
 def _build(description: ModelDescription) -> Model:
     module = _create(description.architecture, description.name, **description.kwargs)
     return Model(module, read_anatomy(module, description.name), description)
-
-
-def _any_ranking(anatomy: Anatomy) -> Ranking:
-    """A ranking for shapes alone: which rows are taken does not matter, they are filled afterwards."""
-    blocks = anatomy.blocks
-    return Ranking(
-        tuple(np.zeros(block.heads, np.float32) for block in blocks),
-        tuple(np.zeros(block.hidden, np.float32) for block in blocks),
-    )
 
 
 def _load_timm(name: str, checkpoint: Path | None) -> Model:

@@ -20,6 +20,7 @@ import torch
 
 from ..calibration.images import Images
 from ..errors import SnapvitError, UsageError
+from ..plan import Planner
 from ..progress import Progress, Silent
 from ..ranking import Ranking
 from ..recipe import Settings
@@ -30,10 +31,11 @@ from .criteria import make_criterion
 from .criteria.base import Batch, Criterion
 from .exact_sum import ExactSum, choose_exponents
 from .load import Model
+from .one_thread import one_thread
 from .processes import Processes
 from .search.cka import cka_covariance
-from .search.engine import Autocast, EngineName
-from .search.fitness import Fitness
+from .search.engine import Autocast, EngineName, engine_name
+from .search.fitness import Fitness, check_enough_images
 from .search.optimiser import Optimiser, Vector
 from .search.run import Progressed, search
 from .search.snes import LogSNES
@@ -62,10 +64,11 @@ def rank(
     criterion = make_criterion(
         settings.criterion, views=settings.views, reduction=settings.reduction, seed=settings.seed
     )
-    _check(criterion, images, settings)
-    provenance = _provenance(model, images, settings, criterion)
+    _check(criterion, model, images, settings)
+    how = {"engine": engine_name(engine, processes.device, autocast), "device": processes.device.type}
+    provenance = _provenance(model, images, settings, criterion, {**how, "autocast": autocast})
     state = Checkpoint(checkpoint, provenance) if checkpoint is not None else None
-    saved = state.load() if state is not None else None
+    saved = Saved.unpacked(processes.from_first(lambda: Saved.packed(state.load() if state is not None else None)))
     seconds = SAVE_SECONDS if save_seconds is None else save_seconds
     run = _Run(model, images, settings, criterion, processes, state, seconds, progress or Silent(), engine, autocast)
     scores = run.score(saved)
@@ -100,7 +103,7 @@ class _Run:
             sums = self._sums(saved)
         finally:
             module.to("cpu")
-        return self.criterion.finish(module, [total.float() for total in sums], len(self.images))
+        return self.criterion.finish(module, sums, len(self.images))
 
     def _sums(self, saved: Saved | None) -> list[torch.Tensor]:
         batches = range(-(-len(self.images) // BATCH))
@@ -159,9 +162,11 @@ class _Run:
             engine=self.engine,
             device=self.processes.device,
             autocast=self._precision(saved),
+            agree=self.processes.from_first,
         )
         notes = {"autocast": fitness.autocast}
-        covariance = cka_covariance(self.model, self.images) if settings.cka else None
+        with one_thread():
+            covariance = cka_covariance(self.model, self.images) if settings.cka else None
         optimiser = make_optimiser(settings, scores, covariance)
         if self.state is not None and self.processes.is_first and (saved is None or saved.phase == "score"):
             self.state.save("scored", _arrays_of(scores), notes)
@@ -232,6 +237,11 @@ def weights_fingerprint(module: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
+def needs_images(settings: Settings) -> bool:
+    """Whether these settings look at any image: magnitude and its like do not, unless a search follows."""
+    return make_criterion(settings.criterion).needs != "nothing" or settings.evaluations > 0
+
+
 def check_device(device: str) -> None:
     """Refuse a device that is not there, before any work."""
     if device != "cpu" and not device.startswith("cuda"):
@@ -261,16 +271,23 @@ def check_same_weights(ranking: Ranking, model: Model) -> None:
         raise SnapvitError(f"the ranking was made from other weights of {ranking.model}. Rank this model first")
 
 
-def _check(criterion: Criterion, images: Images, settings: Settings) -> None:
+def _check(criterion: Criterion, model: Model, images: Images, settings: Settings) -> None:
     if criterion.needs != "nothing" and not len(images):
         raise SnapvitError(f"criterion {settings.criterion} needs images. Give --data")
     if criterion.needs == "labels" and images.labels is None:
         raise SnapvitError(f"criterion {settings.criterion} needs labels: one sub-folder of images per class")
     if settings.evaluations < 0:
         raise UsageError(f"{settings.evaluations} evaluations make no sense. Give 0 for no search")
+    if settings.evaluations:
+        check_enough_images(len(images), settings.pca, model.anatomy.embed_dim)
+        planner = Planner(Ranking.flat(model.anatomy), model.anatomy)
+        for mlp, head in settings.pairs:
+            planner.pair(mlp, head)  # refuses what protection does not allow
 
 
-def _provenance(model: Model, images: Images, settings: Settings, criterion: Criterion) -> dict[str, Any]:
+def _provenance(
+    model: Model, images: Images, settings: Settings, criterion: Criterion, how: dict[str, Any]
+) -> dict[str, Any]:
     described: dict[str, Any] = {
         "criterion": settings.criterion,
         **criterion.settings,
@@ -284,7 +301,7 @@ def _provenance(model: Model, images: Images, settings: Settings, criterion: Cri
         described["search_settings"] = {
             name: as_builtins(getattr(settings, name))
             for name in ("evaluations", "optimiser", "population", "pairs", "pca", "cka", "racing")
-        }
+        } | how
     return described
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -40,7 +41,8 @@ class TorchEngine:
     """Plain torch, on any device; `autocast` names a lower precision for the matrix products, or None."""
 
     def __init__(self, body: Body, device: torch.device, autocast: torch.dtype | None = None) -> None:
-        self.body, self.device, self.autocast, self.workers = body, device, autocast, 1
+        self.body = replace(body, rope=None if body.rope is None else body.rope.to(device))
+        self.device, self.autocast, self.workers = device, autocast, 1
 
     def prepare(self, weights: Sequence[Weights]) -> Sequence[Weights]:
         return [{name: tensor.to(self.device) for name, tensor in block.items()} for block in weights]
@@ -149,19 +151,26 @@ def make_engine(
     tokens: Tensor,
     first: Tensor,
     autocast: Autocast = "none",
+    workers: int = 1,
 ) -> Engine:
     """The engine asked for, or without a wish the faster one: ONNX Runtime on a CPU if it is there, else torch."""
-    if autocast != "none" and name is None:
-        name = "torch"
-    if name == "onnxruntime" or (name is None and device.type == "cpu" and _has_onnxruntime()):
+    if engine_name(name, device, autocast) == "onnxruntime":
         if device.type != "cpu":
             raise SnapvitError(
                 "the onnxruntime engine of the search runs on the CPU. Give --device cpu or leave it out"
             )
         if autocast != "none":
             raise SnapvitError(f"the onnxruntime engine of the search computes in fp32, not in {autocast}. Use torch")
-        return OrtEngine(body, example, tokens, first, min(torch.get_num_threads(), usable_cores()))
+        return OrtEngine(body, example, tokens, first, min(workers, usable_cores()))
     return TorchEngine(body, device, DTYPES[autocast])
+
+
+def engine_name(name: EngineName | None, device: torch.device, autocast: Autocast | None) -> EngineName:
+    """The engine that will be used."""
+    if name is not None:
+        return name
+    wished = device.type == "cpu" and autocast in (None, "none")
+    return "onnxruntime" if wished and _has_onnxruntime() else "torch"
 
 
 def _has_onnxruntime() -> bool:

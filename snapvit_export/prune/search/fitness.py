@@ -13,7 +13,7 @@ model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,7 @@ from ...ranking import Ranking
 from ...recipe import SEARCH_PAIRS
 from ...scores import Scores
 from ..load import Model
+from ..one_thread import one_thread
 from ..parts import blocks_of
 from ..slicing import kept
 from .engine import Autocast, EngineName, choose_autocast, make_engine
@@ -50,16 +51,21 @@ class Projection:
     def fit(z: Tensor, dimensions: int) -> Projection:
         if dimensions >= z.shape[1]:
             return Projection(torch.zeros(z.shape[1]), None)
-        if len(z) < dimensions:
-            raise SnapvitError(
-                f"a PCA to {dimensions} dimensions needs as many images, not {len(z)}. Give more --images or less --pca"
-            )
+        check_enough_images(len(z), dimensions, z.shape[1])
         mean = z.mean(0)
         _, _, rows = torch.linalg.svd(z - mean, full_matrices=False)
         return Projection(mean, rows[:dimensions].T.contiguous())
 
     def __call__(self, z: Tensor) -> Tensor:
         return z if self.components is None else (z - self.mean) @ self.components
+
+
+def check_enough_images(images: int, pca: int, embed_dim: int) -> None:
+    """Refuse a PCA that so few images cannot give."""
+    if images < pca < embed_dim:
+        raise SnapvitError(
+            f"a PCA to {pca} dimensions needs as many images, not {images}. Give more --images or less --pca"
+        )
 
 
 class Fitness:
@@ -80,11 +86,13 @@ class Fitness:
         engine: EngineName | None = None,
         device: str | torch.device = "cpu",
         autocast: Autocast | None = "none",  # None: whatever is fastest and faithful here, by trying
+        agree: Callable[[Callable[[], Any]], Any] = lambda make: make(),  # one process decides for all
     ) -> None:
+        workers = torch.get_num_threads()
         self.model, self.scores, self.pairs, self.protection = model, scores, tuple(pairs), protection
         self.blocks, self.count = blocks_of(model.module), len(images)
         self.device = torch.device(device)
-        with torch.no_grad():
+        with torch.no_grad(), one_thread():
             self.tokens, rope = self._embed(images)
             self.body = read_body(model.module, model.anatomy, rope)
             order, plan = _order(scores), Plan.dense(model.anatomy)
@@ -92,9 +100,9 @@ class Fitness:
             dense, columns = self._weights(order, plan)
             example = (self.tokens[0], self.first[0])
             if autocast is None:
-                autocast = choose_autocast(self.body, self.device, dense, *example)
+                autocast = agree(lambda: choose_autocast(self.body, self.device, dense, *example))
             self.autocast: Autocast = autocast
-            self.engine = make_engine(engine, self.body, self.device, dense, *example, autocast)
+            self.engine = make_engine(engine, self.body, self.device, dense, *example, autocast, workers)
             z = self._embedding(self.engine.prepare(dense), columns, range(len(self.tokens)))  # (N, E)
             self._check(images, z)
             self.projection = Projection.fit(z, pca)
@@ -119,7 +127,9 @@ class Fitness:
         with torch.no_grad():
             for mlp, head in self.pairs:
                 weights, columns = self._weights(ranking, planner.pair(mlp, head))
-                z = self.projection(self._embedding(self.engine.prepare(weights), columns, chunks))  # (n, pca)
+                z = self._embedding(self.engine.prepare(weights), columns, chunks)
+                with one_thread():
+                    z = self.projection(z)  # (n, pca)
                 cosine = torch.nn.functional.cosine_similarity(z, self.teacher[rows], dim=1)
                 found.append(1 - cosine.double().numpy())
         return np.stack(found)

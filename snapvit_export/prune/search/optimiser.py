@@ -49,8 +49,12 @@ def utilities(population: int) -> Vector:
 
 
 def worst_first(losses: Vector) -> npt.NDArray[np.intp]:
-    """The order that `utilities` expects; equal losses keep the order in which they were drawn."""
-    return np.argsort(-np.asarray(losses), kind="stable")
+    """The order that `utilities` expects; equal losses keep the order in which they were drawn.
+
+    A loss that is not a number is worse than any number.
+    """
+    losses = np.asarray(losses, np.float64)
+    return np.argsort(-np.where(np.isnan(losses), np.inf, losses), kind="stable")
 
 
 def generator_state(rng: np.random.Generator) -> dict[str, Any]:

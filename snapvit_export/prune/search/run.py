@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from ...errors import SnapvitError
 from ..checkpoint import Checkpoint, Saved
+from ..one_thread import one_thread
 from ..processes import Processes
 from .fitness import Fitness, PerImage
 from .optimiser import Optimiser, Vector
@@ -75,13 +77,15 @@ def search(
         now = _first(fitness, optimiser)
     on_generation(now)
     while now.evaluations < evaluations:
-        points = optimiser.ask()  # (n, D), the same in every process
+        with one_thread():
+            points = optimiser.ask()  # (n, D), the same in every process
         wanted = points[: evaluations - now.evaluations]
         mine = [_try(fitness, optimiser.factors(x), now, racing).packed() for x in processes.share(list(wanted))]
         tried = [Tried.unpacked(packed, len(fitness.pairs)) for packed in processes.gather(mine)]
         _take_in(now, tried, wanted, optimiser)
         if len(wanted) == len(points):
-            optimiser.tell(points, np.array([t.loss for t in tried]))
+            with one_thread():
+                optimiser.tell(points, np.array([t.loss for t in tried]))
         if checkpoint is not None and processes.is_first:
             _save(checkpoint, now, optimiser, extra or {}, notes or {})
         on_generation(now)
@@ -93,6 +97,8 @@ def _first(fitness: Fitness, optimiser: Optimiser) -> Progressed:
     factors = optimiser.factors(optimiser.start)
     per_image = fitness.per_image(factors)
     loss = float(per_image.mean())
+    if not np.isfinite(loss):
+        raise SnapvitError("the fitness of the start is not a finite number. Are the weights of this model whole?")
     return Progressed(loss, factors, per_image, start_loss=loss, images_seen=fitness.count)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,3 +46,16 @@ def stacked(values: Sequence[npt.ArrayLike]) -> tuple[Array, ...]:
 
 def _times(scores: Array, factor: npt.ArrayLike) -> Array:
     return (scores * np.asarray(factor)).astype(np.float32)
+
+
+def strictly_falling(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The smallest numbers of the same type that are at least `values`, and each larger than the next.
+
+    >>> strictly_falling(np.array([3.0, 1.0, 2.0]))    # 3, just above 2, 2
+    """
+    whole = {2: np.int16, 4: np.int32, 8: np.int64}[values.dtype.itemsize]
+    # Floats that are not negative sort like the integers of the same bits, and the next float is the next integer.
+    steps = (np.maximum(values, 0) + values.dtype.type(0))[::-1].copy().view(whole).astype(np.int64)  # no -0.0
+    places = np.arange(len(values))
+    raised = np.maximum.accumulate(steps - places) + places
+    return np.asarray(raised.astype(whole).view(values.dtype)[::-1])

@@ -49,7 +49,7 @@ def read_json(path: Path, kind: type[T]) -> T:
 
 def as_builtins(value: Any) -> Any:
     """Return the value as plain dicts, lists, strings and numbers."""
-    return msgspec.to_builtins(value)
+    return msgspec.json.decode(msgspec.json.encode(value))  # to_builtins would leave tuples of numbers as tuples
 
 
 def write_json(path: Path, value: Any) -> None:

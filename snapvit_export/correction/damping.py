@@ -1,0 +1,43 @@
+"""Damping: what is added to the diagonal of a covariance so that few images cannot make it singular. Light: numpy."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+
+from ..errors import UsageError
+from ..values import Value
+from .statistics import Array
+
+
+class Damping(Value, frozen=True, kw_only=True):
+    """A fraction of the mean, the largest or the 95th percentile of the diagonal.
+
+    >>> Damping(kind="max", fraction=0.1)
+    """
+
+    kind: Literal["mean", "max", "percentile"] = "mean"
+    fraction: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.01
+
+    @staticmethod
+    def parse(text: str) -> Damping:
+        """Read "max:0.1"."""
+        kind, _, fraction = text.partition(":")
+        try:
+            return msgspec.convert({"kind": kind, "fraction": float(fraction)}, Damping)
+        except (ValueError, msgspec.MsgspecError):
+            raise UsageError(
+                f"damping '{text}' is not mean, max or percentile with a fraction from 0 to 10, such as mean:0.01"
+            ) from None
+
+    def added_to(self, covariance: Array) -> Array:
+        """A copy with the damped diagonal; a column that never varies gets a 1 where nothing else would stand."""
+        diagonal = np.diag(covariance)
+        typical = {"mean": diagonal.mean(), "max": diagonal.max(), "percentile": np.quantile(diagonal, 0.95)}[self.kind]
+        damped = covariance.copy()
+        np.fill_diagonal(damped, diagonal + self.fraction * float(typical))
+        dead = np.diag(damped) <= 0
+        damped[dead, dead] = 1.0
+        return damped

@@ -1,0 +1,42 @@
+"""The released code's other correction, kept for comparison: columns are cut from left to right, as SparseGPT does.
+
+| symbol | meaning                                                    | shape  |
+|--------|------------------------------------------------------------|--------|
+| W      | weight of fc2 or proj, columns as in the model             | (E, d) |
+| H      | damped second moment of the layer's input, about zero      | (d, d) |
+| U      | upper triangular, U^T U = H^-1                             | (d, d) |
+
+A cut column j is spread over the columns after it, W_:,j.. -= W_:j U_j,j.. / U_jj, the best that those alone can do.
+The kept columns before it could help and are not asked, so this is worse than `Factor`, which solves for all kept
+columns at once; and without a mean there is no bias to mend. Light: numpy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from .damping import Damping
+from .factor import cholesky
+from .statistics import Array, Moments
+
+
+def left_to_right(weight: npt.ArrayLike, moments: Moments, keep: npt.ArrayLike, damping: Damping = Damping()) -> Array:
+    """The weight, (E, d), after cutting all columns but those that `keep` (d,) marks: the cut ones are zero."""
+    w = np.array(weight, np.float64)
+    kept = np.asarray(keep, bool)
+    if kept.shape != (moments.width,) or w.shape[1] != moments.width:
+        raise ValueError(f"{w.shape[1]} columns, a mask of {kept.shape} and statistics of {moments.width}")
+    second = moments.uncentred().covariance
+    w[:, np.diag(second) == 0] = 0.0  # a column that is always zero says nothing
+    upper = cholesky(np.linalg.inv(_invertible(damping.added_to(second)))).T  # U
+    for j in np.flatnonzero(~kept):
+        w[:, j:] -= np.outer(w[:, j] / upper[j, j], upper[j, j:])
+        w[:, j] = 0.0
+    return w
+
+
+def _invertible(s: Array) -> Array:
+    """S with a little more on its diagonal where few images left it singular."""
+    lower = cholesky(s)
+    return lower @ lower.T

@@ -16,7 +16,7 @@ are not counted, as in the paper.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
@@ -153,12 +153,13 @@ class Anatomy(Value, frozen=True, kw_only=True):
 
     def block_flops(self, plan: Plan | None = None) -> int:
         """FLOPs of the blocks alone for one image: what `flops_ratio` compares."""
-        e, t = self.embed_dim, self.tokens
-        total = 0
-        for block, k, n in self._counts(plan):
-            total += (6 if block.mlp == "glu" else 4) * e * n * t
-            total += 8 * e * block.head_dim * k * t + 4 * k * block.head_dim * t * t + 3 * k * t * t
-        return total
+        each = [self.flops_per_structure(block) for block in self.blocks]
+        return sum(k * head + n * neuron for (head, neuron), (_, k, n) in zip(each, self._counts(plan)))
+
+    def flops_per_structure(self, block: Block) -> tuple[int, int]:
+        """FLOPs of one head and of one neuron of a block, for one image."""
+        e, t, h = self.embed_dim, self.tokens, block.head_dim
+        return 8 * e * h * t + 4 * h * t * t + 3 * t * t, (6 if block.mlp == "glu" else 4) * e * t
 
     def flops(self, plan: Plan | None = None) -> int:
         """FLOPs of the whole model for one image."""
@@ -185,3 +186,15 @@ class Anatomy(Value, frozen=True, kw_only=True):
         """The Anatomy of the model after the cut."""
         blocks = [msgspec.structs.replace(b, heads=k, hidden=n) for b, k, n in self._counts(plan)]
         return msgspec.structs.replace(self, blocks=tuple(blocks))
+
+    def with_output_biases(self) -> Anatomy:
+        """The Anatomy after correction, which gives proj and fc2 a bias where they had none."""
+        return msgspec.structs.replace(
+            self,
+            blocks=tuple(
+                msgspec.structs.replace(
+                    b, biases=tuple(name for name in get_args(Bias) if name in (*b.biases, "proj", "fc2"))
+                )
+                for b in self.blocks
+            ),
+        )

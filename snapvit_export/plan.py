@@ -3,11 +3,15 @@
 Heads and neurons are two separate global rankings with two ratios. The published pairs (mlp, head) lie on a line that
 starts at (0, 0); a sparsity, a FLOPs target and a parameter target each pick the densest point of that line that costs
 no more than was asked. Points along the line are nested: a denser Plan keeps everything that a sparser one keeps.
+
+A ranking with damage curves needs no line: a target picks, of all counts whatever, those with the least damage that
+cost no more than was asked (`allocate`). Such a Plan too is as dense as it can be: nothing can be added to it. Plans of
+two targets need not be nested, since a head may be worth its cost at one and not at the other. `pair` stays the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -15,10 +19,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
+from .costs import Costs, flops_costs, params_costs, prunable_costs
 from .errors import SnapvitError, UsageError
 from .values import Ratio, Size, Value, read_json, write_json
 
 if TYPE_CHECKING:
+    from .allocate import Allocator
     from .anatomy import Anatomy
     from .ranking import Ranking
 
@@ -88,6 +94,11 @@ class Protection(Value, frozen=True, kw_only=True):
     def kept_heads(self, total: int) -> int:
         return max(1, int(total * self.heads))
 
+    def least(self, anatomy: Anatomy) -> Plan:
+        """The Plan of what is protected and nothing else."""
+        heads = tuple(self.kept_heads(n) for n in anatomy.heads)
+        return Plan(heads=heads, neurons=tuple(self.kept_neurons(n) for n in anatomy.neurons))
+
 
 class Planner:
     """All Plans of one ranking.
@@ -96,11 +107,18 @@ class Planner:
     >>> planner.sparsity(0.3), planner.flops(0.72), planner.pair(0.35, 0.2)
     """
 
-    def __init__(self, ranking: Ranking, anatomy: Anatomy, protection: Protection = Protection()) -> None:
+    def __init__(
+        self, ranking: Ranking, anatomy: Anatomy, protection: Protection = Protection(), multiple: int = 1
+    ) -> None:
+        """`multiple`: allocated MLPs keep a multiple of so many neurons, or all; it needs damage curves."""
         ranking.check_fits(anatomy)
-        self.anatomy, self.protection = anatomy, protection
+        if multiple < 1 or (multiple > 1 and ranking.damage is None):
+            raise UsageError(f"widths in multiples of {multiple} need a ranking with damage curves and at least 1")
+        self.anatomy, self.protection, self.multiple = anatomy, protection, multiple
+        self._damage = ranking.damage
         self._heads = _CutOrder(ranking.head_scores, protection.kept_heads)
         self._neurons = _CutOrder(ranking.neuron_scores, protection.kept_neurons)
+        self._allocators: dict[Callable[[Anatomy], Costs], Allocator] = {}
 
     def pair(self, mlp: float, head: float) -> Plan:
         """Cut int(total * ratio) of all neurons and of all heads, the smallest scores first."""
@@ -112,19 +130,25 @@ class Planner:
     def sparsity(self, fraction: float) -> Plan:
         """The densest Plan with at least this fraction of the prunable parameters gone."""
         check_sparsity(fraction)
+        dense = self.anatomy.prunable_params()
         return self._densest(
-            lambda plan: plan.sparsity(self.anatomy) >= fraction,
-            lambda best: f"sparsity {fraction:g} is out of reach: protection leaves at most {best:.4f}",
-            lambda plan: plan.sparsity(self.anatomy),
+            self.anatomy.prunable_params,
+            prunable_costs,
+            lambda params: 1 - params / dense >= fraction,
+            lambda least: f"sparsity {fraction:g} is out of reach: protection leaves at most {1 - least / dense:.4f}",
         )
 
     def flops(self, fraction: float) -> Plan:
         """The densest Plan whose blocks need at most this fraction of the dense blocks' FLOPs."""
         check_fraction("FLOPs", fraction)
+        dense = self.anatomy.block_flops()
         return self._densest(
-            lambda plan: plan.flops_ratio(self.anatomy) <= fraction,
-            lambda best: f"FLOPs fraction {fraction:g} is out of reach: protection leaves at least {best:.4f}",
-            lambda plan: plan.flops_ratio(self.anatomy),
+            self.anatomy.block_flops,
+            flops_costs,
+            lambda flops: flops / dense <= fraction,
+            lambda least: (
+                f"FLOPs fraction {fraction:g} is out of reach: protection leaves at least {least / dense:.4f}"
+            ),
         )
 
     def params(self, fraction: float) -> Plan:
@@ -132,15 +156,49 @@ class Planner:
         check_fraction("parameter", fraction)
         dense = self.anatomy.params()
         return self._densest(
-            lambda plan: self.anatomy.params(plan) <= fraction * dense,
-            lambda best: f"parameter fraction {fraction:g} is out of reach: the smallest plan has {best:.4f}",
-            lambda plan: self.anatomy.params(plan) / dense,
+            self.anatomy.params,
+            params_costs,
+            lambda params: params <= fraction * dense,
+            lambda least: f"parameter fraction {fraction:g} is out of reach: the smallest plan has {least / dense:.4f}",
         )
+
+    def within(self, costs: Costs, budget: float) -> Plan:
+        """The Plan with the least damage under any cost, such as a measured latency model; it needs damage curves."""
+        from .allocate import Allocator  # which needs Plan
+
+        if self._damage is None:
+            raise UsageError("an allocation under a cost needs a ranking with damage curves")
+        return Allocator(self._damage, costs, self.protection.least(self.anatomy), self.multiple).within(budget)
+
+    def steps(self) -> dict[str, Plan]:
+        """Plans from dense to the sparsest, one per hundredth: what a budget chooses from, by name.
+
+        With damage curves the hundredths are of FLOPs, which latency follows; `flops63` is `flops(0.63)`, left out
+        where it would not need less than the step before. Without, they are of sparsity; `s37` is `sparsity(0.37)`.
+        """
+        plans = {"dense": Plan.dense(self.anatomy)}
+        last = plans["dense"]
+        for name, plan in self._hundredths():
+            if plan.flops_ratio(self.anatomy) < last.flops_ratio(self.anatomy):
+                plans[name] = last = plan
+        if self.sparsest != last:
+            plans["sparsest"] = self.sparsest
+        return plans
+
+    def _hundredths(self) -> Iterator[tuple[str, Plan]]:
+        if self._damage is None:
+            for percent in range(1, 100):
+                if percent / 100 <= self.largest_sparsity:
+                    yield f"s{percent}", self.sparsity(percent / 100)
+        else:
+            for percent in range(99, 0, -1):
+                if self.sparsest.flops_ratio(self.anatomy) <= percent / 100:
+                    yield f"flops{percent}", self.flops(percent / 100)
 
     @cached_property
     def sparsest(self) -> Plan:
-        """The last point of the line: everything cut that protection allows."""
-        return self._at(1.0)
+        """Everything cut that protection allows: the last point of the line."""
+        return self._at(1.0) if self._damage is None else self._allocator(flops_costs).sparsest
 
     @property
     def largest_sparsity(self) -> float:
@@ -156,17 +214,42 @@ class Planner:
         )
 
     def _densest(
-        self, fits: Callable[[Plan], bool], refusal: Callable[[float], str], measure: Callable[[Plan], float]
+        self,
+        cost: Callable[[Plan], int],
+        costs: Callable[[Anatomy], Costs],
+        fits: Callable[[int], bool],
+        refusal: Callable[[int], str],
     ) -> Plan:
+        """The densest Plan whose `cost` fits; `costs` is the same cost as tables, for the allocation."""
+        dense = Plan.dense(self.anatomy)
+        if fits(cost(dense)):
+            return dense
+        if not fits(cost(self.sparsest)):
+            raise SnapvitError(refusal(cost(self.sparsest)))
+        if self._damage is not None:
+            return self._allocator(costs).within(_largest(fits, cost(self.sparsest), cost(dense)))
         low, high = 0.0, 1.0  # `high` always fits, `low` never does
-        if fits(self._at(low)):
-            return self._at(low)
-        if not fits(self.sparsest):
-            raise SnapvitError(refusal(measure(self.sparsest)))
         for _ in range(50):  # halvings: finer than one neuron of a million
             middle = (low + high) / 2
-            low, high = (low, middle) if fits(self._at(middle)) else (middle, high)
+            low, high = (low, middle) if fits(cost(self._at(middle))) else (middle, high)
         return self._at(high)
+
+    def _allocator(self, costs: Callable[[Anatomy], Costs]) -> Allocator:
+        from .allocate import Allocator  # which needs Plan
+
+        assert self._damage is not None
+        if costs not in self._allocators:
+            least = self.protection.least(self.anatomy)
+            self._allocators[costs] = Allocator(self._damage, costs(self.anatomy), least, self.multiple)
+        return self._allocators[costs]
+
+
+def _largest(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """The largest whole cost that fits, by the comparison that will judge the Plan; `low` fits, `high` does not."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 class _CutOrder:

@@ -4,14 +4,19 @@ One ranking serves every sparsity. Within a block the order is by falling score,
 equal scores are cut from the last block backwards. So counts are exact even under ties, and the structures that any
 Plan keeps are a prefix of each block's order.
 
-The file is safetensors (`blocks.{i}.head_scores`, `blocks.{i}.neuron_scores`, float32) with a JSON description, sealed
-by a hash: a file with any changed byte is refused.
+A ranking may also know the damage of each sub-layer at every width: what of its output is lost when only the first k of
+its order are kept. From these curves heads and neurons of all blocks are allocated together (`allocate`).
+
+The file is safetensors (`blocks.{i}.head_scores`, `blocks.{i}.neuron_scores`, float32; with curves also
+`blocks.{i}.head_damage`, `blocks.{i}.neuron_damage`, float64) with a JSON description, sealed by a hash: a file with
+any changed byte is refused.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,12 +26,18 @@ import numpy.typing as npt
 from .anatomy import Anatomy
 from .errors import FileFormatError, SnapvitError
 from .plan import Protection
+from .scores import strictly_falling
 from .sealed import load_sealed, save_sealed
 from .values import Value, from_json, to_json
 
 KIND = "snapvit-ranking"
 Array = npt.NDArray[np.float32]
 Order = npt.NDArray[np.int64]
+Curve = npt.NDArray[np.float64]
+Damage = tuple[tuple[Curve, Curve], ...]  # per block: of its heads (H+1,), of its neurons (n+1,)
+SCORES = ("head_scores", "neuron_scores")
+DAMAGE = ("head_damage", "neuron_damage")
+LARGEST_SCORE = 1e38  # room above it for a million float32 steps
 
 
 class Description(Value, frozen=True, kw_only=True):
@@ -51,15 +62,65 @@ class Ranking:
     model: str = ""
     anatomy: Anatomy | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    damage: Damage | None = None  # of each sub-layer with its first 0, 1, ... all structures kept
 
     def __post_init__(self) -> None:
-        for name in ("head_scores", "neuron_scores"):
+        for name in SCORES:
             scores = tuple(_frozen_scores(block, f"blocks.{i}.{name}") for i, block in enumerate(getattr(self, name)))
             object.__setattr__(self, name, scores)
         if not self.head_scores or len(self.head_scores) != len(self.neuron_scores):
             raise FileFormatError("a ranking needs head and neuron scores for the same number of blocks, at least one")
+        if self.damage is not None:
+            object.__setattr__(self, "damage", self._frozen_damage(self.damage))
         if self.anatomy is not None:
             self.check_fits(self.anatomy)
+
+    def _frozen_damage(self, damage: Damage) -> Damage:
+        if len(damage) != len(self.heads):
+            raise FileFormatError(f"damage curves of {len(damage)} blocks do not belong to {len(self.heads)} blocks")
+        return tuple(
+            (
+                _frozen_curve(of_heads, self.heads[i], f"blocks.{i}.head_damage"),
+                _frozen_curve(of_neurons, self.neurons[i], f"blocks.{i}.neuron_damage"),
+            )
+            for i, (of_heads, of_neurons) in enumerate(damage)
+        )
+
+    @staticmethod
+    def from_orders(
+        head_orders: Sequence[npt.ArrayLike],
+        neuron_orders: Sequence[npt.ArrayLike],
+        damage: Damage,
+        model: str = "",
+        anatomy: Anatomy | None = None,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> Ranking:
+        """A ranking with exactly these orders, best first, and the damage along them.
+
+        A structure's score is the damage that its loss adds, so that `pair` compares blocks; raised by single steps of
+        float32 where needed to fall strictly along the order.
+        """
+        orders = (head_orders, neuron_orders)
+        if any(len(of_kind) != len(damage) for of_kind in orders):
+            raise FileFormatError("a ranking from orders needs orders and damage curves for the same number of blocks")
+        heads, neurons = (
+            tuple(
+                _scores_along(order, curves[kind], f"blocks.{i}.{DAMAGE[kind]}")
+                for i, (order, curves) in enumerate(zip(of_kind, damage))
+            )
+            for kind, of_kind in enumerate(orders)
+        )
+        return Ranking(heads, neurons, model, anatomy, provenance or {}, damage)
+
+    def weighted(self, weights: npt.ArrayLike) -> Ranking:
+        """The same orders with every damage curve times a factor: (blocks, 2), of attention and of the MLP."""
+        if self.damage is None:
+            raise SnapvitError("the ranking has no damage curves to weight")
+        w = np.asarray(weights, np.float64)
+        if w.shape != (len(self.damage), 2) or not (np.isfinite(w) & (w >= 0)).all():
+            raise SnapvitError(f"expected {len(self.damage)} x 2 finite weights that are not negative, got {w.shape}")
+        damage = tuple((heads * a, neurons * m) for (heads, neurons), (a, m) in zip(self.damage, w))
+        return replace(self, damage=damage)
 
     @staticmethod
     def flat(anatomy: Anatomy) -> Ranking:
@@ -88,6 +149,15 @@ class Ranking:
         """Neurons of one block, best first."""
         return _best_first(self.neuron_scores[block])
 
+    @property
+    def order_sha256(self) -> str:
+        """SHA-256 of the orders alone: equal for rankings that cut the same structures, whatever the scores."""
+        digest = hashlib.sha256()
+        for block in range(len(self.heads)):
+            for order in (self.head_order(block), self.neuron_order(block)):
+                digest.update(len(order).to_bytes(8, "little") + order.astype("<i8").tobytes())
+        return digest.hexdigest()
+
     def check_fits(self, anatomy: Anatomy) -> None:
         """Refuse an anatomy that this ranking does not order."""
         if self.anatomy is not None and not self.anatomy.same_structures(anatomy):
@@ -101,11 +171,11 @@ class Ranking:
     def save(self, path: Path | str) -> None:
         """Write the ranking; the file appears whole or not at all."""
         described = Description(model=self.model, anatomy=self.anatomy, provenance=dict(self.provenance))
-        tensors = {
-            f"blocks.{i}.{kind}": scores
-            for kind in ("head_scores", "neuron_scores")
-            for i, scores in enumerate(getattr(self, kind))
+        tensors: dict[str, npt.NDArray[Any]] = {
+            f"blocks.{i}.{kind}": scores for kind in SCORES for i, scores in enumerate(getattr(self, kind))
         }
+        for i, curves in enumerate(self.damage or ()):
+            tensors |= {f"blocks.{i}.{kind}": curve for kind, curve in zip(DAMAGE, curves)}
         save_sealed(Path(path), KIND, tensors, to_json(described).decode())
 
     @staticmethod
@@ -113,13 +183,17 @@ class Ranking:
         """Read a ranking and check version, names, sizes and hash before anything is used."""
         tensors, described = load_sealed(Path(path), KIND)
         description = from_json(described, Description, str(path))
-        depth = len(tensors) // 2
-        expected = {f"blocks.{i}.{kind}" for i in range(depth) for kind in ("head_scores", "neuron_scores")}
-        if set(tensors) != expected:
+        has_damage = any(name.endswith(DAMAGE) for name in tensors)
+        kinds = SCORES + DAMAGE if has_damage else SCORES
+        depth = len(tensors) // len(kinds)
+        if set(tensors) != {f"blocks.{i}.{kind}" for i in range(depth) for kind in kinds}:
             raise FileFormatError(f"{path}: damaged: its blocks are not numbered 0 to {depth - 1}")
-        heads = tuple(tensors[f"blocks.{i}.head_scores"] for i in range(depth))
-        neurons = tuple(tensors[f"blocks.{i}.neuron_scores"] for i in range(depth))
-        return Ranking(heads, neurons, description.model, description.anatomy, description.provenance)
+        heads, neurons, *curves = (tuple(tensors[f"blocks.{i}.{kind}"] for i in range(depth)) for kind in kinds)
+        damage = tuple(zip(*curves)) if has_damage else None
+        try:
+            return Ranking(heads, neurons, description.model, description.anatomy, description.provenance, damage)
+        except FileFormatError as error:
+            raise FileFormatError(f"{path}: {error}") from error
 
 
 def _frozen_scores(scores: npt.ArrayLike, name: str) -> Array:
@@ -130,6 +204,29 @@ def _frozen_scores(scores: npt.ArrayLike, name: str) -> Array:
         raise FileFormatError(f"{name}: {int((~np.isfinite(array)).sum())} scores are not finite numbers")
     array.flags.writeable = False
     return array
+
+
+def _frozen_curve(curve: npt.ArrayLike, structures: int, name: str) -> Curve:
+    array = np.array(curve, dtype=np.float64)
+    if array.shape != (structures + 1,):
+        raise FileFormatError(f"{name}: expected {structures + 1} values, 0 to {structures} kept, got {array.shape}")
+    if not np.isfinite(array).all():
+        raise FileFormatError(f"{name}: {int((~np.isfinite(array)).sum())} values are not finite numbers")
+    if array[-1] != 0 or (np.diff(array) > 0).any():
+        raise FileFormatError(f"{name}: damage must never grow with what is kept, and end in 0")
+    array.flags.writeable = False
+    return array
+
+
+def _scores_along(order: npt.ArrayLike, curve: npt.ArrayLike, name: str) -> Array:
+    """Scores that make this the order: what the damage loses with each structure."""
+    best_first = np.asarray(order, np.int64)
+    if sorted(best_first.ravel().tolist()) != list(range(best_first.size)):
+        raise FileFormatError(f"{name}: its order does not name each structure once")
+    added = -np.diff(_frozen_curve(curve, len(best_first), name))  # (structures,) by rank
+    scores = np.zeros(len(best_first), np.float32)
+    scores[best_first] = strictly_falling(np.minimum(added, LARGEST_SCORE).astype(np.float32))
+    return scores
 
 
 def _best_first(scores: Array) -> Order:

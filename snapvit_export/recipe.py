@@ -1,15 +1,20 @@
 """Recipes: all settings of a ranking under one name. Light: no torch.
 
-`local` takes the label-free scores as they are. `snapvit` is the recipe of the released SnapViT code: 1000 images, and
-50 evaluations of xNES, which are two updates of its covariance, so mostly the best of 50 samples.
+`default` is what won on real weights (docs/quality.md): orders and damage curves from the statistics of the dense
+model, heads and neurons allocated together, a short search over the layers' curves, and every cut refitted on the
+images. `snapvit` is the recipe of the released SnapViT code: 1000 images, and 50 evaluations of xNES, which are two
+updates of its covariance, so mostly the best of 50 samples. `local` is the same without the search. Neither corrects.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from .correction.damping import Damping
 from .errors import UsageError
+from .plan import check_fraction
 
 SEARCH_PAIRS = ((0.15, 0.0), (0.35, 0.2), (0.55, 0.4), (0.65, 0.5))  # nominal sparsities 10, 30, 50, 60 %
 
@@ -26,6 +31,13 @@ class Settings:
     reduction: Literal["summed", "per_sample"] = "summed"
     images: int = 256  # to calibrate on
     seed: int = 0
+    allocation: Literal["pairs", "joint"] = "pairs"  # fixed (mlp, head) ratios, or by damage curves
+    order: str = "backward"  # joint: of the structures within a layer; "criterion" and "product" use the scores
+    divergence: str | None = None  # joint: what the search compares; None: the best that the model allows
+    flops: tuple[float, ...] = (0.6,)  # joint: sizes at which the search judges, fractions of the dense blocks' FLOPs
+    search_images: int = 192  # joint: at most so many of the images judge candidates
+    correction: str | None = None  # of what is cut; None: none
+    damping: str = "mean:0.01"  # of the statistics; see correction.damping
     evaluations: int = 0  # of the fitness; 0: no search
     optimiser: Literal["xnes", "snes-log"] = "xnes"
     population: int | None = None  # None: 4 + int(3 ln D)
@@ -36,24 +48,60 @@ class Settings:
 
 
 RECIPES = {
-    "local": Settings(),
+    "default": Settings(allocation="joint", correction="refit", evaluations=104, optimiser="snes-log", racing=True),
     "snapvit": Settings(images=1000, seed=42, evaluations=50),
+    "local": Settings(),
 }
-DEFAULT = "local"
+DEFAULT = "default"
+CORRECTIONS = ("refit", "elastic", "sequential", "sparsegpt")
+ORDERS = ("backward", "pivoted", "variance", "criterion", "product")
 
 
 def make_settings(recipe: str, **changes: object) -> Settings:
     """The settings of a recipe, with those options changed that were given (that is, are not None)."""
     if recipe not in RECIPES:
         raise UsageError(f"no recipe is called '{recipe}'. Known: {', '.join(RECIPES)}")
-    settings = replace(RECIPES[recipe], **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
+    given = {name: value for name, value in changes.items() if value is not None}
+    settings = replace(RECIPES[recipe], **given)  # type: ignore[arg-type]
     _check(settings)
+    _refuse_idle(recipe, settings, given)
     return settings
+
+
+def uses_scores(settings: Settings) -> bool:
+    """Whether the criterion has a part in the ranking."""
+    return settings.allocation == "pairs" or settings.order in ("criterion", "product")
+
+
+def _refuse_idle(recipe: str, settings: Settings, given: Mapping[str, object]) -> None:
+    """Refuse options that would change nothing: whoever gives one expects that it does."""
+    joint = settings.allocation == "joint"
+    idle = ("pairs", "pca", "cka") if joint else ("order", "divergence", "flops", "search_images")
+    remedy = "--allocation pairs or --recipe local" if joint else "--allocation joint"
+    if not uses_scores(settings):
+        idle += ("criterion", "views", "reduction")
+        remedy = "--recipe local, or --order criterion or product"
+    if names := [name for name in idle if name in given]:
+        option = names[0].replace("_", "-")
+        raise UsageError(
+            f"--{option} has no part in recipe {recipe} as it is asked for. Give {remedy}, or leave it out"
+        )
 
 
 def _check(settings: Settings) -> None:
     if settings.optimiser not in ("xnes", "snes-log"):
         raise UsageError(f"no optimiser is called '{settings.optimiser}'. Known: xnes, snes-log")
+    if settings.correction is not None and settings.correction not in CORRECTIONS:
+        raise UsageError(f"no correction is called '{settings.correction}'. Known: {', '.join(CORRECTIONS)}")
+    if settings.order not in ORDERS:
+        raise UsageError(f"no order is called '{settings.order}'. Known: {', '.join(ORDERS)}")
+    if settings.allocation not in ("pairs", "joint"):
+        raise UsageError(f"no allocation is called '{settings.allocation}'. Known: pairs, joint")
+    if settings.search_images < 2:
+        raise UsageError(f"a search on {settings.search_images} images cannot judge. Give 2 or more")
+    for fraction in settings.flops:
+        check_fraction("FLOPs", fraction)
+    Damping.parse(settings.damping)
     if settings.cka and settings.optimiser != "xnes":
         raise UsageError("--cka gives a first covariance, which only --optimiser xnes has")
     if settings.population is not None and settings.population < 2:

@@ -1,0 +1,295 @@
+"""Joint allocation: optimal where it says so, never above the budget, and as dense as can be."""
+
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_plan import anatomy_of
+
+from snapvit_export.allocate import Allocator
+from snapvit_export.costs import Costs, flops_costs, linear_costs, params_costs, prunable_costs
+from snapvit_export.errors import SnapvitError, UsageError
+from snapvit_export.plan import Plan, Planner, Protection
+from snapvit_export.ranking import Damage, Ranking
+
+
+def falling(steps: list[float]) -> np.ndarray:
+    """A damage curve with these losses, the first structure's first."""
+    return np.concatenate([np.cumsum(np.array(steps, float)[::-1])[::-1], [0.0]])
+
+
+def rising(steps: list[float]) -> np.ndarray:
+    return np.concatenate([[0.0], np.cumsum(np.array(steps, float))])
+
+
+def full(damage: Damage) -> Plan:
+    return Plan(heads=tuple(len(h) - 1 for h, _ in damage), neurons=tuple(len(n) - 1 for _, n in damage))
+
+
+@st.composite
+def problems(draw, cost=st.integers(0, 5)) -> tuple[Damage, Costs, Plan, int]:
+    """Damage of any shape, costs with steps and flat parts, a floor, and a grid of widths."""
+    loss = st.sampled_from([0.0, 0.5, 1.0, 1.0, 3.0, 10.0])
+    depth = draw(st.integers(1, 3))
+    sizes = [(draw(st.integers(1, 3)), draw(st.integers(1, 6))) for _ in range(depth)]
+    lists = lambda of, n: draw(st.lists(of, min_size=n, max_size=n))  # noqa: E731
+    damage = tuple((falling(lists(loss, h)), falling(lists(loss, n))) for h, n in sizes)
+    costs = Costs(
+        tuple(rising(lists(cost, h)) for h, _ in sizes),
+        tuple(rising(lists(cost, n)) for _, n in sizes),
+        draw(cost),
+    )
+    least = Plan(
+        heads=tuple(draw(st.integers(1, h)) for h, _ in sizes), neurons=tuple(draw(st.integers(1, n)) for _, n in sizes)
+    )
+    return damage, costs, least, draw(st.integers(1, 3))
+
+
+def all_plans(damage: Damage, least: Plan, multiple: int) -> list[Plan]:
+    top = full(damage)
+    heads = [range(low, high + 1) for low, high in zip(least.heads, top.heads)]
+    neurons = [
+        [n for n in range(low, high + 1) if n % multiple == 0 or n == high]
+        for low, high in zip(least.neurons, top.neurons)
+    ]
+    return [Plan(heads=h, neurons=n) for h in product(*heads) for n in product(*neurons)]
+
+
+def wider(plan: Plan, top: Plan, multiple: int = 1) -> list[Plan]:
+    """The Plans with one step more somewhere."""
+    more = []
+    for i in range(len(plan.heads)):
+        if plan.heads[i] < top.heads[i]:
+            more.append(Plan(heads=_with(plan.heads, i, plan.heads[i] + 1), neurons=plan.neurons))
+        if plan.neurons[i] < top.neurons[i]:
+            step = min((plan.neurons[i] // multiple + 1) * multiple, top.neurons[i])
+            more.append(Plan(heads=plan.heads, neurons=_with(plan.neurons, i, step)))
+    return more
+
+
+def _with(counts: tuple[int, ...], i: int, count: int) -> tuple[int, ...]:
+    return (*counts[:i], count, *counts[i + 1 :])
+
+
+@settings(deadline=None)  # the brute force, not ours
+@given(problems(), st.floats(0, 1))
+def test_no_plan_within_the_budget_has_less_damage(problem, share):
+    damage, costs, least, multiple = problem
+    allocator = Allocator(*problem)
+    lowest, highest = costs.of(allocator.sparsest), costs.of(full(damage))
+    budget = round(lowest + share * (highest - lowest))
+    plan = allocator.within(budget)
+    plans = all_plans(damage, least, multiple)
+    assert plan in plans
+    assert costs.of(plan) <= budget
+    assert allocator.damage(plan) == min(allocator.damage(p) for p in plans if costs.of(p) <= budget)
+    assert all(costs.of(p) > budget for p in wider(plan, full(damage), multiple))
+
+
+@settings(deadline=None)
+@given(problems())
+def test_a_larger_budget_never_has_more_damage(problem):
+    damage, costs, _, _ = problem
+    allocator = Allocator(*problem)
+    budgets = range(int(costs.of(allocator.sparsest)), int(costs.of(full(damage))) + 1)
+    damages = [allocator.damage(allocator.within(budget)) for budget in budgets]
+    assert damages == sorted(damages, reverse=True)
+
+
+@settings(deadline=None, max_examples=300)
+@given(problems(cost=st.floats(0, 10)), st.floats(0, 1))
+def test_measured_costs_are_never_exceeded_and_nothing_more_fits(problem, share):
+    damage, costs, _, multiple = problem
+    allocator = Allocator(*problem)
+    lowest, highest = costs.of(allocator.sparsest), costs.of(full(damage))
+    budget = lowest + share * (highest - lowest)
+    plan = allocator.within(budget)
+    assert costs.of(plan) <= budget
+    assert all(costs.of(p) > budget for p in wider(plan, full(damage), multiple))
+    assert costs.of(allocator.along_line(budget)) <= budget
+
+
+@given(problems())
+def test_the_line_is_nested_from_dense_to_the_sparsest(problem):
+    allocator = Allocator(*problem)
+    line = allocator.line
+    assert (line[0], line[-1]) == (full(problem[0]), allocator.sparsest)
+    assert all(dense.keeps_all_of(sparse) for dense, sparse in pairwise(line))
+    costs = [allocator.costs.of(plan) for plan in line]
+    for budget in costs:
+        assert allocator.costs.of(allocator.along_line(budget)) == budget
+        assert allocator.along_line(budget).keeps_all_of(line[costs.index(budget)])
+
+
+def test_on_convex_curves_every_point_of_the_line_is_optimal():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        losses = lambda n: np.sort(rng.random(n))[::-1].tolist()  # noqa: E731
+        damage = tuple((falling(losses(3)), falling(losses(5))) for _ in range(2))
+        anatomy = anatomy_of([3, 3], [5, 5])
+        costs = linear_costs(anatomy, [3, 4], [1, 2], fixed=7)
+        least = Plan(heads=(1, 1), neurons=(1, 1))
+        allocator = Allocator(damage, costs, least)
+        plans = all_plans(damage, least, 1)
+        for plan in allocator.line:
+            best = min(allocator.damage(p) for p in plans if costs.of(p) <= costs.of(plan))
+            assert allocator.damage(plan) == pytest.approx(best)
+
+
+def lower_bound(damage: Damage, costs: Costs, least: Plan, budget: float) -> float:
+    """No Plan within the budget can have less: the best of damage + price * (cost - budget) over many prices."""
+    bounds = []
+    for price in np.geomspace(1e-9, 1e3, 2000):
+        total = price * (costs.fixed - budget)
+        for i, (of_heads, of_neurons) in enumerate(damage):
+            total += (of_heads + price * costs.heads[i])[least.heads[i] :].min()
+            total += (of_neurons + price * costs.neurons[i])[least.neurons[i] :].min()
+        bounds.append(total)
+    return float(max(bounds))
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_thinned_options_and_rounded_costs_stay_within_two_percent_of_a_lower_bound(share, noise):
+    rng = np.random.default_rng(1)
+
+    def losses(n: int) -> list[float]:
+        smooth = np.sort(rng.lognormal(0, 1.5, n))[::-1] * np.exp(noise * rng.normal(size=n))
+        return (smooth / smooth.sum() * rng.lognormal(0, 1)).tolist()
+
+    damage = tuple((falling(losses(6)), falling(losses(700))) for _ in range(8))
+    anatomy = anatomy_of([6] * 8, [700] * 8)
+    costs, least = flops_costs(anatomy), Protection().least(anatomy)
+    budget = share * anatomy.block_flops()
+    allocator = Allocator(damage, costs, least)
+    plan = allocator.within(budget)
+    assert costs.of(plan) <= budget
+    assert all(costs.of(p) > budget for p in wider(plan, full(damage)))
+    bound = lower_bound(damage, costs, least, budget)
+    assert bound <= allocator.damage(plan) <= 1.02 * bound
+
+
+def test_what_cannot_be_reached_or_does_not_belong_together_is_refused():
+    damage = ((falling([2, 1]), falling([3, 2, 1])),)
+    costs = linear_costs(anatomy_of([2], [3]), per_head=5, per_neuron=1)
+    allocator = Allocator(damage, costs, Plan(heads=(1,), neurons=(2,)))
+    with pytest.raises(SnapvitError, match="a cost of 6.5 is out of reach: the sparsest plan costs 7"):
+        allocator.within(6.5)
+    with pytest.raises(SnapvitError, match="a cost of nan is out of reach"):
+        allocator.along_line(float("nan"))
+    with pytest.raises(SnapvitError, match="damage of 1 blocks, costs of 2"):
+        Allocator(damage, linear_costs(anatomy_of([2, 2], [3, 3]), 1, 1), Plan(heads=(1,), neurons=(2,)))
+    with pytest.raises(SnapvitError, match="block 0: damage of 2 structures, costs of 2 and at least 3 kept"):
+        Allocator(damage, costs, Plan(heads=(3,), neurons=(2,)))
+    with pytest.raises(SnapvitError, match="block 0: .* costs of 4"):
+        Allocator(damage, linear_costs(anatomy_of([2], [4]), 1, 1), Plan(heads=(1,), neurons=(2,)))
+    for table in ([0, 2, 1], [0, np.nan, 1], [0]):
+        with pytest.raises(SnapvitError, match="block 0: the costs of neurons"):
+            Costs(([0, 1],), (table,))  # type: ignore[arg-type]
+    with pytest.raises(SnapvitError, match="same blocks"):
+        Costs(([0, 1],), ())  # type: ignore[arg-type]
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9)), min_size=1, max_size=4), st.randoms())
+def test_tables_add_up_to_what_the_anatomy_says(sizes, random):
+    anatomy = anatomy_of([h for h, _ in sizes], [n for _, n in sizes])
+    plan = Plan(
+        heads=tuple(random.randint(1, h) for h, _ in sizes), neurons=tuple(random.randint(1, n) for _, n in sizes)
+    )
+    assert flops_costs(anatomy).of(plan) == anatomy.block_flops(plan)
+    assert prunable_costs(anatomy).of(plan) == anatomy.prunable_params(plan)
+    assert params_costs(anatomy).of(plan) == anatomy.params(plan)
+
+
+@st.composite
+def planners(draw) -> Planner:
+    sizes = draw(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 40)), min_size=1, max_size=4))
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    flat = draw(st.booleans())  # curves with long flat parts
+
+    def losses(n: int) -> list[float]:
+        return (rng.lognormal(0, 2, n) * (rng.random(n) > 0.5 * flat)).tolist()
+
+    damage = tuple((falling(losses(h)), falling(losses(n))) for h, n in sizes)
+    orders = [rng.permutation(h) for h, _ in sizes], [rng.permutation(n) for _, n in sizes]
+    anatomy = anatomy_of([h for h, _ in sizes], [n for _, n in sizes])
+    multiple = draw(st.sampled_from([1, 1, 4, 8]))
+    return Planner(Ranking.from_orders(*orders, damage), anatomy, multiple=multiple)
+
+
+@settings(deadline=None)
+@given(planners(), st.floats(0.01, 1.0))
+def test_every_target_is_kept_by_a_plan_to_which_nothing_can_be_added(planner, fraction):
+    anatomy, least = planner.anatomy, planner.protection.least(planner.anatomy)
+    dense = Plan.dense(anatomy)
+    for plan_for, fits in (
+        (lambda f: planner.sparsity(1 - f), lambda plan: plan.sparsity(anatomy) >= 1 - fraction),
+        (planner.flops, lambda plan: plan.flops_ratio(anatomy) <= fraction),
+        (planner.params, lambda plan: anatomy.params(plan) <= fraction * anatomy.params()),
+    ):
+        if not fits(planner.sparsest):
+            with pytest.raises(SnapvitError, match="out of reach"):
+                plan_for(fraction)
+            continue
+        plan = plan_for(fraction)
+        plan.check_fits(anatomy)
+        assert fits(plan)
+        assert plan.keeps_all_of(least)
+        assert all(n % planner.multiple == 0 or n == all_ for n, all_ in zip(plan.neurons, anatomy.neurons))
+        assert not any(fits(p) for p in wider(plan, dense, planner.multiple))
+
+
+@given(planners())
+def test_nothing_asked_is_nothing_cut_and_the_sparsest_keeps_what_is_protected(planner):
+    dense = Plan.dense(planner.anatomy)
+    assert planner.sparsity(0) == planner.flops(1) == planner.params(1) == planner.pair(0, 0) == dense
+    if planner.multiple == 1:
+        assert planner.sparsest == planner.protection.least(planner.anatomy)
+    assert planner.flops(planner.sparsest.flops_ratio(planner.anatomy)) == planner.sparsest
+
+
+@settings(deadline=None, max_examples=30)  # two hundred Plans in each
+@given(planners())
+def test_steps_fall_in_flops_and_are_named_by_what_was_asked(planner):
+    steps = planner.steps()
+    names, plans = list(steps), list(steps.values())
+    ratios = [plan.flops_ratio(planner.anatomy) for plan in plans]
+    assert (names[0], plans[-1]) == ("dense", planner.sparsest)
+    assert all(a > b for a, b in pairwise(ratios))
+    for name, plan in steps.items():
+        if name.startswith("flops"):
+            assert plan == planner.flops(float(f"0.{int(name[5:]):02d}"))
+
+
+def test_without_curves_steps_are_of_sparsity_and_nested():
+    rng = np.random.default_rng(0)
+    ranking = Ranking((rng.random(4),) * 3, (rng.random(50),) * 3)  # type: ignore[arg-type]
+    planner = Planner(ranking, anatomy_of([4] * 3, [50] * 3))
+    steps = planner.steps()
+    assert list(steps)[:3] == ["dense", "s1", "s2"]
+    assert list(steps.values())[-1] == planner.sparsest
+    plans = list(steps.values())
+    assert all(a.keeps_all_of(b) and a != b for a, b in pairwise(plans))
+    for name in list(steps)[1:-1]:
+        assert steps[name] == planner.sparsity(float(f"0.{int(name[1:]):02d}"))
+
+
+def test_curves_leave_pairs_alone_and_move_heads_against_neurons():
+    damage = ((falling([1, 1]), falling([100] * 10)), (falling([1000, 1000]), falling([1] * 10)))
+    ranking = Ranking.from_orders([[0, 1]] * 2, [range(10)] * 2, damage)
+    plain = Ranking(ranking.head_scores, ranking.neuron_scores)
+    anatomy = anatomy_of([2, 2], [10, 10])
+    with_curves, without = Planner(ranking, anatomy), Planner(plain, anatomy)
+    assert with_curves.pair(0.35, 0.25) == without.pair(0.35, 0.25)
+    plan = with_curves.flops(0.78)
+    assert plan == Plan(heads=(1, 2), neurons=(10, 8))
+    reversed_weights = Planner(ranking.weighted([[1e6, 1e-6], [1e-6, 1e6]]), anatomy).flops(0.78)
+    assert reversed_weights == Plan(heads=(2, 1), neurons=(8, 10))
+
+
+def test_widths_on_a_grid_need_curves():
+    ranking = Ranking((np.ones(2, np.float32),), (np.ones(8, np.float32),))
+    with pytest.raises(UsageError, match="multiples of 4 need a ranking with damage curves"):
+        Planner(ranking, anatomy_of([2], [8]), multiple=4)

@@ -162,6 +162,7 @@ def command(tiny_folder, image_folder, tmp_path):
 
     def arguments(out: str, *extra: object) -> list[str]:
         base = ["rank", tiny_folder, "--data", image_folder, "--out", tmp_path / out, "--images", 56, "--pca", 16]
+        base += ["--recipe", "local"]
         return [str(part) for part in (*base, "--evaluations", 12, "--population", 5, *extra)]
 
     return arguments
@@ -237,6 +238,24 @@ def test_one_two_and_three_processes_give_the_same_ranking(command, tmp_path):
 
 
 @pytest.mark.slow
+def test_the_default_recipe_is_the_same_in_two_processes_and_after_a_kill(tiny_folder, image_folder, tmp_path):
+    def arguments(out: str) -> list[str]:
+        base = ["rank", tiny_folder, "--data", image_folder, "--images", 24, "--flops", "0.7", "--evaluations", 20]
+        return [str(part) for part in (*base, "--population", 5, "--out", tmp_path / out)]
+
+    whole = python(DRIVER, 0, *arguments("whole.safetensors"))
+    assert whole.returncode == 0, whole.stderr
+    two = torchrun(2, "-m", "snapvit_export.cli", *arguments("two.safetensors"))
+    assert two.returncode == 0, two.stderr[-3000:]
+    killed = python(DRIVER, 3, *arguments("killed.safetensors"))
+    assert killed.returncode == -signal.SIGKILL
+    again = python(DRIVER, 0, *arguments("killed.safetensors"))
+    assert again.returncode == 0, again.stderr
+    results = [(tmp_path / f"{name}.safetensors").read_bytes() for name in ("whole", "two", "killed")]
+    assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.slow
 def test_a_lost_process_ends_the_run_and_leaves_a_usable_checkpoint(command, tmp_path):
     whole = python(DRIVER, 0, *command("whole.safetensors"))
     assert whole.returncode == 0, whole.stderr
@@ -302,9 +321,10 @@ def test_a_gpu_that_is_not_there_is_refused(snapvit, command):
 
 
 def test_a_criterion_that_needs_no_images_gets_along_without(snapvit, tiny_folder, tmp_path):
-    outcome = snapvit("rank", tiny_folder, "--criterion", "magnitude", "--out", tmp_path / "r.safetensors")
+    local = ("rank", tiny_folder, "--recipe", "local")
+    outcome = snapvit(*local, "--criterion", "magnitude", "--out", tmp_path / "r.safetensors")
     assert outcome.code == 0, outcome.err
-    outcome = snapvit("rank", tiny_folder, "--criterion", "variance", "--out", tmp_path / "r2.safetensors")
+    outcome = snapvit(*local, "--criterion", "variance", "--out", tmp_path / "r2.safetensors")
     assert outcome.code == 2
     assert "needs images" in outcome.error_line
 
@@ -329,7 +349,7 @@ def test_a_checkpoint_is_not_resumed_by_another_engine(tiny_model, tmp_path):
 def test_labels_are_asked_for(snapvit, command, image_folder, tmp_path):
     assert snapvit(*command("r.safetensors", "--criterion", "cross-entropy", "--evaluations", 0)).code == 0
     flat = ["rank", command("x")[1], "--data", image_folder / "class0", "--out", tmp_path / "r2", "--images", 8]
-    outcome = snapvit(*flat, "--criterion", "cross-entropy")
+    outcome = snapvit(*flat, "--recipe", "local", "--criterion", "cross-entropy")
     assert outcome.code == 1
     assert "needs labels" in outcome.error_line
 

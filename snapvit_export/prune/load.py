@@ -23,6 +23,7 @@ from ..files import staged_folder, write_atomically
 from ..plan import Plan
 from ..ranking import Ranking
 from ..values import Value, read_json, write_json
+from .parts import blocks_of, give_bias
 from .slicing import shrink
 from .understand import read_anatomy
 
@@ -160,8 +161,18 @@ def _load_folder(folder: Path) -> Model:
     module = built.module
     if description.plan is not None:
         module = shrink(module, Ranking.flat(built.anatomy), description.plan)  # rows are filled below
-    _fill(module, read_weights(folder / "model.safetensors"), folder / "model.safetensors")
+    weights = read_weights(folder / "model.safetensors")
+    _give_biases(module, weights)
+    _fill(module, weights, folder / "model.safetensors")
     return Model(module, read_anatomy(module, description.name), description)
+
+
+def _give_biases(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Correction gives proj and fc2 a bias where the architecture has none: make room for those in the file."""
+    for i, block in enumerate(blocks_of(module)):
+        for name, linear in (("attn.proj", block.attn.proj), ("mlp.fc2", block.mlp.fc2)):
+            if f"blocks.{i}.{name}.bias" in weights:
+                give_bias(linear)
 
 
 def _build(description: ModelDescription) -> Model:

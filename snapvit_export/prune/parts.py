@@ -105,6 +105,12 @@ def neuron_columns(mlp: Any) -> Share:
     return Share(mlp.fc2, "weight", 1, 1)
 
 
+def give_bias(linear: nn.Linear) -> None:
+    """A bias of zeros where there is none: a corrected layer needs one."""
+    if linear.bias is None:
+        linear.bias = nn.Parameter(linear.weight.new_zeros(linear.out_features), linear.weight.requires_grad)
+
+
 def _rows(module: nn.Module, unit: int, sections: int = 1) -> Iterator[Share]:
     for name in ("weight", "bias"):
         if isinstance(getattr(module, name, None), Tensor):

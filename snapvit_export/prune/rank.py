@@ -2,15 +2,15 @@
 
 Three things never change the result: how many processes share the work, where it was interrupted, and what else runs
 on the machine. Scores are sums of what the batches contribute, added in fixed point; each candidate of the search is
-evaluated whole by one process; all random numbers depend on the seed and a counter.
+evaluated whole by one process; all random numbers depend on the seed and a counter. In the joint way every process
+observes all images by itself; that is the same on like machines with as many threads, and checked.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,25 +19,33 @@ import numpy as np
 import torch
 
 from ..calibration.images import Images
+from ..correction.damping import Damping
+from ..correction.statistics import Statistics
 from ..errors import SnapvitError, UsageError
 from ..plan import Planner
 from ..progress import Progress, Silent
 from ..ranking import Ranking
-from ..recipe import Settings
+from ..recipe import Settings, uses_scores
 from ..scores import Scores
 from ..values import as_builtins
 from .checkpoint import Checkpoint, Saved
+from .checks import weights_fingerprint
 from .criteria import make_criterion
 from .criteria.base import Batch, Criterion
+from .damage import damage_ranking
 from .exact_sum import ExactSum, choose_exponents
 from .load import Model
+from .observe import observe
 from .one_thread import one_thread
 from .processes import Processes
+from .search.allocation import AllocationFitness
+from .search.bench import Bench
 from .search.cka import cka_covariance
+from .search.divergence import Divergence, DivergenceName, check_divergence, default_divergence
 from .search.engine import Autocast, EngineName, engine_name
 from .search.fitness import Fitness, check_enough_images
 from .search.optimiser import Optimiser, Vector
-from .search.run import Progressed, search
+from .search.run import Judge, Progressed, search
 from .search.snes import LogSNES
 from .search.xnes import XNES
 
@@ -45,7 +53,15 @@ BATCH = 16  # images, as in the released code; the sum over batches makes scores
 SAVE_SECONDS = 30.0  # between checkpoints while scoring
 
 
-def rank(
+def rank(model: Model, images: Images, settings: Settings = Settings(), **options: Any) -> Ranking:
+    """Rank the heads and neurons of `model` on `images`; `options` are those of `rank_and_observe`.
+
+    >>> ranking = rank(model, images, make_settings("default"))
+    """
+    return rank_and_observe(model, images, settings, **options)[0]
+
+
+def rank_and_observe(
     model: Model,
     images: Images,
     settings: Settings = Settings(),
@@ -56,10 +72,10 @@ def rank(
     save_seconds: float | None = None,
     processes: Processes = Processes(),
     progress: Progress | None = None,
-) -> Ranking:
-    """Rank the heads and neurons of `model` on `images`; with a `checkpoint` path, resume what was begun there.
+) -> tuple[Ranking, Statistics | None]:
+    """The ranking, and the statistics of the dense model if it took any: correction needs the same.
 
-    >>> ranking = rank(model, images, Settings(evaluations=50))
+    With a `checkpoint` path, what was begun there is resumed.
     """
     criterion = make_criterion(
         settings.criterion, views=settings.views, reduction=settings.reduction, seed=settings.seed
@@ -71,11 +87,13 @@ def rank(
     saved = Saved.unpacked(processes.from_first(lambda: Saved.packed(state.load() if state is not None else None)))
     seconds = SAVE_SECONDS if save_seconds is None else save_seconds
     run = _Run(model, images, settings, criterion, processes, state, seconds, progress or Silent(), engine, autocast)
+    if settings.allocation == "joint":
+        return run.joint(saved, provenance)
     scores = run.score(saved)
     if settings.evaluations:
         scores, found = run.search(scores, saved)
         provenance |= found
-    return Ranking(scores.heads, scores.neurons, model.name, model.anatomy, provenance)
+    return Ranking(scores.heads, scores.neurons, model.name, model.anatomy, provenance), None
 
 
 @dataclass
@@ -164,13 +182,67 @@ class _Run:
             autocast=self._precision(saved),
             agree=self.processes.from_first,
         )
-        notes = {"autocast": fitness.autocast}
+        notes = {"autocast": fitness.bench.autocast}
         with one_thread():
             covariance = cka_covariance(self.model, self.images) if settings.cka else None
-        optimiser = make_optimiser(settings, scores, covariance)
+        optimiser = make_optimiser(settings, starting_factors(scores), covariance)
+        factors, summary = self._minimise(fitness, optimiser, _arrays_of(scores), notes, saved)
+        return scores.scaled(factors), summary
+
+    def joint(self, saved: Saved | None, provenance: dict[str, Any]) -> tuple[Ranking, Statistics]:
+        """Orders and damage curves from the statistics of the dense model; a search may then weight the curves."""
+        settings = self.settings
+        scores = self.score(saved) if uses_scores(settings) else None
+        statistics = observe(self.model, self.images, self.progress, str(self.processes.device))
+        self.progress.phase("ordering heads and neurons")
+        damping = Damping.parse(settings.damping)
+        ranking, factors = damage_ranking(self.model, statistics, settings.order, scores, damping, provenance)
+        self._check_same_order(ranking, saved)
+        if not settings.evaluations:
+            return ranking, statistics
+        self.progress.phase("preparing the search")
+        bench = Bench(
+            self.model,
+            self.images.first(settings.search_images),
+            self.engine,
+            self.processes.device,
+            self._precision(saved),
+            self.processes.from_first,
+        )
+        divergence = Divergence(_divergence(settings, self.model), self.model, bench.dense)
+        judged = factors if _corrects(settings) else None
+        fitness = AllocationFitness(bench, ranking, judged, divergence, settings.flops)
+        optimiser = make_optimiser(settings, np.ones(2 * len(self.model.anatomy.blocks)))
+        arrays = {} if scores is None else _arrays_of(scores)
+        notes = {"autocast": bench.autocast, "order_sha256": ranking.order_sha256}
+        weights, summary = self._minimise(fitness, optimiser, arrays, notes, saved)
+        weighted = ranking.weighted(np.reshape(weights, (-1, 2)))
+        return replace(weighted, provenance={**provenance, **summary}), statistics
+
+    def _check_same_order(self, ranking: Ranking, saved: Saved | None) -> None:
+        """All processes observed all images: unlike machines might round unlike, and must not search together."""
+        if self.processes.from_first(lambda: ranking.order_sha256) != ranking.order_sha256:
+            raise SnapvitError("the processes of this run found different orders. Run them on machines of one kind")
+        before = None if saved is None else saved.rest.get("order_sha256")
+        if before not in (None, ranking.order_sha256):
+            raise SnapvitError(
+                "the checkpoint was made with another order of heads and neurons: another machine or number of "
+                "threads. Resume there, or remove the checkpoint"
+            )
+
+    def _minimise(
+        self,
+        fitness: Judge,
+        optimiser: Optimiser,
+        arrays: dict[str, np.ndarray],
+        notes: dict[str, Any],
+        saved: Saved | None,
+    ) -> tuple[Vector, dict[str, Any]]:
+        """Search, showing and saving how far it is; the best factors, and what to say of the search in the ranking."""
         if self.state is not None and self.processes.is_first and (saved is None or saved.phase == "score"):
-            self.state.save("scored", _arrays_of(scores), notes)
-        self.progress.phase("searching", settings.evaluations)
+            self.state.save("scored", arrays, notes)
+        evaluations = self.settings.evaluations
+        self.progress.phase("searching", evaluations)
         reached = 0
 
         def tell(now: Progressed) -> None:
@@ -182,12 +254,12 @@ class _Run:
         found = search(
             fitness,
             optimiser,
-            settings.evaluations,
-            settings.racing,
+            evaluations,
+            self.settings.racing,
             self.processes,
             self.state,
             saved,
-            _arrays_of(scores),
+            arrays,
             notes,
             tell,
         )
@@ -202,7 +274,7 @@ class _Run:
                 "factors": [float(c) for c in found.best_factors],
             }
         }
-        return scores.scaled(found.best_factors), summary
+        return found.best_factors, summary
 
     def _precision(self, saved: Saved | None) -> Autocast | None:
         """fp32 on a CPU, so that results repeat; on a GPU what was asked for, or measured once for the whole run."""
@@ -213,9 +285,8 @@ class _Run:
         return self.autocast
 
 
-def make_optimiser(settings: Settings, scores: Scores, covariance: np.ndarray | None = None) -> Optimiser:
-    """The optimiser of these settings, at its start: factors from 1.2 in the first block to 0.8 in the last."""
-    start = starting_factors(scores)
+def make_optimiser(settings: Settings, start: Vector, covariance: np.ndarray | None = None) -> Optimiser:
+    """The optimiser of these settings, at its start."""
     if settings.optimiser == "snes-log":
         return LogSNES(start, settings.seed, settings.population)
     return XNES(start, settings.seed, settings.population, covariance)
@@ -228,57 +299,37 @@ def starting_factors(scores: Scores) -> Vector:
     return np.concatenate([by_depth, *per_head])
 
 
-def weights_fingerprint(module: torch.nn.Module) -> str:
-    """A hash of all weights by name: the same model gives the same."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
 def needs_images(settings: Settings) -> bool:
     """Whether these settings look at any image: magnitude and its like do not, unless a search follows."""
-    return make_criterion(settings.criterion).needs != "nothing" or settings.evaluations > 0
+    joint = settings.allocation == "joint"
+    return joint or make_criterion(settings.criterion).needs != "nothing" or settings.evaluations > 0
 
 
-def check_device(device: str) -> None:
-    """Refuse a device that is not there, before any work."""
-    if device != "cpu" and not device.startswith("cuda"):
-        raise UsageError(f"device '{device}' is not cpu or cuda")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise SnapvitError("no CUDA device works here: torch finds none. Use --device cpu")
+def _corrects(settings: Settings) -> bool:
+    """Whether candidates are judged with correction: as they will be used."""
+    return settings.correction not in (None, "sparsegpt")
 
 
-def check_engine(engine: str | None) -> EngineName | None:
-    """Refuse an engine that does not exist."""
-    if engine not in (None, "torch", "onnxruntime"):
-        raise UsageError(f"no engine is called '{engine}'. Known: torch, onnxruntime")
-    return engine  # type: ignore[return-value]
-
-
-def check_autocast(autocast: str | None) -> Autocast | None:
-    """Refuse a precision that does not exist; None lets a GPU measure."""
-    if autocast not in (None, "none", "bf16", "fp16"):
-        raise UsageError(f"no autocast is called '{autocast}'. Known: none, bf16, fp16")
-    return autocast  # type: ignore[return-value]
-
-
-def check_same_weights(ranking: Ranking, model: Model) -> None:
-    """Refuse a ranking that says it was made from other weights."""
-    made_from = ranking.provenance.get("weights_sha256")
-    if made_from is not None and made_from != weights_fingerprint(model.module):
-        raise SnapvitError(f"the ranking was made from other weights of {ranking.model}. Rank this model first")
+def _divergence(settings: Settings, model: Model) -> DivergenceName:
+    name = default_divergence(model) if settings.divergence is None else settings.divergence
+    check_divergence(name, model)
+    return name  # type: ignore[return-value]
 
 
 def _check(criterion: Criterion, model: Model, images: Images, settings: Settings) -> None:
-    if criterion.needs != "nothing" and not len(images):
-        raise SnapvitError(f"criterion {settings.criterion} needs images. Give --data")
-    if criterion.needs == "labels" and images.labels is None:
+    if needs_images(settings) and not len(images):
+        what = f"criterion {settings.criterion}" if settings.allocation == "pairs" else "joint allocation"
+        raise SnapvitError(f"{what} needs images. Give --data")
+    if uses_scores(settings) and criterion.needs == "labels" and images.labels is None:
         raise SnapvitError(f"criterion {settings.criterion} needs labels: one sub-folder of images per class")
     if settings.evaluations < 0:
         raise UsageError(f"{settings.evaluations} evaluations make no sense. Give 0 for no search")
-    if settings.evaluations:
+    if settings.allocation == "joint":
+        _divergence(settings, model)
+        planner = Planner(Ranking.flat(model.anatomy), model.anatomy)
+        for fraction in settings.flops if settings.evaluations else ():
+            planner.flops(fraction)  # refuses what protection does not allow
+    elif settings.evaluations:
         check_enough_images(len(images), settings.pca, model.anatomy.embed_dim)
         planner = Planner(Ranking.flat(model.anatomy), model.anatomy)
         for mlp, head in settings.pairs:
@@ -288,20 +339,26 @@ def _check(criterion: Criterion, model: Model, images: Images, settings: Setting
 def _provenance(
     model: Model, images: Images, settings: Settings, criterion: Criterion, how: dict[str, Any]
 ) -> dict[str, Any]:
-    described: dict[str, Any] = {
-        "criterion": settings.criterion,
-        **criterion.settings,
-        "batch": BATCH,
+    described: dict[str, Any] = {"allocation": settings.allocation}
+    if settings.allocation == "joint":
+        described |= {"order": settings.order, "damping": settings.damping}
+    if uses_scores(settings):
+        described |= {"criterion": settings.criterion, **criterion.settings, "batch": BATCH}
+    described |= {
         "seed": settings.seed,
         "model": model.name,
         "weights_sha256": weights_fingerprint(model.module),
         "data": images.fingerprint,
     }
     if settings.evaluations:
+        own = ("flops", "search_images") if settings.allocation == "joint" else ("pairs", "pca", "cka")
         described["search_settings"] = {
             name: as_builtins(getattr(settings, name))
-            for name in ("evaluations", "optimiser", "population", "pairs", "pca", "cka", "racing")
+            for name in ("evaluations", "optimiser", "population", "racing", *own)
         } | how
+        if settings.allocation == "joint":
+            described["search_settings"]["divergence"] = _divergence(settings, model)
+            described["search_settings"]["corrected"] = _corrects(settings)
     return described
 
 

@@ -36,7 +36,7 @@ def read_anatomy(module: nn.Module, name: str) -> Anatomy:
     _check_outside(model, name)
     for i, block in enumerate(model.blocks):
         _check_block(block, block_type, f"{name}: block {i}")
-    norm = _norm_kind(model.blocks[0].norm1, name)
+    norm = norm_kind(model.blocks[0].norm1, name)
     anatomy = Anatomy(
         family=family,
         embed_dim=model.embed_dim,
@@ -113,7 +113,7 @@ def _read_block(block: Any) -> Block:
         head_dim=attn.head_dim,
         hidden=mlp.fc2.in_features,
         mlp="plain" if isinstance(mlp, Mlp) else "glu",
-        activation=_activation(mlp.act),
+        activation=activation_name(mlp.act),
         biases=tuple(_biases(attn, mlp)),
         qk_norm=not isinstance(attn.q_norm, nn.Identity),
         attn_norm=not isinstance(attn.norm, nn.Identity),
@@ -145,7 +145,7 @@ def _layer_scales(block: Any) -> list[Literal["attn", "mlp"]]:
     return [name for name, there in zip(names, present) if there]
 
 
-def _activation(act: nn.Module) -> str:
+def activation_name(act: nn.Module) -> str:
     """The name of the function, told apart by what it computes at one point: timm has several classes for each."""
     probe = torch.tensor([0.7], device="cpu")  # also while a model is built without weights
     known = {
@@ -159,7 +159,8 @@ def _activation(act: nn.Module) -> str:
     return next((name for name, wanted in known.items() if torch.equal(value, wanted)), type(act).__name__)
 
 
-def _norm_kind(norm: nn.Module, name: str) -> Norm:
+def norm_kind(norm: nn.Module, name: str) -> Norm:
+    """Which of the two kinds of norm this is; `name` is what the error calls it."""
     if isinstance(norm, nn.LayerNorm):
         return "layer"
     if "rmsnorm" in type(norm).__name__.lower():

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..anatomy import Anatomy
 from ..calibration.images import Images
 from ..evaluate.accuracy import Evaluation, top1
 from ..family import Measurement, Variant
@@ -22,13 +23,13 @@ from ..plan import Plan
 from ..profiling.device import DeviceCard, usable_cores
 from ..profiling.measure import Profile, time_together, to_profile
 from ..progress import Progress
-from ..ranking import Ranking
 from ..runtimes.ort import OrtSession
 from ..target import Target
 from ..values import to_json
 from .load import Model
 from .masking import masked
 from .onnx_export import to_onnx
+from .repair import Repair
 from .slicing import shrink
 
 GATE_IMAGES = 8
@@ -44,6 +45,8 @@ class Built:
     sha256: str
     size_bytes: int
     evaluation: Evaluation | None
+    correction: str | None
+    kept: bool  # made as well as it can be, not only to be timed
     profile: Profile | None = None
 
 
@@ -53,7 +56,7 @@ class Workshop:
     def __init__(
         self,
         model: Model,
-        ranking: Ranking,
+        repair: Repair,
         target: Target,
         device: DeviceCard,
         calibration: Images,
@@ -61,24 +64,34 @@ class Workshop:
         folder: Path,
         progress: Progress,
     ) -> None:
-        self.model, self.ranking, self.target, self.device = model, ranking, target, device
+        self.model, self.repair, self.target, self.device = model, repair, target, device
         self.folder, self.progress = folder, progress
         self.held_out = held_out if _labels_suit(held_out, model) else None
         self.gate_images = next(calibration.batches(GATE_IMAGES))  # (<=8, 3, H, W)
         self.timed_batch = np.resize(self.gate_images, (target.batch, *self.gate_images.shape[1:]))
         self.built: dict[str, Built] = {}
 
-    def add(self, name: str, plan: Plan) -> None:
-        """Cut, export and check a variant, unless it is there already."""
-        if name in self.built:
+    def add(self, name: str, plan: Plan, keep: bool = False) -> None:
+        """Cut, repair, export and check a variant, unless it is there already; `keep`: as well as we can."""
+        before = self.built.get(name)
+        if before is not None and (before.kept or not keep):
             return
         self.progress.phase(f"building {name}")
-        module = shrink(self.model.module, self.ranking, plan)
-        anatomy = self.model.anatomy.with_counts(plan)
+        module, correction = self.repair.kept(plan) if keep else self.repair.probe(plan)
+        if before is not None and correction == before.correction:
+            self.built[name] = replace(before, kept=True)
+            return
+        anatomy = self._anatomy(correction).with_counts(plan)
         path = self.folder / f"{name}.onnx"
-        write_atomically(path, to_onnx(module, anatomy, self._metadata(name)))
+        write_atomically(path, to_onnx(module, anatomy, self._metadata(name, correction)))
         self._check(name, plan, module, path)
-        self.built[name] = Built(name, path, plan, sha256(path), path.stat().st_size, self._evaluate(name, path))
+        evaluation = self._evaluate(name, path)
+        self.built[name] = Built(name, path, plan, sha256(path), path.stat().st_size, evaluation, correction, keep)
+
+    def _anatomy(self, correction: str | None) -> Anatomy:
+        """The dense anatomy; a correction gives a bias to layers that had none."""
+        gains_biases = correction not in (None, "sparsegpt")
+        return self.model.anatomy.with_output_biases() if gains_biases else self.model.anatomy
 
     def time(self, names: Sequence[str], seconds: float = 1.0) -> None:
         """Time variants side by side, each for `seconds`; a variant timed before gets the newer profile."""
@@ -110,7 +123,8 @@ class Workshop:
             Measurement(
                 variant=built.name,
                 sparsity=built.plan.sparsity(anatomy),
-                params=anatomy.params(built.plan),
+                correction=built.correction,
+                params=self._anatomy(built.correction).params(built.plan),
                 flops=anatomy.flops(built.plan),
                 size_bytes=built.size_bytes,
                 profile=self._profile(built.name),
@@ -119,7 +133,7 @@ class Workshop:
             )
             for built in self.built.values()
         ]
-        return tuple(sorted(found, key=lambda m: (m.sparsity, m.variant)))
+        return tuple(sorted(found, key=lambda m: (-m.flops, m.variant)))
 
     def finish(self, keep: Collection[str | None]) -> tuple[Variant, ...]:
         """Remove the files of probes that are not kept, and describe the rest, densest first."""
@@ -127,7 +141,7 @@ class Workshop:
             if built.name not in keep:
                 built.path.unlink()
         variants = [self._variant(built) for built in self.built.values() if built.name in keep]
-        return tuple(sorted(variants, key=lambda v: (v.sparsity, v.name)))
+        return tuple(sorted(variants, key=lambda v: (-v.flops, v.name)))
 
     def _variant(self, built: Built) -> Variant:
         anatomy, plan = self.model.anatomy, built.plan
@@ -137,25 +151,28 @@ class Workshop:
             sparsity=plan.sparsity(anatomy),
             heads=plan.heads,
             neurons=plan.neurons,
-            params=anatomy.params(plan),
+            params=self._anatomy(built.correction).params(plan),
             flops=anatomy.flops(plan),
             flops_ratio=plan.flops_ratio(anatomy),
             size_bytes=built.size_bytes,
             sha256=built.sha256,
+            corrected=built.correction is not None,
+            correction=built.correction,
             profile=built.profile,
             evaluation=built.evaluation,
         )
 
     def _check(self, name: str, plan: Plan, module: torch.nn.Module, path: Path) -> None:
-        """The gate: masked = sliced = ONNX, on real images."""
-        images = torch.from_numpy(self.gate_images)
+        """The gates on real images: masked = sliced before any correction, then the corrected module = ONNX."""
+        images, ranking = torch.from_numpy(self.gate_images), self.repair.ranking
         with torch.no_grad():
-            sliced = module(images).numpy()
-            with masked(self.model.module, self.ranking, plan) as dense:
+            result = module(images).numpy()
+            sliced = shrink(self.model.module, ranking, plan)(images).numpy()
+            with masked(self.model.module, ranking, plan) as dense:
                 reference = dense(images).numpy()
         require_equal(f"{name}: masked and sliced", reference, sliced)
         with OrtSession(path, usable_cores()) as session:
-            require_equal(f"{name}: sliced and ONNX", sliced, session.run(self.gate_images))
+            require_equal(f"{name}: module and ONNX", result, session.run(self.gate_images))
 
     def _evaluate(self, name: str, path: Path) -> Evaluation | None:
         if self.held_out is None:
@@ -169,10 +186,11 @@ class Workshop:
         assert profile is not None, f"{name} was not timed"
         return profile
 
-    def _metadata(self, name: str) -> dict[str, str]:
+    def _metadata(self, name: str, correction: str | None) -> dict[str, str]:
         return {
             "snapvit.model": self.model.name,
             "snapvit.variant": name,
+            "snapvit.correction": correction or "none",
             "snapvit.preprocessing": to_json(self.model.preprocessing).decode(),
             "snapvit.labels": to_json(self.model.description.labels).decode(),
         }

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,11 +20,23 @@ from ...errors import SnapvitError
 from ..checkpoint import Checkpoint, Saved
 from ..one_thread import one_thread
 from ..processes import Processes
-from .fitness import Fitness, PerImage
+from .bench import Bench
+from .fitness import PerImage
 from .optimiser import Optimiser, Vector
 
 RACE_AT = (0.25, 0.5)  # shares of the images after which a candidate may be dropped
 RACE_ERRORS = 3.0
+
+
+class Judge(Protocol):
+    """What a search minimises: a loss for every size that the factors' candidate is cut to, and every image."""
+
+    bench: Bench
+
+    @property
+    def sizes(self) -> int: ...
+
+    def per_image(self, factors: Vector, chunks: range | None = None) -> PerImage: ...  # (sizes, images)
 
 
 @dataclass
@@ -33,7 +45,7 @@ class Progressed:
 
     best_loss: float
     best_factors: Vector
-    best_per_image: PerImage  # (pairs, images)
+    best_per_image: PerImage  # (sizes, images)
     start_loss: float
     evaluations: int = 0  # the start is not counted
     images_seen: int = 0
@@ -53,13 +65,13 @@ class Tried:
         return [self.loss, self.images, None if self.per_image is None else self.per_image.tobytes()]
 
     @staticmethod
-    def unpacked(packed: list[Any], pairs: int) -> Tried:
+    def unpacked(packed: list[Any], sizes: int) -> Tried:
         loss, images, data = packed
-        return Tried(loss, images, None if data is None else np.frombuffer(data).reshape(pairs, images))
+        return Tried(loss, images, None if data is None else np.frombuffer(data).reshape(sizes, images))
 
 
 def search(
-    fitness: Fitness,
+    fitness: Judge,
     optimiser: Optimiser,
     evaluations: int,
     racing: bool = False,
@@ -81,7 +93,7 @@ def search(
             points = optimiser.ask()  # (n, D), the same in every process
         wanted = points[: evaluations - now.evaluations]
         mine = [_try(fitness, optimiser.factors(x), now, racing).packed() for x in processes.share(list(wanted))]
-        tried = [Tried.unpacked(packed, len(fitness.pairs)) for packed in processes.gather(mine)]
+        tried = [Tried.unpacked(packed, fitness.sizes) for packed in processes.gather(mine)]
         _take_in(now, tried, wanted, optimiser)
         if len(wanted) == len(points):
             with one_thread():
@@ -92,27 +104,27 @@ def search(
     return now
 
 
-def _first(fitness: Fitness, optimiser: Optimiser) -> Progressed:
+def _first(fitness: Judge, optimiser: Optimiser) -> Progressed:
     """The start itself: a search can never end worse than no search."""
     factors = optimiser.factors(optimiser.start)
     per_image = fitness.per_image(factors)
     loss = float(per_image.mean())
     if not np.isfinite(loss):
         raise SnapvitError("the fitness of the start is not a finite number. Are the weights of this model whole?")
-    return Progressed(loss, factors, per_image, start_loss=loss, images_seen=fitness.count)
+    return Progressed(loss, factors, per_image, start_loss=loss, images_seen=fitness.bench.count)
 
 
-def _try(fitness: Fitness, factors: Vector, now: Progressed, racing: bool) -> Tried:
-    stops = [round(share * fitness.chunks) for share in RACE_AT] if racing else []
+def _try(fitness: Judge, factors: Vector, now: Progressed, racing: bool) -> Tried:
+    stops = [round(share * fitness.bench.chunks) for share in RACE_AT] if racing else []
     begun, parts = 0, []
-    for stop in [*stops, fitness.chunks]:
+    for stop in [*stops, fitness.bench.chunks]:
         if stop <= begun:
             continue
         parts.append(fitness.per_image(factors, range(begun, stop)))
         begun = stop
-        if begun < fitness.chunks and (behind := _hopeless(np.concatenate(parts, axis=1), now)):
+        if begun < fitness.bench.chunks and (behind := _hopeless(np.concatenate(parts, axis=1), now)):
             return Tried(now.best_loss + behind, sum(part.shape[1] for part in parts), None)
-    per_image = np.concatenate(parts, axis=1)  # (pairs, images)
+    per_image = np.concatenate(parts, axis=1)  # (sizes, images)
     return Tried(float(per_image.mean()), per_image.shape[1], per_image)
 
 

@@ -1,0 +1,161 @@
+"""Pack a model into an Elastic folder: every tensor in rank order under its canonical name, and then no torch any more.
+
+`block_weights` of the search already gives the blocks of every family under uniform names, for any list of heads and
+neurons; here the list is all of them, best first. What is outside the blocks is taken as the module uses it: tokens
+with their positions added, rotary tables at the model's own input size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from timm.models.eva import Eva
+from torch import Tensor, nn
+
+from ..anatomy import Anatomy
+from ..correction.factors import Factors
+from ..elastic.buffer import Array
+from ..elastic.description import Description, Wiring
+from ..elastic.names import TRANSPOSED, weight_shapes
+from ..elastic.write import write_elastic
+from ..errors import ModelNotUnderstood
+from ..progress import Progress, Silent
+from ..ranking import Ranking
+from .load import Model
+from .parts import blocks_of
+from .search.forward import ACTIVATIONS, Weights, block_weights
+from .understand import activation_name, norm_kind
+
+
+def pack(
+    model: Model, ranking: Ranking, folder: Path | str, factors: Factors | None = None, progress: Progress | None = None
+) -> Description:
+    """Write the Elastic folder of a model; with `factors` of the same ranking it can correct its weights.
+
+    >>> pack(load_model("bundled"), ranking, "elastic")
+    """
+    wiring = read_wiring(model.module, model.anatomy)
+    return write_elastic(
+        Path(folder),
+        model=model.name,
+        anatomy=model.anatomy,
+        preprocessing=model.preprocessing,
+        labels=model.description.labels,
+        wiring=wiring,
+        ranking=ranking,
+        weights=_weights(model, ranking, progress or Silent()),
+        factors=factors,
+    )
+
+
+def read_wiring(module: Any, anatomy: Anatomy) -> Wiring:
+    """How the parts of a module are joined, as far as its Anatomy leaves it open."""
+    pool = module.attn_pool
+    used = {block.activation for block in anatomy.blocks} | (
+        {activation_name(pool.mlp.act)} if pool is not None else set()
+    )
+    if unknown := sorted(used - set(ACTIVATIONS)):
+        raise ModelNotUnderstood(f"activation {unknown[0]} has no name that a graph could be made from")
+    return Wiring(
+        rotate_half=bool(getattr(blocks_of(module)[0].attn, "rotate_half", False)),
+        pool_prefix=pool is not None if isinstance(module, Eva) else bool(module.pool_include_prefix),
+        pool_activation=None if pool is None else activation_name(pool.mlp.act),
+        eps={name: eps for name, eps in _all_eps(module, anatomy).items() if eps != anatomy.norm_eps},
+    )
+
+
+def _all_eps(module: Any, anatomy: Anatomy) -> dict[str, float]:
+    """The eps of every norm by canonical name; refuses a norm of another kind than the Anatomy says."""
+    norms = {"pre_norm": module.norm_pre, "final_norm": module.norm, "fc_norm": module.fc_norm}
+    if module.attn_pool is not None:
+        norms["pool.norm"] = module.attn_pool.norm
+    for i, block in enumerate(blocks_of(module)):
+        parts = {"norm1": block.norm1, "norm2": block.norm2, "attn_norm": block.attn.norm, "mlp_norm": block.mlp.norm}
+        parts |= {"q_norm": block.attn.q_norm, "k_norm": block.attn.k_norm}
+        norms |= {f"blocks.{i}.{name}": norm for name, norm in parts.items()}
+    found = {}
+    for name, norm in norms.items():
+        if isinstance(norm, nn.Identity):
+            continue
+        if norm_kind(norm, name) != anatomy.norm:
+            raise ModelNotUnderstood(f"{name}: {type(norm).__name__} is not a {anatomy.norm} norm like the others")
+        found[name] = float(norm.eps if norm.eps is not None else torch.finfo(torch.float32).eps)
+    return found
+
+
+def _weights(model: Model, ranking: Ranking, progress: Progress) -> Iterator[tuple[str, Array]]:
+    """All tensors in the order of the computation, one block at a time."""
+    anatomy = model.anatomy
+    names = list(weight_shapes(anatomy))
+    inner = [n for n, name in enumerate(names) if name.startswith("blocks.")]
+    outside = _outside(model.module, anatomy)
+    yield from ((name, _stored(name, outside[name])) for name in names[: inner[0]])
+    progress.phase("packing blocks", len(anatomy.blocks))
+    for i, block in enumerate(blocks_of(model.module)):
+        heads, neurons = (torch.from_numpy(order) for order in (ranking.head_order(i), ranking.neuron_order(i)))
+        tensors = _split(block_weights(block, heads, neurons, split_query=True))
+        prefix = f"blocks.{i}."
+        for name in names:
+            if name.startswith(prefix):
+                yield name, _stored(name, tensors[name.removeprefix(prefix)])
+        progress.advance()
+    yield from ((name, _stored(name, outside[name])) for name in names[inner[-1] + 1 :])
+
+
+def _split(weights: Weights) -> Weights:
+    """Keys and values apart."""
+    for part in ("weight", "bias"):
+        if (both := weights.pop(f"kv.{part}", None)) is not None:
+            weights[f"k.{part}"], weights[f"v.{part}"] = both.chunk(2)
+    return weights
+
+
+def _outside(module: Any, anatomy: Anatomy) -> Weights:
+    """What is before, between and after the blocks, by canonical name; more than the model has is not asked for."""
+    tensors = _members("patch", module.patch_embed.proj) | _tokens(module, anatomy)
+    for name, norm in (("pre_norm", module.norm_pre), ("final_norm", module.norm), ("fc_norm", module.fc_norm)):
+        tensors |= _members(name, norm)
+    tensors |= _members("head", module.head) | _members("distillation_head", getattr(module, "head_dist", None))
+    pool = module.attn_pool
+    if pool is not None:
+        for name in ("q", "proj", "norm"):
+            tensors |= _members(f"pool.{name}", getattr(pool, name))
+        for part, tensor in _members("kv", pool.kv).items():
+            keys, values = tensor.chunk(2)
+            tensors |= {f"pool.{part.replace('kv', 'k')}": keys, f"pool.{part.replace('kv', 'v')}": values}
+        tensors |= _members("pool.fc1", pool.mlp.fc1) | _members("pool.fc2", pool.mlp.fc2)
+        tensors["pool.latent"] = pool.latent[0]
+    return tensors
+
+
+def _tokens(module: Any, anatomy: Anatomy) -> Weights:
+    """Prefix tokens, positions and rotary tables: what the module puts around patches that are all zero.
+
+    timm adds positions before or after the tokens are joined, has rows for them or not, and resamples; its own code
+    decides here, and whoever computes with the folder joins `prefix` and patches + `positions`.
+    """
+    with torch.no_grad():
+        patches = module.patch_embed(torch.zeros(1, anatomy.channels, *anatomy.image))
+        found = module._pos_embed(torch.zeros_like(patches))
+    x, rope = found if isinstance(found, tuple) else (found, None)
+    count = anatomy.tokens - anatomy.patches
+    tensors = {"prefix": x[0, :count], "positions": x[0, count:]}
+    if rope is not None:
+        tensors["rope.sin"], tensors["rope.cos"] = rope.chunk(2, dim=-1)  # (patches, head_dim) each
+    return tensors
+
+
+def _members(name: str, module: Any) -> Weights:
+    found = {f"{name}.{part}": getattr(module, part, None) for part in ("weight", "bias")}
+    return {key: value for key, value in found.items() if isinstance(value, Tensor)}
+
+
+def _stored(name: str, tensor: Tensor) -> Array:
+    """As the folder has it: float32, the weights of proj and fc2 transposed."""
+    array = tensor.detach().cpu().float().numpy()
+    layer, _, part = name.rpartition(".")
+    return np.ascontiguousarray(array.T if part == "weight" and layer.rpartition(".")[2] in TRANSPOSED else array)

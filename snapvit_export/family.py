@@ -6,14 +6,14 @@ names that leave the folder.
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal
 
 from .anatomy import Anatomy
 from .calibration.preprocessing import Preprocessing
 from .errors import FileFormatError
 from .evaluate.accuracy import Evaluation
-from .files import sha256
+from .files import inside, sha256
 from .profiling.device import DeviceCard
 from .profiling.measure import Profile
 from .target import Target
@@ -37,6 +37,7 @@ class Variant(Value, frozen=True, kw_only=True):
     sha256: str
     precision: Literal["fp32"] = "fp32"
     corrected: bool = False
+    correction: str | None = None  # which one: refit, elastic, sequential or sparsegpt
     profile: Profile | None = None
     evaluation: Evaluation | None = None
 
@@ -49,6 +50,7 @@ class Measurement(Value, frozen=True, kw_only=True):
     params: Count
     flops: Count
     size_bytes: Count
+    correction: str | None = None
     profile: Profile
     evaluation: Evaluation | None
     fits: bool
@@ -120,7 +122,7 @@ def read_family(folder: Path | str) -> Manifest:
     folder = Path(folder)
     manifest = read_json(folder / MANIFEST, Manifest)
     for variant in manifest.variants:
-        path = _inside(folder, variant.file)
+        path = inside(folder, variant.file, MANIFEST)
         if not path.is_file():
             raise FileFormatError(f"{path}: missing, though {MANIFEST} lists it. Export or copy the family again")
         if path.stat().st_size != variant.size_bytes or sha256(path) != variant.sha256:
@@ -137,13 +139,3 @@ def own_files(folder: Path) -> list[str] | None:
     except FileFormatError:
         return None
     return [MANIFEST, RANKING, *(variant.file for variant in manifest.variants)]
-
-
-def _inside(folder: Path, name: str) -> Path:
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
-        raise FileFormatError(f"{folder / MANIFEST}: '{name}' leaves the folder")
-    inside = folder / path
-    if not inside.resolve().is_relative_to(folder.resolve()):
-        raise FileFormatError(f"{inside}: a link that leaves the folder")
-    return inside

@@ -13,9 +13,9 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from .errors import SnapvitError
+from .errors import FileFormatError, SnapvitError
 
 _ADVICE = {
     errno.ENOSPC: "the disk is full. Free some space or choose another place",
@@ -84,6 +84,17 @@ def refuse_foreign(goal: Path, replaceable: Collection[str] | None) -> None:
     foreign = sorted(entry.name for entry in goal.iterdir() if entry.name not in (replaceable or ()))
     if foreign:
         raise SnapvitError(f"{goal}: holds files that are not ours ({', '.join(foreign[:3])}). Choose another --out")
+
+
+def inside(folder: Path, name: str, listed_in: str) -> Path:
+    """The file of that name in `folder`; refuses names and links that leave it. `listed_in`: the file that names it."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or not path.parts:
+        raise FileFormatError(f"{folder / listed_in}: '{name}' leaves the folder")
+    found = folder / path
+    if not found.resolve().is_relative_to(folder.resolve()):
+        raise FileFormatError(f"{found}: a link that leaves the folder")
+    return found
 
 
 def sha256(path: Path) -> str:

@@ -1,0 +1,69 @@
+"""`snapvit pack`: a model in rank order, from which any sparsity comes without torch, corrected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+
+def pack(
+    model: Annotated[str, typer.Option(help="A timm name, a folder saved by us, or 'bundled'.")] = "bundled",
+    checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
+    ranking: Annotated[Optional[Path], typer.Option(help="Use this ranking instead of ranking anew.")] = None,
+    data: Annotated[
+        Optional[list[str]],
+        typer.Option(help="Images to rank and correct by: folder, list, .npz, hf:owner/name or 'digits'."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder to write; replaced if it is an Elastic.")] = Path("snapvit-elastic"),
+    recipe: Annotated[str, typer.Option(help="How to rank: default, snapvit (as released) or local.")] = "default",
+    no_correct: Annotated[bool, typer.Option("--no-correct", help="Pack weights only, without factors.")] = False,
+    damping: Annotated[
+        Optional[str], typer.Option(help="Of the statistics: mean:0.01, max:0.1 or percentile:0.01.")
+    ] = None,
+    images: Annotated[Optional[int], typer.Option(min=1, max=10**7, help="Images to calibrate on.")] = None,
+    seed: Annotated[Optional[int], typer.Option(min=0, max=2**32 - 1, help="For the choice of images.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and progress as lines of JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
+) -> None:
+    """Write the Elastic folder of a model: its weights in rank order, so that every plan is a prefix of them.
+
+    With factors beside them, which correct any plan without images and without torch.
+    """
+    from ..packing import PackRequest, pack_model
+    from .progress import shown
+
+    request = PackRequest(
+        model=model,
+        checkpoint=checkpoint,
+        ranking=ranking,
+        data=data or None,
+        out=out,
+        recipe=recipe,
+        correct=not no_correct,
+        damping=damping,
+        images=images,
+        seed=seed,
+    )
+    with shown(quiet, as_json) as progress:
+        packed = pack_model(request, progress)
+    correction = packed.correction
+    if as_json:
+        from ..values import to_json
+
+        summary = {
+            "folder": str(out),
+            "model": packed.model,
+            "blocks": len(packed.anatomy.blocks),
+            "tensors": len(packed.weights.tensors),
+            "weights_bytes": packed.weights.size_bytes,
+            "correction_bytes": correction.buffer.size_bytes if correction else 0,
+            "corrected": correction is not None,
+        }
+        print(to_json(summary).decode(), end="")
+        return
+    size = f"{packed.weights.size_bytes / 1e6:.1f} MB"
+    repair = f"correction {correction.buffer.size_bytes / 1e6:.1f} MB" if correction else "no correction"
+    print(f"{out}: {packed.model}, {len(packed.anatomy.blocks)} blocks, {len(packed.weights.tensors)} tensors, {size}")
+    print(f"  {repair}")

@@ -28,7 +28,8 @@ from snapvit_export.prune.load import Model, load_model
 from snapvit_export.prune.masking import masked
 from snapvit_export.prune.parts import blocks_of, scored_neuron_weight
 from snapvit_export.prune.rank import rank, starting_factors
-from snapvit_export.prune.search.fitness import CHUNK, Fitness
+from snapvit_export.prune.search.bench import CHUNK
+from snapvit_export.prune.search.fitness import Fitness
 from snapvit_export.prune.search.run import search
 from snapvit_export.prune.search.xnes import XNES
 from snapvit_export.prune.views import DISTINCT_WEIGHTS, Views, make_views

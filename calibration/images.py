@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,12 @@ class Images:
         """Model inputs of at most `size` images, in order."""
         for start in range(0, len(self), size):
             yield self.preprocessing.normalise(self.pixels[start : start + size])  # (<=size, 3, H, W)
+
+    def first(self, count: int) -> Images:
+        """The first `count` pictures, or all if there are fewer."""
+        return replace(
+            self, pixels=self.pixels[:count], labels=None if self.labels is None else self.labels[:count], unreadable=()
+        )
 
     @property
     def fingerprint(self) -> dict[str, str | int]:

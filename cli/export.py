@@ -24,9 +24,16 @@ def export(
     ranking: Annotated[Optional[Path], typer.Option(help="Use this ranking instead of scoring anew.")] = None,
     threads: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads the model may use.")] = 1,
     batch: Annotated[int, typer.Option(min=1, max=65536, help="Images per run.")] = 1,
-    recipe: Annotated[
-        str, typer.Option(help="How to rank: local (scores as they are) or snapvit (as released).")
-    ] = "local",
+    recipe: Annotated[str, typer.Option(help="How to rank: default, snapvit (as released) or local.")] = "default",
+    no_correct: Annotated[
+        bool, typer.Option("--no-correct", help="Leave the weights of what is kept as they are.")
+    ] = False,
+    correction: Annotated[
+        Optional[str], typer.Option(help="refit, elastic, sequential or sparsegpt; otherwise as the recipe has it.")
+    ] = None,
+    damping: Annotated[
+        Optional[str], typer.Option(help="Of the statistics: mean:0.01, max:0.1 or percentile:0.01.")
+    ] = None,
     images: Annotated[Optional[int], typer.Option(min=1, max=10**7, help="Images to calibrate on.")] = None,
     seed: Annotated[
         Optional[int], typer.Option(min=0, max=2**32 - 1, help="For the choice of images and crops.")
@@ -55,6 +62,9 @@ def export(
         pairs=parsing.pairs(pair, "--pair"),
         target=msgspec.structs.replace(profiles.load("cpu").target, batch=batch, threads=threads),
         recipe=recipe,
+        correct=not no_correct,
+        correction=correction,
+        damping=damping,
         images=images,
         seed=seed,
         ranking=ranking,

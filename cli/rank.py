@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
+
+if TYPE_CHECKING:
+    from ..ranking import Ranking
 
 
 def rank(
@@ -16,15 +19,30 @@ def rank(
     ] = None,
     out: Annotated[Path, typer.Option(help="Ranking to write.")] = Path("ranking.safetensors"),
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
-    recipe: Annotated[str, typer.Option(help="local (scores as they are) or snapvit (as released).")] = "local",
+    recipe: Annotated[str, typer.Option(help="default, snapvit (as released) or local.")] = "default",
+    allocation: Annotated[
+        Optional[str], typer.Option(help="joint (by damage curves) or pairs (fixed ratios of neurons and heads).")
+    ] = None,
+    order: Annotated[
+        Optional[str],
+        typer.Option(help="Joint: order within a layer: backward, pivoted, variance, criterion or product."),
+    ] = None,
     criterion: Annotated[Optional[str], typer.Option(help="What makes a structure matter; see docs/method.md.")] = None,
     views: Annotated[Optional[str], typer.Option(help="Crops: paired (as released) or distinct.")] = None,
     reduction: Annotated[Optional[str], typer.Option(help="Gradients: summed (as released) or per_sample.")] = None,
+    damping: Annotated[
+        Optional[str], typer.Option(help="Joint: of the statistics: mean:0.01, max:0.1 or percentile:0.01.")
+    ] = None,
     images: Annotated[Optional[int], typer.Option(min=1, max=10**7, help="Images to calibrate on.")] = None,
     evaluations: Annotated[Optional[int], typer.Option(min=0, help="Evaluations of the search; 0: none.")] = None,
     optimiser: Annotated[Optional[str], typer.Option(help="xnes or snes-log.")] = None,
     population: Annotated[Optional[int], typer.Option(help="Candidates per generation.")] = None,
     pairs: Annotated[Optional[str], typer.Option(help="Ratios the search looks at: 0.15:0,0.35:0.2")] = None,
+    flops: Annotated[Optional[str], typer.Option(help="Joint: sizes the search judges at, such as 0.72,0.5")] = None,
+    divergence: Annotated[
+        Optional[str], typer.Option(help="Joint: what the search compares: predictions, neighbours or cosine.")
+    ] = None,
+    search_images: Annotated[Optional[int], typer.Option(min=1, help="Joint: images that judge candidates.")] = None,
     pca: Annotated[Optional[int], typer.Option(min=1, help="Dimensions in which embeddings are compared.")] = None,
     cka: Annotated[bool, typer.Option("--cka", help="First covariance from the similarity of structures.")] = False,
     racing: Annotated[bool, typer.Option("--racing", help="Drop weak candidates early.")] = False,
@@ -55,6 +73,12 @@ def rank(
         optimiser=optimiser,
         population=population,
         pairs=tuple(parsing.pairs(pairs, "--pairs")) or None,
+        allocation=allocation,
+        order=order,
+        damping=damping,
+        flops=tuple(parsing.fractions(flops, "--flops")) or None,
+        divergence=divergence,
+        search_images=search_images,
         pca=pca,
         cka=cka or None,
         racing=racing or None,
@@ -65,8 +89,11 @@ def rank(
         import torch  # noqa: F401
     with shown(quiet, as_json) as progress:
         ranking = rank_model(request, progress)
-    if ranking is None:
-        return  # another process of the run writes and speaks
+    if ranking is not None:  # otherwise another process of the run writes and speaks
+        _tell(ranking, out, as_json)
+
+
+def _tell(ranking: Ranking, out: Path, as_json: bool) -> None:
     if as_json:
         from ..values import to_json
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .budget import Budget as Budget
     from .calibration.images import calibration_and_held_out as calibration_and_held_out
     from .calibration.images import prepare as prepare
+    from .elastic.folder import Elastic as Elastic
     from .errors import SnapvitError as SnapvitError
     from .family import Manifest as Manifest
     from .family import read_family as read_family
@@ -25,11 +26,14 @@ if TYPE_CHECKING:
     from .prune.import_scores import import_scores as import_scores
     from .prune.load import load_model as load_model
     from .prune.load import save_model as save_model
+    from .prune.pack import pack as pack
     from .prune.rank import rank as rank
+    from .prune.refit import refit as refit
     from .prune.slicing import ElasticViT as ElasticViT
     from .prune.slicing import shrink as shrink
     from .ranking import Ranking as Ranking
     from .recipe import Settings as Settings
+    from .recipe import make_settings as make_settings
     from .target import Target as Target
 
 _HOME = {
@@ -37,6 +41,7 @@ _HOME = {
     "Budget": ".budget",
     "calibration_and_held_out": ".calibration.images",
     "prepare": ".calibration.images",
+    "Elastic": ".elastic.folder",
     "SnapvitError": ".errors",
     "Request": ".pipeline",
     "export": ".pipeline",
@@ -47,11 +52,14 @@ _HOME = {
     "import_scores": ".prune.import_scores",
     "load_model": ".prune.load",
     "save_model": ".prune.load",
+    "pack": ".prune.pack",
     "rank": ".prune.rank",
+    "refit": ".prune.refit",
     "ElasticViT": ".prune.slicing",
     "shrink": ".prune.slicing",
     "Ranking": ".ranking",
     "Settings": ".recipe",
+    "make_settings": ".recipe",
     "Target": ".target",
 }
 __all__ = ["__version__", *_HOME]

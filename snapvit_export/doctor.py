@@ -18,6 +18,7 @@ PACKAGES = ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "torch", "timm", 
 COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "rank": (("torch", "timm", "sklearn"), "prune"),
     "export": (("torch", "timm", "sklearn", "onnx", "onnxruntime"), "all"),
+    "pack": (("torch", "timm", "sklearn"), "prune"),
     "import-scores": (("torch", "timm"), "prune"),
     "models": (("torch", "timm"), "prune"),
 }

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from .budget import Budget
 from .calibration.digits import BUNDLED as BUNDLED_IMAGES
 from .calibration.images import Images, Source, calibration_and_held_out, prepare
 from .calibration.preprocessing import Preprocessing
+from .correction.damping import Damping
+from .correction.statistics import Statistics
 from .errors import SnapvitError, UsageError, needs
 from .family import RANKING, Choice, Manifest, MeasuredOn, own_files, write_manifest
 from .files import refuse_foreign, staged_folder, writing
@@ -30,7 +33,16 @@ from .target import Target
 BUNDLED_MODEL = "bundled"
 MOST_HELD_OUT = 500  # images that report accuracy
 SHOWN_UNREADABLE = 5  # names of pictures; the others are counted
-GRID_STEP = 0.01  # of sparsity, between neighbours that a budget chooses from
+
+
+class AsksForImages(Protocol):
+    """A request that names a model and perhaps images."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def data(self) -> str | Sequence[str] | None: ...
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,10 @@ class Request:
     pairs: Sequence[tuple[float, float]] = ()
     target: Target = field(default_factory=lambda: profiles.load("cpu").target)
     recipe: str = recipe.DEFAULT
-    images: int | None = None  # None, here and below: as the recipe says
+    correct: bool = True  # False: weights stay as they are
+    correction: str | None = None  # None, here and below: as the recipe says
+    damping: str | None = None
+    images: int | None = None
     seed: int | None = None
     ranking: Path | None = None
 
@@ -61,7 +76,14 @@ def export(request: Request, progress: Progress | None = None) -> Manifest:
     request = replace(request, out=Path(request.out))
     progress = progress or Silent()
     budget = Budget.parse(request.budget) if request.budget is not None else None
-    settings = recipe.make_settings(request.recipe, images=request.images, seed=request.seed)
+    settings = recipe.make_settings(
+        request.recipe,
+        correction=request.correction,
+        damping=request.damping,
+        images=request.images,
+        seed=request.seed,
+    )
+    settings = settings if request.correct else replace(settings, correction=None)
     given = _check(request, budget)
     with needs("exporting", extra="all"):
         import torch  # noqa: F401
@@ -69,12 +91,12 @@ def export(request: Request, progress: Progress | None = None) -> Manifest:
 
     device = this_device(ort.version())
     progress.phase("finding images")
-    split = calibration_and_held_out(_data(request), settings.images, settings.seed, MOST_HELD_OUT)
+    split = calibration_and_held_out(data_of(request), settings.images, settings.seed, MOST_HELD_OUT)
     with staged_folder(request.out, replaceable=own_files(request.out)) as stage:
         manifest = _into(stage, request, settings, budget, given, split, device, progress)
         write_manifest(stage, manifest)
     if given is None:
-        _checkpoint_of(request.out).unlink(missing_ok=True)
+        checkpoint_of(request.out).unlink(missing_ok=True)
     return manifest
 
 
@@ -83,18 +105,22 @@ def _into(  # type: ignore[no-untyped-def]
 ) -> Manifest:
     """Fill the folder with the variants and the ranking, and describe them."""
     from .prune.load import load_model
+    from .prune.repair import Repair
     from .prune.workshop import Workshop
 
     progress.phase(f"loading {request.model}")
     model = load_model(request.model, request.checkpoint)
+    _refuse_early(request, given, model)
     images, reporting = read_images(split, model.preprocessing, progress)
-    ranking = _ranking(request, settings, given, model, images, progress)
+    ranking, statistics = _ranking(request, settings, given, model, images, progress)
     planner = Planner(ranking, model.anatomy, ranking.protection)
     wanted = _requested_plans(request, planner)
-    workshop = Workshop(model, ranking, request.target, device, images, reporting, stage, progress)
+    damping = Damping.parse(settings.damping)
+    repair = Repair(model, ranking, settings.correction, images, progress, statistics, damping)
+    workshop = Workshop(model, repair, request.target, device, images, reporting, stage, progress)
     workshop.add("dense", Plan.dense(model.anatomy))
     for name, plan in wanted.items():
-        workshop.add(name, plan)
+        workshop.add(name, plan, keep=True)
     workshop.time(["dense", *wanted])
     choice = _choose(budget, request, planner, workshop) if budget else None
     keep = {"dense", *wanted, *((choice.variant, choice.next_denser) if choice else ())}
@@ -103,7 +129,12 @@ def _into(  # type: ignore[no-untyped-def]
         model=model.name,
         anatomy=model.anatomy,
         preprocessing=model.preprocessing,
-        recipe={"name": request.recipe if given is None else "given", "correction": None, **ranking.provenance},
+        recipe={
+            "name": request.recipe if given is None else "given",
+            "correction": settings.correction,
+            "damping": settings.damping,
+            **ranking.provenance,
+        },
         target=MeasuredOn.of(request.target, device),
         variants=workshop.finish(keep),
         dense="dense",
@@ -115,6 +146,8 @@ def _check(request: Request, budget: Budget | None) -> Ranking | None:
     """Refuse what can be refused before any work; return the ranking that was given, if one was."""
     if budget is None and not (request.sparsity or request.flops or request.params or request.pairs):
         raise UsageError("nothing to export: give --budget 10ms, --sparsity 0.1,0.3, --flops 0.72 or --pair 0.35:0.2")
+    if not request.correct and request.correction is not None:
+        raise UsageError(f"--no-correct and --correction {request.correction} contradict each other. Give one")
     for fraction in request.sparsity:
         check_sparsity(fraction)
     for what, fractions in (("FLOPs", request.flops), ("parameter", request.params)):
@@ -129,12 +162,13 @@ def _check(request: Request, budget: Budget | None) -> Ranking | None:
     return None if request.ranking is None else Ranking.load(request.ranking)
 
 
-def _checkpoint_of(out: Path) -> Path:
+def checkpoint_of(out: Path) -> Path:
     """Where a long ranking keeps its state: beside what it will become."""
     return out.parent / f"{out.name}.checkpoint"
 
 
-def _data(request: Request | RankRequest) -> str | Sequence[str]:
+def data_of(request: AsksForImages) -> str | Sequence[str]:
+    """Where the images of a request come from."""
     if request.data is not None:
         return request.data
     if request.model != BUNDLED_MODEL:
@@ -158,9 +192,10 @@ class RankRequest:
 
 def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
     """Rank a model and write the file; None in a process that only helps another."""
+    from .prune.checks import check_autocast, check_device, check_engine
     from .prune.load import load_model
     from .prune.processes import join
-    from .prune.rank import check_autocast, check_device, check_engine, needs_images, rank
+    from .prune.rank import needs_images, rank
 
     settings = request.settings
     check_device(request.device)
@@ -170,12 +205,12 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
         speaking.phase("finding images")
         source = None
         if needs_images(settings):
-            source, _ = calibration_and_held_out(_data(request), settings.images, settings.seed, most_held_out=0)
+            source, _ = calibration_and_held_out(data_of(request), settings.images, settings.seed, most_held_out=0)
         speaking.phase(f"loading {request.model}")
         model = load_model(request.model, request.checkpoint)
         nothing = Images(np.zeros((0, *model.anatomy.image, 3), np.uint8), None, model.preprocessing, "none")
         images = nothing if source is None else read_images((source,), model.preprocessing, speaking)[0]
-        checkpoint = _checkpoint_of(request.out)
+        checkpoint = checkpoint_of(request.out)
         with writing(request.out):
             request.out.parent.mkdir(parents=True, exist_ok=True)
         options = dict(engine=engine, autocast=autocast, checkpoint=checkpoint, processes=processes)
@@ -202,17 +237,22 @@ def _note_unreadable(progress: Progress, names: Sequence[str]) -> None:
 
 def _ranking(  # type: ignore[no-untyped-def]
     request: Request, settings: recipe.Settings, given: Ranking | None, model, images: Images, progress: Progress
-) -> Ranking:
-    from .prune.rank import check_same_weights, rank
+) -> tuple[Ranking, Statistics | None]:
+    from .prune.rank import rank_and_observe
 
-    if given is None:
-        return rank(model, images, settings, checkpoint=_checkpoint_of(request.out), progress=progress)
-    try:
-        given.check_fits(model.anatomy)
-        check_same_weights(given, model)
-    except SnapvitError as error:
-        raise SnapvitError(f"{request.ranking}: {error}") from error
-    return given
+    if given is not None:
+        return given, None
+    return rank_and_observe(model, images, settings, checkpoint=checkpoint_of(request.out), progress=progress)
+
+
+def _refuse_early(request: Request, given: Ranking | None, model) -> None:  # type: ignore[no-untyped-def]
+    """Refuse a ranking of another model, and plans that protection forbids, before any long work."""
+    from .prune.checks import check_same_weights
+
+    if given is not None:
+        check_same_weights(given, model, f"{request.ranking}: ")
+    order = given or Ranking.flat(model.anatomy)
+    _requested_plans(request, Planner(order, model.anatomy, order.protection))
 
 
 def _requested_plans(request: Request, planner: Planner) -> dict[str, Plan]:
@@ -229,31 +269,18 @@ def _requested_plans(request: Request, planner: Planner) -> dict[str, Plan]:
     return plans
 
 
-def _grid(planner: Planner) -> dict[str, Plan]:
-    """All Plans a budget may choose from, dense first, one for each step of sparsity that differs from the last."""
-    plans = {"dense": Plan.dense(planner.anatomy)}
-    steps = int(planner.largest_sparsity / GRID_STEP)
-    for step in range(1, steps + 1):
-        plan = planner.sparsity(step * GRID_STEP)
-        if plan != list(plans.values())[-1]:
-            plans[f"s{step}"] = plan
-    if planner.sparsest != list(plans.values())[-1]:
-        plans["sparsest"] = planner.sparsest
-    return plans
-
-
 def _choose(budget: Budget, request: Request, planner: Planner, workshop) -> Choice:  # type: ignore[no-untyped-def]
     from .choose import choose
 
-    grid = _grid(planner)
+    grid = planner.steps()
     names = list(grid)
     dense_ms = workshop.p50_ms("dense")
     budget_ms = budget.to_ms(dense_ms, request.target.batch)
 
     def time(numbers: Sequence[int]) -> dict[int, float]:
         chosen = [names[number] for number in numbers]
-        for name in chosen:
-            workshop.add(name, grid[name])
+        for name in chosen:  # two are timed together when they decide: then it must be the files that are kept
+            workshop.add(name, grid[name], keep=len(chosen) > 1)
         workshop.time(chosen, seconds=1.0 if len(chosen) == 1 else 3.0)  # a look, or the comparison that decides
         return {number: workshop.p50_ms(names[number]) for number in numbers}
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from snapvit_export.family import read_family
 from snapvit_export.plan import Planner
+from snapvit_export.prune.load import load_model
 from snapvit_export.ranking import Ranking
 from snapvit_export.runtimes.ort import OrtSession
 
@@ -26,7 +27,7 @@ def run(snapvit, tiny_folder, image_folder, tmp_path):
 
     def call(*extra: object):
         arguments = ["--model", tiny_folder, "--data", image_folder, "--images", 16, "--out", tmp_path / "out"]
-        return snapvit("export", *arguments, *extra)
+        return snapvit("export", *arguments, "--recipe", "local", *extra)
 
     return call
 
@@ -39,7 +40,7 @@ def test_a_relative_budget_is_met_and_proved(run, tmp_path):
     # Milliseconds, not microseconds: large enough that what is cut decides the latency, not the overhead of a call.
     medium = dict(img_size=96, patch_size=8, embed_dim=192, depth=4, num_heads=6, num_classes=5)
     folder = make_model_folder(tmp_path / "tiny-model", medium)
-    outcome = run("--model", folder, "--budget", "60%", "--json")
+    outcome = run("--model", folder, "--budget", "60%", "--json", "--recipe", "default")
     assert outcome.code == 0, outcome.err
     printed = json.loads(outcome.out)
     manifest = read_family(tmp_path / "out")
@@ -51,7 +52,8 @@ def test_a_relative_budget_is_met_and_proved(run, tmp_path):
     assert chosen.fits or not choice.decided
     if choice.decided:
         assert chosen.profile.p50_ms <= choice.budget_ms < by_name[choice.next_denser].profile.p50_ms
-    assert by_name[choice.next_denser].sparsity < chosen.sparsity
+    assert by_name[choice.next_denser].flops > chosen.flops
+    assert chosen.correction == manifest.variant(choice.variant).correction == "refit"
     assert manifest.variant(choice.variant).profile.sha256 == manifest.variant(choice.variant).sha256
     expected = {"manifest.json", "ranking.safetensors", "dense.onnx"}
     assert {p.name for p in (tmp_path / "out").iterdir()} == expected | {
@@ -117,6 +119,77 @@ def test_a_ranking_is_reused_and_a_foreign_one_refused(run, tmp_path, tiny_model
     outcome = run("--sparsity", "0.3", "--ranking", tmp_path / "short.safetensors")
     assert outcome.code == 1
     assert "the ranking orders 2 blocks" in outcome.error_line
+
+
+def test_a_ranking_with_damage_curves_is_allocated_jointly(run, tmp_path, tiny_model):
+    made, rng = random_ranking(tiny_model.anatomy), np.random.default_rng(0)
+    losses = [(rng.random(4), rng.random(192)) for _ in range(3)]
+    damage = tuple(tuple(np.append(np.cumsum(-np.sort(-kind)[::-1])[::-1], 0) for kind in block) for block in losses)
+    orders = [made.head_order(i) for i in range(3)], [made.neuron_order(i) for i in range(3)]
+    ranking = Ranking.from_orders(*orders, damage, anatomy=tiny_model.anatomy)  # type: ignore[arg-type]
+    ranking.save(tmp_path / "curves.safetensors")
+    outcome = run("--flops", "0.72", "--ranking", tmp_path / "curves.safetensors")
+    assert outcome.code == 0, outcome.err
+    manifest = read_family(tmp_path / "out")
+    plan = Planner(ranking, tiny_model.anatomy).flops(0.72)
+    asked = manifest.variant("flops72")
+    assert (asked.heads, asked.neurons) == (plan.heads, plan.neurons)
+    assert Ranking.load(tmp_path / "out" / "ranking.safetensors").damage is not None
+
+
+def test_the_default_recipe_repairs_what_it_keeps_and_says_so(run, tmp_path):
+    assert run("--flops", "0.7", "--recipe", "default").code == 0
+    manifest = read_family(tmp_path / "out")
+    dense, cut = manifest.variant("dense"), manifest.variant("flops70")
+    assert (dense.corrected, dense.correction) == (False, None)
+    assert (cut.corrected, cut.correction) == (True, "refit")
+    assert manifest.recipe["name"] == "default"
+    assert manifest.recipe["correction"] == "refit"
+    assert manifest.recipe["allocation"] == "joint"
+    assert manifest.recipe["search"]["best_fitness"] <= manifest.recipe["search"]["start_fitness"]
+
+
+@pytest.mark.parametrize("correction", ["elastic", "sequential", "sparsegpt", "refit"])
+def test_every_correction_changes_the_file_and_is_named(run, tmp_path, tiny_model, correction):
+    random_ranking(tiny_model.anatomy).save(tmp_path / "r.safetensors")
+    given = ("--flops", "0.6", "--ranking", tmp_path / "r.safetensors")
+    assert run(*given, "--no-correct").code == 0
+    plain = read_family(tmp_path / "out").variant("flops60")
+    assert run(*given, "--correction", correction).code == 0
+    mended = read_family(tmp_path / "out").variant("flops60")
+    assert (plain.corrected, mended.corrected, mended.correction) == (False, True, correction)
+    assert (plain.heads, plain.neurons) == (mended.heads, mended.neurons)
+    assert plain.sha256 != mended.sha256
+
+
+def test_the_released_recipe_corrects_nothing_unless_asked(run, tmp_path):
+    assert run("--flops", "0.7").code == 0  # `local` is the released scoring
+    assert not read_family(tmp_path / "out").variant("flops70").corrected
+
+
+def test_corrections_that_make_no_sense(run, tmp_path):
+    both = run("--flops", "0.7", "--no-correct", "--correction", "elastic")
+    assert (both.code, "contradict" in both.error_line) == (2, True)
+    unknown = run("--flops", "0.7", "--correction", "prayer")
+    assert (unknown.code, "no correction is called 'prayer'" in unknown.error_line) == (2, True)
+    assert leftovers(tmp_path) == set()
+
+
+def test_constant_pictures_and_one_picture_still_give_finite_files(snapvit, tiny_folder, tmp_path):
+    from PIL import Image
+
+    (tmp_path / "grey").mkdir()
+    for i in range(4):
+        Image.new("RGB", (40, 40), (128, 128, 128)).save(tmp_path / "grey" / f"{i}.png")
+    for images in (1, 4):
+        outcome = snapvit(
+            "export", "--model", tiny_folder, "--data", tmp_path / "grey", "--images", images, "--flops", "0.6",
+            "--out", tmp_path / "out",
+        )  # fmt: skip
+        assert outcome.code == 0, outcome.err
+        assert "fewer tokens than the widest layer has columns" in outcome.err
+    with OrtSession(tmp_path / "out" / "flops60.onnx", 1) as session:
+        assert np.isfinite(session.run(np.zeros((1, 3, 32, 32), np.float32))).all()
 
 
 def test_a_checkpoint_of_somebody_else_is_left_alone(run, tmp_path, tiny_model):
@@ -321,8 +394,11 @@ def test_a_damaged_ranking(run, tmp_path, tiny_model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_export_leaves_nothing(stop, tmp_path):
+def test_an_interrupted_export_leaves_nothing(stop, tmp_path, tmp_path_factory):
+    ranking = tmp_path_factory.mktemp("given") / "r.safetensors"  # given, so that there is no search to resume
+    random_ranking(load_model().anatomy).save(ranking)
     command = [sys.executable, "-m", "snapvit_export.cli", "export", "--budget", "10ms", "--images", "16"]
+    command += ["--recipe", "local", "--ranking", str(ranking)]
     process = subprocess.Popen(
         [*command, "--out", str(tmp_path / "out")], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

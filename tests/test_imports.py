@@ -13,6 +13,7 @@ import snapvit_export
 HEAVY = ("torch", "timm", "rich", "onnx", "onnxruntime", "sklearn", "torchvision", "PIL", "datasets")
 LIGHT = [
     "snapvit_export",
+    "snapvit_export.allocate",
     "snapvit_export.anatomy",
     "snapvit_export.budget",
     "snapvit_export.calibration.digits",
@@ -28,13 +29,28 @@ LIGHT = [
     "snapvit_export.calibration.source",
     "snapvit_export.choose",
     "snapvit_export.cli.app",
+    "snapvit_export.correction.damping",
+    "snapvit_export.correction.factor",
+    "snapvit_export.correction.orders",
+    "snapvit_export.correction.factors",
+    "snapvit_export.correction.sparsegpt",
+    "snapvit_export.correction.statistics",
+    "snapvit_export.costs",
     "snapvit_export.doctor",
+    "snapvit_export.elastic.buffer",
+    "snapvit_export.elastic.description",
+    "snapvit_export.elastic.folder",
+    "snapvit_export.elastic.names",
+    "snapvit_export.elastic.packed",
+    "snapvit_export.elastic.write",
     "snapvit_export.errors",
     "snapvit_export.evaluate.accuracy",
+    "snapvit_export.evaluate.neighbours",
     "snapvit_export.pipeline",
     "snapvit_export.family",
     "snapvit_export.files",
     "snapvit_export.graph.gates",
+    "snapvit_export.packing",
     "snapvit_export.plan",
     "snapvit_export.profiles",
     "snapvit_export.profiling.device",
@@ -96,7 +112,7 @@ def test_missing_packages_are_named_with_the_remedy():
     )
 
 
-@pytest.mark.parametrize("command", [[], ["export"], ["rank"], ["import-scores"], ["models"], ["doctor"]])
+@pytest.mark.parametrize("command", [[], ["export"], ["rank"], ["pack"], ["import-scores"], ["models"], ["doctor"]])
 def test_help_takes_less_than_300_ms_of_cpu(command):
     script = Path(sys.executable).parent / "snapvit"
     assert script.exists(), "install the project: pip install -e '.[test]'"

@@ -1,0 +1,321 @@
+"""Accuracy at equal cost, without retraining: every way of pruning that we have, and what others do, on a real model.
+
+    python benchmarks/quality.py --checkpoint deit_tiny.safetensors --images imagenet-sample/ --classes classes.txt \
+        [--knn pets/ --knn tiny-imagenet/] [--seeds 0,1] [--rows default,snapvit] [--peers rows.jsonl] --results DIR
+
+Half of the images calibrate, the other half report; seeds 2i and 2i+1 are the two halves of the same split, each
+reporting once. File names are wnid_label.jpg; a class is the line of its wnid in `classes.txt`. Every row is judged at
+the same fractions of the dense blocks' FLOPs. Rows are kept in DIR as they are found, and those already there are not
+computed again; `--write` makes docs/quality.md and docs/quality.svg from them.
+
+`benchmarks/peers/torch_pruning.py` adds the rows of Torch-Pruning from an environment of its own; DIR/split_SEED.npz is
+what it needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from quality_report import FRACTIONS, write_report
+
+from snapvit_export.calibration.images import Images
+from snapvit_export.correction.factors import Factors
+from snapvit_export.correction.statistics import Statistics
+from snapvit_export.evaluate.neighbours import nearest_neighbours
+from snapvit_export.plan import Plan, Planner
+from snapvit_export.prune.correct import make_factors
+from snapvit_export.prune.damage import damage_ranking
+from snapvit_export.prune.load import Model, load_model
+from snapvit_export.prune.observe import observe
+from snapvit_export.prune.parts import blocks_of
+from snapvit_export.prune.rank import rank
+from snapvit_export.prune.refit import refit
+from snapvit_export.prune.search.allocation import AllocationFitness
+from snapvit_export.prune.search.bench import Bench
+from snapvit_export.prune.search.divergence import Divergence
+from snapvit_export.prune.sequential import correct_in_sequence
+from snapvit_export.ranking import Ranking
+from snapvit_export.recipe import Settings, make_settings
+from snapvit_export.scores import Scores
+
+ROWS_FILE, NEIGHBOURS_FILE = "rows.jsonl", "neighbours.jsonl"
+RELEASED_IMAGES = 128  # that score and judge in the released recipe here; it has 1000, which takes hours on a CPU
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One pruned model: a Plan of a ranking, corrected by factors, or with the weights of a module."""
+
+    ranking: Ranking
+    plan: Plan
+    factors: Factors | None = None
+    module: torch.nn.Module | None = None
+
+
+@dataclass
+class Half:
+    """One seed: the images that calibrate, the ones that report, and what several rows share."""
+
+    model: Model
+    seed: int
+    calibration: Images
+    held_out: Images
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        return observe(self.model, self.calibration)
+
+    @cached_property
+    def gradient(self) -> Ranking:
+        return self.ranked(criterion="self-supervised")
+
+    @cached_property
+    def released(self) -> Ranking:
+        return rank(self.model, self.calibration.first(RELEASED_IMAGES), make_settings("snapvit"))
+
+    @cached_property
+    def searched(self) -> Ranking:
+        return rank(self.model, self.calibration, make_settings("default"))
+
+    def ranked(self, **changes: object) -> Ranking:
+        return rank(self.model, self.calibration, Settings(seed=self.seed, **changes))  # type: ignore[arg-type]
+
+    def factors(self, ranking: Ranking) -> Factors:
+        return make_factors(self.model, ranking, self.statistics)
+
+    def joint(self, order: str) -> tuple[Ranking, Factors]:
+        scores = Scores(self.gradient.head_scores, self.gradient.neuron_scores)
+        return damage_ranking(self.model, self.statistics, order, scores)
+
+
+Row = Callable[[Half], Iterator[Cut]]
+
+
+def plain(ranking: Callable[[Half], Ranking], corrected: bool = False) -> Row:
+    """A ranking as it is, along the published line or by its damage curves; elastic correction if asked for."""
+
+    def cuts(half: Half) -> Iterator[Cut]:
+        made = ranking(half)
+        factors = half.factors(made) if corrected else None
+        planner = Planner(made, half.model.anatomy)
+        for fraction in FRACTIONS:
+            yield Cut(made, planner.flops(fraction), factors)
+
+    return cuts
+
+
+def joint(order: str) -> Row:
+    """Orders and curves from the statistics, allocated jointly, elastic correction, no search."""
+
+    def cuts(half: Half) -> Iterator[Cut]:
+        made, factors = half.joint(order)
+        planner = Planner(made, half.model.anatomy)
+        for fraction in FRACTIONS:
+            yield Cut(made, planner.flops(fraction), factors)
+
+    return cuts
+
+
+def on_images(ranking: Callable[[Half], Ranking], fit: Callable[..., torch.nn.Module], **options: object) -> Row:
+    """Every Plan fitted on the calibration images by itself."""
+
+    def cuts(half: Half) -> Iterator[Cut]:
+        made = ranking(half)
+        planner = Planner(made, half.model.anatomy)
+        for fraction in FRACTIONS:
+            plan = planner.flops(fraction)
+            yield Cut(made, plan, module=fit(half.model, made, plan, half.calibration, **options))
+
+    return cuts
+
+
+ROWS: dict[str, Row] = {
+    "random": plain(lambda half: half.ranked(criterion="random")),
+    "magnitude": plain(lambda half: half.ranked(criterion="magnitude")),
+    "lamp": plain(lambda half: half.ranked(criterion="lamp")),
+    "snip": plain(lambda half: half.ranked(criterion="snip")),
+    "taylor": plain(lambda half: half.ranked(criterion="taylor")),
+    "snapvit local": plain(lambda half: half.gradient),
+    "snapvit": plain(lambda half: half.released),
+    "snapvit + elastic": plain(lambda half: half.released, corrected=True),
+    "snapvit + sparsegpt": on_images(lambda half: half.released, correct_in_sequence, correction="sparsegpt"),
+    "joint, gradient order": joint("criterion"),
+    "joint, variance order": joint("variance"),
+    "joint, product order": joint("product"),
+    "joint, pivoted order": joint("pivoted"),
+    "joint, backward order": joint("backward"),
+    "joint, backward, sequential": on_images(lambda half: half.joint("backward")[0], correct_in_sequence),
+    "joint, backward, refit": on_images(lambda half: half.joint("backward")[0], refit),
+    "searched": plain(lambda half: half.searched, corrected=True),
+    "default": on_images(lambda half: half.searched, refit),
+}
+NEIGHBOUR_ROWS = ("snapvit local", "joint, backward order", "default")
+
+
+class Judge:
+    """Runs cuts over one set of images and compares them with the dense model."""
+
+    def __init__(self, model: Model, images: Images) -> None:
+        self.bench, self.labels = Bench(model, images), images.labels
+        self.cosine = Divergence("cosine", model, self.bench.dense)
+        self.classify = model.module.head
+
+    def embedding(self, cut: Cut) -> torch.Tensor:
+        if cut.module is None:
+            return AllocationFitness(self.bench, cut.ranking, cut.factors, self.cosine).embedding(cut.plan)
+        weights, columns = self.bench.weights(cut.ranking, cut.plan)
+        for own, block in zip(weights, blocks_of(cut.module)):
+            for name, linear in (("proj", block.attn.proj), ("fc2", block.mlp.fc2)):
+                own[f"{name}.weight"], own[f"{name}.bias"] = linear.weight.detach(), linear.bias.detach()
+        return self.bench.embedding(weights, columns)
+
+    def top1(self, z: torch.Tensor) -> float:
+        assert self.labels is not None
+        return float((self.classify(z).argmax(1).numpy() == self.labels).mean())
+
+    def turned(self, z: torch.Tensor) -> float:
+        """Mean cosine to the dense model's embedding."""
+        return 1 - float(self.cosine(z, slice(0, len(z))).mean())
+
+
+class Neighbours:
+    """k-NN on another data set: features of its train part vote on its test part."""
+
+    def __init__(self, model: Model, folder: Path, most_classes: int) -> None:
+        parts = [read_classes(model, folder / name, most_classes) for name in ("train", "test")]
+        self.train, self.test = (Judge(model, part) for part in parts)
+
+    def accuracy(self, cut: Cut | None) -> float:
+        train, test = (j.bench.dense if cut is None else j.embedding(cut) for j in (self.train, self.test))
+        return nearest_neighbours(train.numpy(), self.train.labels, test.numpy(), self.test.labels)
+
+
+def read_named(model: Model, folder: Path, classes: Path) -> Images:
+    """Pictures called wnid_label.jpg."""
+    from PIL import Image
+
+    wnids = [line.split()[0] for line in classes.read_text().splitlines()]
+    paths = sorted(folder.glob("*.jpg"))
+    pixels = np.stack([model.preprocessing.pixels(Image.open(path).convert("RGB")) for path in paths])
+    labels = np.array([wnids.index(path.name.split("_")[0]) for path in paths])
+    return Images(pixels, labels, model.preprocessing, folder.name)
+
+
+def read_classes(model: Model, folder: Path, most: int) -> Images:
+    """One sub-folder per class; the first `most` classes. `train` may be called trainval, `test` val."""
+    from PIL import Image
+
+    other = {"train": "trainval", "test": "val"}[folder.name]
+    folder = folder if folder.is_dir() else folder.with_name(other)
+    classes = sorted(path for path in folder.iterdir() if path.is_dir())[:most]
+    found = [
+        (p, i) for i, c in enumerate(classes) for p in sorted(c.rglob("*")) if p.suffix.lower() in (".jpg", ".jpeg")
+    ]
+    pixels = np.stack([model.preprocessing.pixels(Image.open(path).convert("RGB")) for path, _ in found])
+    return Images(pixels, np.array([label for _, label in found]), model.preprocessing, folder.name)
+
+
+def halves(model: Model, images: Images, seed: int) -> Half:
+    order = np.random.default_rng(seed // 2).permutation(len(images))
+    parts = np.array_split(order, 2)
+    first, second = parts if seed % 2 == 0 else parts[::-1]
+    assert images.labels is not None
+    made = [Images(images.pixels[i], images.labels[i], model.preprocessing, images.source) for i in (first, second)]
+    return Half(model, seed, *made)
+
+
+def save_split(half: Half, path: Path) -> None:
+    """What a peer needs that does not have our image code."""
+    normalise = half.model.preprocessing.normalise
+    np.savez(
+        path,
+        calibration=normalise(half.calibration.pixels),
+        calibration_labels=half.calibration.labels,
+        held_out=normalise(half.held_out.pixels),
+        held_out_labels=half.held_out.labels,
+    )
+
+
+def measure(half: Half, judge: Judge, wanted: list[str], results: Path) -> None:
+    done = {(r["row"], r["seed"]) for r in read_rows(results, ROWS_FILE)}
+    dense = judge.top1(judge.bench.dense)
+    for name in wanted:
+        if (name, half.seed) in done:
+            continue
+        found = []
+        for fraction, cut in zip(FRACTIONS, ROWS[name](half)):
+            z = judge.embedding(cut)
+            record = {"row": name, "seed": half.seed, "flops": fraction, "dense_top1": dense}
+            record |= {"flops_ratio": cut.plan.flops_ratio(half.model.anatomy), "top1": judge.top1(z)}
+            record |= {"cosine": judge.turned(z)}
+            found.append(record)
+            print(f"{name:28s} seed {half.seed} flops {fraction:.2f} top-1 {record['top1']:.3f}", flush=True)
+        append(results, ROWS_FILE, found)
+
+
+def measure_neighbours(half: Half, others: dict[str, Neighbours], results: Path) -> None:
+    done = {row["row"] for row in read_rows(results, NEIGHBOURS_FILE)}
+    for name in ("dense", *NEIGHBOUR_ROWS):
+        if name in done:
+            continue
+        cuts: Iterable[Cut | None] = [None] if name == "dense" else ROWS[name](half)
+        for fraction, cut in zip(FRACTIONS, cuts):
+            accuracy = {title: other.accuracy(cut) for title, other in others.items()}
+            append(results, NEIGHBOURS_FILE, [{"row": name, "seed": half.seed, "flops": fraction, "knn": accuracy}])
+            print(f"{name:28s} flops {fraction:.2f} k-NN {accuracy}", flush=True)
+
+
+def read_rows(results: Path, name: str) -> list[dict]:
+    path = results / name
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def append(results: Path, name: str, rows: list[dict]) -> None:
+    with open(results / name, "a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--images", type=Path)
+    parser.add_argument("--classes", type=Path)
+    parser.add_argument("--knn", type=Path, action="append", default=[])
+    parser.add_argument("--knn-classes", type=int, default=25)
+    parser.add_argument("--seeds", default="0,1")
+    parser.add_argument("--rows", default=",".join(ROWS).replace(", ", "; "))
+    parser.add_argument("--peers", type=Path, help="Rows of a peer, to go into the report.")
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--write", type=Path, help="Folder for quality.md and quality.svg, such as docs.")
+    given = parser.parse_args()
+    given.results.mkdir(parents=True, exist_ok=True)
+    if given.checkpoint:
+        torch.set_grad_enabled(True)
+        model = load_model("deit_tiny_patch16_224", given.checkpoint)
+        images = read_named(model, given.images, given.classes)
+        wanted = [name.strip().replace("; ", ", ") for name in given.rows.split(",") if name]
+        for seed in map(int, given.seeds.split(",")):
+            half = halves(model, images, seed)
+            save_split(half, given.results / f"split_{seed}.npz")
+            measure(half, Judge(model, half.held_out), wanted, given.results)
+        if given.knn:
+            others = {folder.name: Neighbours(model, folder, given.knn_classes) for folder in given.knn}
+            measure_neighbours(halves(model, images, 0), others, given.results)
+    if given.write:
+        peers = [json.loads(line) for line in given.peers.read_text().splitlines()] if given.peers else []
+        rows = read_rows(given.results, ROWS_FILE) + peers
+        neighbours = read_rows(given.results, NEIGHBOURS_FILE)
+        table = given.results / "fitness.md"
+        fitness = table.read_text() if table.exists() else ""
+        write_report(rows, neighbours, fitness, list(ROWS), given.write)
+
+
+if __name__ == "__main__":
+    main()

@@ -214,7 +214,7 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
         with writing(request.out):
             request.out.parent.mkdir(parents=True, exist_ok=True)
         options = dict(engine=engine, autocast=autocast, checkpoint=checkpoint, processes=processes)
-        ranking = rank(model, images, settings, progress=speaking, **options)  # type: ignore[arg-type]
+        ranking = rank(model, images, settings, progress=speaking, **options)
         if not processes.is_first:
             return None
         ranking.save(request.out)

@@ -76,7 +76,7 @@ def uses_scores(settings: Settings) -> bool:
 def _refuse_idle(recipe: str, settings: Settings, given: Mapping[str, object]) -> None:
     """Refuse options that would change nothing: whoever gives one expects that it does."""
     joint = settings.allocation == "joint"
-    idle = ("pairs", "pca", "cka") if joint else ("order", "divergence", "flops", "search_images")
+    idle: tuple[str, ...] = ("pairs", "pca", "cka") if joint else ("order", "divergence", "flops", "search_images")
     remedy = "--allocation pairs or --recipe local" if joint else "--allocation joint"
     if not uses_scores(settings):
         idle += ("criterion", "views", "reduction")

@@ -29,7 +29,8 @@ def left_to_right(weight: npt.ArrayLike, moments: Moments, keep: npt.ArrayLike, 
         raise ValueError(f"{w.shape[1]} columns, a mask of {kept.shape} and statistics of {moments.width}")
     second = moments.uncentred().covariance
     w[:, np.diag(second) == 0] = 0.0  # a column that is always zero says nothing
-    upper = cholesky(np.linalg.inv(_invertible(damping.added_to(second)))).T  # U
+    inverse = np.asarray(np.linalg.inv(_invertible(damping.added_to(second))), np.float64)
+    upper = cholesky(inverse).T  # U
     for j in np.flatnonzero(~kept):
         w[:, j:] -= np.outer(w[:, j] / upper[j, j], upper[j, j:])
         w[:, j] = 0.0

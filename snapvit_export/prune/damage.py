@@ -48,17 +48,18 @@ def damage_ranking(
     flat = Ranking.flat(model.anatomy)
     proj: list[Factor] = []
     fc2: list[Factor] = []
-    orders: list[list[Array]] = [[], []]
+    heads: list[Array] = []
+    neurons: list[Array] = []
     with one_thread():  # so that the number of cores cannot decide between two structures that are nearly equal
         for i, block in enumerate(blocks_of(model.module)):
             given = (None, None) if scores is None else (scores.heads[i], scores.neurons[i])
-            pairs = zip(layers_of(block, flat, i), (statistics.proj[i], statistics.fc2[i]), given, orders, (proj, fc2))
-            for layer, moments, own, found, factors in pairs:
+            moments_of, results = (statistics.proj[i], statistics.fc2[i]), ((heads, proj), (neurons, fc2))
+            for layer, moments, own, (found, factors) in zip(layers_of(block, flat, i), moments_of, given, results):
                 best_first = _order(layer, moments, order, own, damping)
                 found.append(best_first)
                 factors.append(layer.with_order(best_first).factored(moments, damping))
     damage = tuple((a.errors(), m.errors()) for a, m in zip(proj, fc2))
-    ranking = Ranking.from_orders(*orders, damage, model.name, model.anatomy, provenance or {})
+    ranking = Ranking.from_orders(heads, neurons, damage, model.name, model.anatomy, provenance or {})
     return ranking, Factors(tuple(proj), tuple(fc2), ranking.order_sha256, damping, statistics.images)
 
 

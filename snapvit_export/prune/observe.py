@@ -63,8 +63,12 @@ def observe(
     finally:
         module.to("cpu")
     proj, fc2 = (tuple(layer.result() for layer in kind) for kind in zip(*sums))
-    made_from = {"model": model.name, "weights_sha256": weights_fingerprint(module), "data": images.fingerprint}
-    made_from["skips_tokens"] = _plenty(model, len(images))
+    made_from = {
+        "model": model.name,
+        "weights_sha256": weights_fingerprint(module),
+        "data": images.fingerprint,
+        "skips_tokens": _plenty(model, len(images)),
+    }
     return Statistics(proj, fc2, len(images), made_from)
 
 

@@ -4,7 +4,7 @@
         [--knn pets/ --knn tiny-imagenet/] [--seeds 0,1] [--rows default,snapvit] [--peers rows.jsonl] --results DIR
 
 Half of the images calibrate, the other half report; seeds 2i and 2i+1 are the two halves of the same split, each
-reporting once. File names are wnid_label.jpg; a class is the line of its wnid in `classes.txt`. Every row is judged at
+reporting once; k-NN goes with seed 0. File names are wnid_label.jpg; a class is the line of its wnid in `classes.txt`. Every row is judged at
 the same fractions of the dense blocks' FLOPs. Rows are kept in DIR as they are found, and those already there are not
 computed again; `--write` makes docs/quality.md and docs/quality.svg from them.
 
@@ -46,6 +46,7 @@ from snapvit_export.recipe import Settings, make_settings
 from snapvit_export.scores import Scores
 
 ROWS_FILE, NEIGHBOURS_FILE = "rows.jsonl", "neighbours.jsonl"
+USE_SCORES = ("criterion", "product")  # orders
 RELEASED_IMAGES = 128  # that score and judge in the released recipe here; it has 1000, which takes hours on a CPU
 
 
@@ -73,6 +74,11 @@ class Half:
         return observe(self.model, self.calibration)
 
     @cached_property
+    def alike(self) -> Statistics:
+        """All tokens count the same, whatever the model reads."""
+        return observe(self.model, self.calibration, token_weights=[None] * len(self.model.anatomy.blocks))
+
+    @cached_property
     def gradient(self) -> Ranking:
         return self.ranked(criterion="self-supervised")
 
@@ -90,9 +96,9 @@ class Half:
     def factors(self, ranking: Ranking) -> Factors:
         return make_factors(self.model, ranking, self.statistics)
 
-    def joint(self, order: str) -> tuple[Ranking, Factors]:
-        scores = Scores(self.gradient.head_scores, self.gradient.neuron_scores)
-        return damage_ranking(self.model, self.statistics, order, scores)
+    def joint(self, order: str, alike: bool = False) -> tuple[Ranking, Factors]:
+        scores = Scores(self.gradient.head_scores, self.gradient.neuron_scores) if order in USE_SCORES else None
+        return damage_ranking(self.model, self.alike if alike else self.statistics, order, scores)
 
 
 Row = Callable[[Half], Iterator[Cut]]
@@ -111,11 +117,11 @@ def plain(ranking: Callable[[Half], Ranking], corrected: bool = False) -> Row:
     return cuts
 
 
-def joint(order: str) -> Row:
+def joint(order: str, alike: bool = False) -> Row:
     """Orders and curves from the statistics, allocated jointly, elastic correction, no search."""
 
     def cuts(half: Half) -> Iterator[Cut]:
-        made, factors = half.joint(order)
+        made, factors = half.joint(order, alike)
         planner = Planner(made, half.model.anatomy)
         for fraction in FRACTIONS:
             yield Cut(made, planner.flops(fraction), factors)
@@ -151,12 +157,13 @@ ROWS: dict[str, Row] = {
     "joint, product order": joint("product"),
     "joint, pivoted order": joint("pivoted"),
     "joint, backward order": joint("backward"),
+    "joint, backward, tokens alike": joint("backward", alike=True),
     "joint, backward, sequential": on_images(lambda half: half.joint("backward")[0], correct_in_sequence),
     "joint, backward, refit": on_images(lambda half: half.joint("backward")[0], refit),
     "searched": plain(lambda half: half.searched, corrected=True),
     "default": on_images(lambda half: half.searched, refit),
 }
-NEIGHBOUR_ROWS = ("snapvit local", "joint, backward order", "default")
+NEIGHBOUR_ROWS = ("snapvit", "snapvit + elastic", "joint, backward order", "searched", "default")
 
 
 class Judge:
@@ -191,6 +198,7 @@ class Neighbours:
     def __init__(self, model: Model, folder: Path, most_classes: int) -> None:
         parts = [read_classes(model, folder / name, most_classes) for name in ("train", "test")]
         self.train, self.test = (Judge(model, part) for part in parts)
+        self.images = len(parts[1])  # that are judged
 
     def accuracy(self, cut: Cut | None) -> float:
         train, test = (j.bench.dense if cut is None else j.embedding(cut) for j in (self.train, self.test))
@@ -261,14 +269,16 @@ def measure(half: Half, judge: Judge, wanted: list[str], results: Path) -> None:
 
 
 def measure_neighbours(half: Half, others: dict[str, Neighbours], results: Path) -> None:
-    done = {row["row"] for row in read_rows(results, NEIGHBOURS_FILE)}
+    done = {row["row"] for row in read_rows(results, NEIGHBOURS_FILE) if row["flops"] == FRACTIONS[-1]}
     for name in ("dense", *NEIGHBOUR_ROWS):
         if name in done:
             continue
         cuts: Iterable[Cut | None] = [None] if name == "dense" else ROWS[name](half)
-        for fraction, cut in zip(FRACTIONS, cuts):
+        for fraction, cut in zip([FRACTIONS[-1]] if name == "dense" else FRACTIONS, cuts):
             accuracy = {title: other.accuracy(cut) for title, other in others.items()}
-            append(results, NEIGHBOURS_FILE, [{"row": name, "seed": half.seed, "flops": fraction, "knn": accuracy}])
+            record = {"row": name, "seed": half.seed, "flops": fraction, "knn": accuracy}
+            record["images"] = {title: other.images for title, other in others.items()}
+            append(results, NEIGHBOURS_FILE, [record])
             print(f"{name:28s} flops {fraction:.2f} k-NN {accuracy}", flush=True)
 
 
@@ -288,7 +298,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path)
     parser.add_argument("--classes", type=Path)
     parser.add_argument("--knn", type=Path, action="append", default=[])
-    parser.add_argument("--knn-classes", type=int, default=25)
+    parser.add_argument("--knn-classes", type=int, default=37)
     parser.add_argument("--seeds", default="0,1")
     parser.add_argument("--rows", default=",".join(ROWS).replace(", ", "; "))
     parser.add_argument("--peers", type=Path, help="Rows of a peer, to go into the report.")
@@ -305,9 +315,9 @@ def main() -> None:
             half = halves(model, images, seed)
             save_split(half, given.results / f"split_{seed}.npz")
             measure(half, Judge(model, half.held_out), wanted, given.results)
-        if given.knn:
-            others = {folder.name: Neighbours(model, folder, given.knn_classes) for folder in given.knn}
-            measure_neighbours(halves(model, images, 0), others, given.results)
+            if seed == 0 and given.knn:
+                others = {folder.name: Neighbours(model, folder, given.knn_classes) for folder in given.knn}
+                measure_neighbours(half, others, given.results)
     if given.write:
         peers = [json.loads(line) for line in given.peers.read_text().splitlines()] if given.peers else []
         rows = read_rows(given.results, ROWS_FILE) + peers

@@ -9,6 +9,7 @@ from test_correction import model_of, noise
 from test_families import FAMILIES, uneven_plan
 from test_fitness import pictures
 
+from snapvit_export.correction.damping import Damping
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.plan import Plan, Planner
 from snapvit_export.prune.correct import correct_module, make_factors
@@ -209,15 +210,15 @@ def test_on_other_images_a_refit_comes_nearer_to_the_dense_model_than_the_elasti
     assert error(refitted, others, goal) < error(elastic, others, goal)
 
 
-def test_a_refit_without_pull_is_the_sequential_correction(tiny_model):
+def test_a_refit_without_pull_or_damping_is_the_sequential_correction(tiny_model):
     from snapvit_export.prune.sequential import correct_in_sequence
 
     images = pictures(16)
     ranking, _ = damage_ranking(tiny_model, observe(tiny_model, images))
     plan = uneven_plan(tiny_model.anatomy)
     one, other = (
-        refit(tiny_model, ranking, plan, images, pull=0.0),
-        correct_in_sequence(tiny_model, ranking, plan, images),
+        refit(tiny_model, ranking, plan, images, Damping(fraction=1e-7), pull=0.0),
+        correct_in_sequence(tiny_model, ranking, plan, images, Damping(fraction=1e-7)),
     )
     torch.testing.assert_close(embedding(one, images), embedding(other, images), rtol=1e-3, atol=1e-4)
 

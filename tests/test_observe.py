@@ -11,6 +11,7 @@ from snapvit_export.errors import SnapvitError
 from snapvit_export.plan import Plan
 from snapvit_export.progress import Silent
 from snapvit_export.prune import observe as observing
+from snapvit_export.prune import tokens
 from snapvit_export.prune.correct import corrected
 from snapvit_export.prune.criteria.record import Recorder
 from snapvit_export.prune.observe import observe
@@ -59,7 +60,8 @@ def test_statistics_are_those_of_all_activations_at_once(name, monkeypatch):
     monkeypatch.setattr(observing, "TOKENS", 17 * 7)  # several batches, the last one shorter
     model = model_of(name)
     images = noise(model, 40)
-    statistics, wanted = observe(model, images), activations(model, images)
+    alike = [None] * len(model.anatomy.blocks)
+    statistics, wanted = observe(model, images, token_weights=alike), activations(model, images)
     assert statistics.images == 40
     for kind in ("proj", "fc2"):
         assert len(wanted[kind]) == len(getattr(statistics, kind)) == 3
@@ -80,15 +82,15 @@ def test_wide_layers_of_any_width_are_put_together_from_blocks_of_columns():
 
 
 def test_tokens_count_as_their_weights_say(tiny_model):
-    images = noise(tiny_model, 30)
-    tokens = tiny_model.anatomy.tokens
-    some = torch.zeros(tokens)
+    images = noise(tiny_model, 30)  # too few to pass tokens over
+    count = tiny_model.anatomy.tokens
+    some = torch.zeros(count)
     some[[0, 3]] = torch.tensor([1.0, 0.25])
-    rising = torch.arange(tokens).float()
+    rising = torch.arange(count).float()
     statistics = observe(tiny_model, images, token_weights=[None, rising, some])
     wanted = activations(tiny_model, images)
     for kind in ("proj", "fc2"):
-        for moments, x, weights in zip(getattr(statistics, kind), wanted[kind], (torch.ones(tokens), rising, some)):
+        for moments, x, weights in zip(getattr(statistics, kind), wanted[kind], (torch.ones(count), rising, some)):
             assert_moments(moments, x, weights.double().numpy())
 
 
@@ -119,7 +121,9 @@ def test_weighting_the_class_token_in_the_last_block_serves_what_is_read():
         statistics = observe(model, images, token_weights=weights)
         return float(np.square(features(corrected(model, ranking, plan, statistics), images) - dense).mean())
 
-    assert error([None, None, only_class]) < 0.9 * error(None)
+    alike = error([None, None, None])
+    assert error([None, None, only_class]) < 0.9 * alike
+    assert error(None) < 0.97 * alike  # what `as_read` does by itself
 
 
 def constant(model, count: int = 3) -> Images:
@@ -193,19 +197,54 @@ def test_statistics_say_what_they_were_taken_from(tiny_model):
     assert len(provenance["weights_sha256"]) == 64
 
 
-def test_where_tokens_are_plenty_a_quarter_of_the_patches_is_passed_over(tiny_model, monkeypatch):
-    from snapvit_export.prune import observe as module
-
+@pytest.mark.parametrize(("step", "share"), [(4, 0.75), (2, 0.5)])
+def test_where_tokens_are_plenty_a_part_of_the_patches_is_passed_over(tiny_model, monkeypatch, step, share):
     rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 255, (200, 32, 32, 3), np.uint8)
-    images = Images(pixels, None, tiny_model.preprocessing, "noise")  # 200 * 17 tokens for 192 columns
-    thinned = observe(tiny_model, images)
-    monkeypatch.setattr(module, "PLENTY", 10**6)
-    whole = observe(tiny_model, images)
-    assert whole.fc2[0].samples == 200 * 17
-    assert thinned.fc2[0].samples == pytest.approx(0.75 * 200 * 17)
+    pixels = rng.integers(0, 255, (400, 32, 32, 3), np.uint8)
+    images = Images(pixels, None, tiny_model.preprocessing, "noise")  # 400 * 17 tokens for 192 columns
+    alike = [None] * len(tiny_model.anatomy.blocks)
+    monkeypatch.setattr(tokens, "PASSED_OVER", (step,))
+    thinned = observe(tiny_model, images, token_weights=alike)
+    monkeypatch.setattr(tokens, "PASSED_OVER", ())
+    whole = observe(tiny_model, images, token_weights=alike)
+    assert whole.fc2[0].samples == 400 * 17
+    assert thinned.fc2[0].samples == pytest.approx(share * 400 * 17)
+    assert (thinned.provenance["passed_over"], whole.provenance["passed_over"]) == (step, 0)
     for some, all_of_them in zip(thinned.proj + thinned.fc2, whole.proj + whole.fc2):
         spread = np.sqrt(np.diag(all_of_them.covariance))
         assert (np.abs(some.mean - all_of_them.mean) < 0.1 * spread + 1e-9).all()
         off = np.linalg.norm(some.covariance - all_of_them.covariance) / np.linalg.norm(all_of_them.covariance)
         assert 0 < off < 0.1
+
+
+def test_only_so_many_tokens_are_passed_over_that_plenty_remain(tiny_model):
+    anatomy = tiny_model.anatomy  # 17 tokens, 192 columns: plenty are 1536
+    assert [tokens.passed_over(anatomy, images) for images in (100, 120, 121, 180, 181)] == [0, 0, 4, 4, 2]
+
+
+def test_every_patch_counts_in_some_batch_and_prefix_tokens_in_all(tiny_model):
+    anatomy = tiny_model.anatomy
+    batches = torch.stack([tokens.counted(anatomy, 400, number, None) for number in range(4)])  # (4, T)
+    assert (batches[:, 0] == 0.5).all()
+    assert torch.equal((batches > 0).sum(0)[1:], torch.full((16,), 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("deit_tiny_patch16_224", 1),
+        ("deit_tiny_distilled_patch16_224", 2),
+        ("vit_small_patch14_reg4_dinov2", 1),
+        ("vit_base_patch16_siglip_224", 0),
+    ],
+)
+def test_the_tokens_that_a_model_reads_have_their_share_of_the_weight(name, read):
+    anatomy = model_of(name).anatomy
+    found = tokens.as_read(anatomy)
+    if not read:
+        assert found == [None] * len(anatomy.blocks)
+        return
+    shares = [float(own[:read].sum() / own.sum()) for own in found]
+    least = read / anatomy.tokens  # of two tokens among eighteen, a tenth would be less than their share
+    assert shares == pytest.approx([max(tokens.READ, least)] * (len(found) - 1) + [tokens.READ_LAST])
+    assert all((own[read:] == 1).all() for own in found)

@@ -32,12 +32,16 @@ class Damping(Value, frozen=True, kw_only=True):
                 f"damping '{text}' is not mean, max or percentile with a fraction from 0 to 10, such as mean:0.01"
             ) from None
 
-    def added_to(self, covariance: Array) -> Array:
-        """A copy with the damped diagonal; a column that never varies gets a 1 where nothing else would stand."""
+    def amount(self, covariance: Array) -> float:
+        """What is added to every entry of the diagonal."""
         diagonal = np.diag(covariance)
         typical = {"mean": diagonal.mean(), "max": diagonal.max(), "percentile": np.quantile(diagonal, 0.95)}[self.kind]
+        return self.fraction * float(typical)
+
+    def added_to(self, covariance: Array) -> Array:
+        """A copy with the damped diagonal; a column that never varies gets a 1 where nothing else would stand."""
         damped = covariance.copy()
-        np.fill_diagonal(damped, diagonal + self.fraction * float(typical))
+        np.fill_diagonal(damped, np.diag(covariance) + self.amount(covariance))
         dead = np.diag(damped) <= 0
         damped[dead, dead] = 1.0
         return damped

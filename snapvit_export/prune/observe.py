@@ -3,8 +3,7 @@
 Memory does not grow with the number of images: a layer's input is added to its sums while the pass goes on, and
 forgotten. What is kept is one float64 matrix per layer, which correction needs anyway.
 
-The products of a wide layer cost nearly as much as the forward pass itself. Where there are many more tokens than
-columns, one patch token in four is passed over, another one in each batch: neighbouring patches say much the same.
+Which tokens count, and how much, is in `tokens`.
 """
 
 from __future__ import annotations
@@ -24,11 +23,9 @@ from .checks import check_device, weights_fingerprint
 from .load import Model
 from .parts import blocks_of
 from .running_moments import RunningMoments
+from .tokens import TokenWeights, checked_weights, counted, passed_over
 
-PLENTY = 16  # tokens per column of the widest layer, from which on some may be passed over
-SKIPPED = 4  # one patch token in so many
 TOKENS = 4096  # per batch: enough that adding up float64 matrices costs little beside the products
-TokenWeights = Sequence[Tensor | None]  # per block (T,): how much each token counts; None: all alike
 
 
 def observe(
@@ -38,10 +35,7 @@ def observe(
     device: str = "cpu",
     token_weights: TokenWeights | None = None,
 ) -> Statistics:
-    """Take the statistics of the dense model over all tokens of all images.
-
-    `token_weights` says which tokens matter: in the last block of a model that reads only its class token, one that is
-    1 for that token and 0 for the others makes correction fit what is read.
+    """Take the statistics of the dense model over all images; tokens count `as_read` unless weights are given.
 
     >>> statistics = observe(load_model(), images)
     """
@@ -49,7 +43,7 @@ def observe(
     if not len(images):
         raise SnapvitError("statistics need images. Give --data")
     progress = progress or Silent()
-    weights = checked_weights(model, token_weights)
+    weights = checked_weights(model.anatomy, token_weights)
     warn_of_few(model, len(images), weights, progress)
     progress.phase("observing the dense model", len(images))
     sums = running_sums(model.module)
@@ -57,7 +51,8 @@ def observe(
     try:
         with torch.no_grad():
             for number, batch in enumerate(images.batches(batch_size(model))):
-                with _added_to(sums, module, _counted(model, len(images), number, weights, device)):
+                counts = [counted(model.anatomy, len(images), number, own) for own in weights]
+                with _added_to(sums, module, counts):
                     module.forward_features(torch.from_numpy(batch).to(device))
                 progress.advance(len(batch))
     finally:
@@ -67,7 +62,7 @@ def observe(
         "model": model.name,
         "weights_sha256": weights_fingerprint(module),
         "data": images.fingerprint,
-        "skips_tokens": _plenty(model, len(images)),
+        "passed_over": passed_over(model.anatomy, len(images)),
     }
     return Statistics(proj, fc2, len(images), made_from)
 
@@ -86,43 +81,6 @@ def running_sums(module: nn.Module) -> list[tuple[RunningMoments, RunningMoments
         )
         for i, block in enumerate(blocks_of(module))
     ]
-
-
-def checked_weights(model: Model, weights: TokenWeights | None) -> list[Tensor | None]:
-    """One entry per block, in float32; refuse what does not fit the model."""
-    depth, tokens = len(model.anatomy.blocks), model.anatomy.tokens
-    if weights is None:
-        return [None] * depth
-    if len(weights) != depth:
-        raise SnapvitError(f"token weights for {len(weights)} blocks were given, the model has {depth}")
-    for i, given in enumerate(weights):
-        if given is None:
-            continue
-        if given.shape != (tokens,):
-            raise SnapvitError(f"block {i}: token weights of shape {tuple(given.shape)}, the model has {tokens} tokens")
-        if not torch.isfinite(given).all() or (given < 0).any() or not (given > 0).any():
-            raise SnapvitError(f"block {i}: token weights must be finite, none negative and at least one above zero")
-    return [None if given is None else given.float() for given in weights]
-
-
-def _plenty(model: Model, images: int) -> bool:
-    """Whether there are so many tokens that some may be passed over."""
-    widest = max(max(block.hidden, block.heads * block.head_dim) for block in model.anatomy.blocks)
-    return images * model.anatomy.tokens >= PLENTY * widest
-
-
-def _counted(
-    model: Model, images: int, number: int, weights: Sequence[Tensor | None], device: str
-) -> list[Tensor | None]:
-    """The weights of the tokens in this batch; None counts all. Where there are plenty, some count nothing."""
-    anatomy = model.anatomy
-    if not _plenty(model, images):
-        return [None if own is None else own.to(device) for own in weights]
-    counts = torch.ones(anatomy.tokens)
-    patches = counts[anatomy.tokens - anatomy.patches :]
-    patches[number % SKIPPED :: SKIPPED] = 0
-    counts[: anatomy.tokens - anatomy.patches] = patches.mean()  # so that class and patch tokens keep their shares
-    return [(counts if own is None else counts * own).to(device) for own in weights]
 
 
 @contextmanager

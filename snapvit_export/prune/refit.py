@@ -3,26 +3,28 @@
 | symbol | meaning                                                                        | shape     |
 |--------|--------------------------------------------------------------------------------|-----------|
 | x      | the stream before the layer: of the blocks before, cut and refitted already     | (N, T, E) |
-| a      | the full input that the dense layer would have on that stream                  | (N, T, d) |
+| a, a_K | the full input that the dense layer would have on that stream; its kept columns | (N, T, d) |
+| u      | what the dense layer makes of it: W a + b                                       | (N, T, E) |
 | y      | the stream after the same layer in the dense model, on its own stream          | (N, T, E) |
-| t      | what is missing there: y - x - g (W a + b), with LayerScale g                  | (N, T, E) |
+| t      | what is missing there: y - x - g u, with LayerScale g                          | (N, T, E) |
 
 The elastic correction, and the sequential one, ask every layer to do what the dense layer would do with the same input:
-that is least squares from the kept columns of a to W a + b. Errors of earlier layers then pass through. Asking for all
-of y instead overreaches: a's kept columns foretell the missing part badly, and a fit that follows them too far harms
-new images. A small share of it, fitted with heavy damping, helps much:
+that is least squares from a_K to u. Errors of earlier layers then pass through. Asking for all of y instead
+overreaches: a_K foretells the missing part badly, and what least squares cannot foretell it shrinks, layer after layer.
+A share of it, fitted with heavy damping, helps much, in the first blocks most:
 
-    W' = (plain fit) + PULL cov(t, a_K) (cov(a_K) + damping)^-1 / g,    the bias takes the means.
+    W' = (plain fit of u) + PULL cov(t, a_K) (cov(a_K) + damping)^-1 / g,    the bias takes the means.
 
-Layers that keep everything are refitted too: they can take back what others lost. The work is for one Plan, with
-images; memory holds the tokens of all images three times. Only proj and fc2 change, as in every correction here.
+The plain fit is damped towards the weights that the kept columns had. Layers that keep everything keep these weights
+and are only asked for their share of t. Only cov(a_K), cov(u, a_K) and cov(t, a_K) are needed, so a deep cut is
+refitted faster than a shallow one. The work is for one Plan, with images; memory holds the tokens of all images
+three times. Only proj and fc2 change, as in every correction here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,6 +34,7 @@ from torch import Tensor, nn
 
 from ..calibration.images import Images
 from ..correction.damping import Damping
+from ..correction.factor import cholesky
 from ..correction.statistics import Array, Moments
 from ..errors import GateFailed, SnapvitError
 from ..plan import Plan
@@ -39,16 +42,15 @@ from ..progress import Progress, Silent
 from ..ranking import Ranking
 from .correct import Layer, layers_of
 from .load import Model
-from .one_thread import one_thread
 from .parts import blocks_of, give_bias
 from .reaching import input_of
-from .running_moments import RunningMoments
+from .running_moments import RunningRegression
 from .sequential import Stream
 from .slicing import shrink
+from .tokens import TokenWeights, checked_weights, counted
 
-PULL = 0.3  # share of what is missing that a layer is asked to give back
+PULL = 0.6  # share of what is missing that the first block is asked to give back; it falls evenly to none in the last
 PULL_DAMPING = Damping(fraction=0.1)  # of that part of the fit
-WIDE = 2048  # columns from which on a solve is worth several threads
 LEAST_GAIN = 1e-2  # of the root mean square: a LayerScale smaller than this cannot give anything back
 
 
@@ -61,6 +63,7 @@ def refit(
     damping: Damping = Damping(),
     pull: float = PULL,
     progress: Progress | None = None,
+    token_weights: TokenWeights | None = None,  # None: as the model reads them
 ) -> nn.Module:
     """A cut and refitted copy of the model; `model` itself is left unchanged.
 
@@ -72,23 +75,21 @@ def refit(
     small = shrink(model.module, ranking, plan)
     if plan == Plan.dense(model.anatomy):
         return small
+    weights = checked_weights(model.anatomy, token_weights)
     stream = Stream.of(model, images)  # of the cut model
     goal = Stream(list(stream.chunks), stream.extra)  # of the dense one
     _check_halves(blocks_of(model.module)[0], stream)
     progress.phase("refitting block by block", len(plan.heads))
     for i, (dense, cut) in enumerate(zip(blocks_of(model.module), blocks_of(small))):
-        layers = layers_of(dense, ranking, i)
-        for half, layer, target, keep in (
-            (_attention_half, layers[0], cut.attn.proj, plan.heads[i]),
-            (_mlp_half, layers[1], cut.mlp.fc2, plan.neurons[i]),
+        counts = [counted(model.anatomy, len(images), n, weights[i]) for n in range(len(stream.chunks))]
+        proj, fc2 = layers_of(dense, ranking, i)
+        for part in (
+            _SubLayer(f"blocks.{i}.attn.proj", _attention_half, dense, proj, cut.attn.proj, plan.heads[i]),
+            _SubLayer(f"blocks.{i}.mlp.fc2", _mlp_half, dense, fc2, cut.mlp.fc2, plan.neurons[i]),
         ):
-            goal.chunks = [half(dense, chunk, goal.extra) for chunk in goal.chunks]
-            name = f"blocks.{i}.{'attn.proj' if half is _attention_half else 'mlp.fc2'}"
-            seen = _look(half, dense, layer, stream, goal, name)
-            small_solve = one_thread() if layer.linear.in_features < WIDE else nullcontext()
-            with small_solve:  # threads that wait for each other cost more than they bring there
-                _put(target, layer, seen, keep, damping, pull)
-            stream.chunks = [half(cut, chunk, stream.extra) for chunk in stream.chunks]
+            goal.chunks = [part.half(dense, chunk, goal.extra) for chunk in goal.chunks]
+            part.put(part.look(stream, goal, counts), damping, pull * (1 - i / len(plan.heads)))
+            stream.chunks = [part.half(cut, chunk, stream.extra) for chunk in stream.chunks]
         progress.advance()
     return small
 
@@ -122,67 +123,65 @@ def _check_halves(block: Any, stream: Stream) -> None:
         raise GateFailed(f"a block is not its attention and its MLP one after the other: they differ by {off:.1e}")
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Seen:
-    """The moments of a layer's full input on the cut stream, and how it goes with what is missing."""
+    """The kept columns of a layer's input on the cut stream, and how u and t go with them."""
 
-    moments: Moments
-    missing: Array  # (E,) mean of t
-    cross: Array  # (E, d) covariance of t and the input
-
-
-@dataclass
-class _Sums:
-    inputs: RunningMoments
-    cross: Tensor  # (E, d) float64
-    missing: Tensor = field(init=False)  # (E,)
-    shift: Tensor | None = None  # (d,)
-
-    def __post_init__(self) -> None:
-        self.missing = torch.zeros(len(self.cross), dtype=torch.float64)
-
-    def add(self, a: Tensor, t: Tensor) -> None:
-        self.inputs.add(a)
-        flat, inputs = t.flatten(0, -2), a.flatten(0, -2)  # (n, E), (n, d)
-        if self.shift is None:
-            self.shift = inputs.mean(0)  # products about it lose nothing in float32
-        self.missing += flat.double().sum(0)
-        self.cross += flat.T @ (inputs - self.shift)
-
-    def result(self) -> _Seen:
-        moments = self.inputs.result()
-        missing = self.missing.numpy() / moments.samples
-        assert self.shift is not None
-        cross = self.cross.numpy() / moments.samples - np.outer(missing, moments.mean - self.shift.double().numpy())
-        return _Seen(moments, missing, cross)
+    moments: Moments  # of a_K
+    mean: Array  # (2, E) of u and t
+    cross: Array  # (2, E, k) covariance of each with a_K
 
 
-def _look(half: Half, block: Any, layer: Layer, stream: Stream, goal: Stream, name: str) -> _Seen:
-    """Run the dense sub-layer on the cut stream up to the layer, and compare what it would give with the goal."""
-    linear = layer.linear
-    sums = _Sums(RunningMoments(name, linear.in_features), torch.zeros(*linear.weight.shape, dtype=torch.float64))
-    gain = 1.0 if layer.gain is None else torch.from_numpy(layer.gain).float()
-    for chunk, wanted in zip(stream.chunks, goal.chunks):
-        a = input_of(linear, partial(half, block, chunk, stream.extra))
-        sums.add(a, wanted - chunk - gain * linear(a))
-    return sums.result()
+@dataclass(frozen=True)
+class _SubLayer:
+    """The attention or the MLP of a block: dense, and where the refitted weights go."""
+
+    name: str
+    half: Half
+    dense: Any
+    layer: Layer
+    target: nn.Linear
+    keep: int
+
+    def look(self, stream: Stream, goal: Stream, counts: Sequence[Tensor | None]) -> _Seen:
+        """Run the dense sub-layer on the cut stream up to the layer; `goal` is the dense stream after it."""
+        linear, columns = self.layer.linear, torch.from_numpy(self.layer.columns(self.keep))
+        gain = 1.0 if self.layer.gain is None else torch.from_numpy(self.layer.gain).float()
+        sums = RunningRegression(self.name, len(columns), 2 * linear.out_features)
+        for x, y, weights in zip(stream.chunks, goal.chunks, counts):
+            used = slice(None) if weights is None else weights > 0
+            if self.half is _mlp_half:  # each token by itself, so those that do not count need not run
+                a = input_of(linear, partial(self.half, self.dense, x[:, used], stream.extra))
+            else:
+                a = input_of(linear, partial(self.half, self.dense, x, stream.extra))[:, used]
+            u = linear(a)
+            t = y[:, used] - x[:, used] - gain * u
+            own = None if weights is None else weights[used]
+            sums.add(a.index_select(-1, columns), torch.cat([u, t], -1), own)
+        moments, mean, cross = sums.result()
+        return _Seen(moments, mean.reshape(2, -1), cross.reshape(2, linear.out_features, -1))
+
+    def put(self, seen: _Seen, damping: Damping, pull: float) -> None:
+        """Give the cut layer its plain fit on this stream, plus its share of what is missing."""
+        share = pull * _inverse(self.layer.gain, len(seen.mean[0]))  # (E,)
+        more = share[:, None] * _solved(seen.moments, seen.cross[1], PULL_DAMPING)  # (E, k)
+        weight = self.layer.weight[:, self.layer.columns(self.keep)]
+        bias = 0.0 if self.layer.linear.bias is None else self.layer.linear.bias.double().numpy()
+        if self.keep < len(self.layer.order):
+            weight = np.where(np.diag(seen.moments.covariance) > 0, weight, 0.0)  # what never varies goes into the bias
+            towards = damping.amount(seen.moments.covariance) * weight
+            weight = _solved(seen.moments, seen.cross[0] + towards, damping)
+            bias = seen.mean[0] - weight @ seen.moments.mean
+        bias = bias + share * seen.mean[1] - more @ seen.moments.mean
+        give_bias(self.target)
+        self.target.weight.copy_(torch.from_numpy(weight + more))
+        self.target.bias.copy_(torch.from_numpy(bias))
 
 
-def _put(target: nn.Linear, layer: Layer, seen: _Seen, keep: int, damping: Damping, pull: float) -> None:
-    """Give the cut layer its plain fit on this stream, plus its share of what is missing."""
-    columns = layer.columns(keep)  # original order
-    weight, shift = layer.weight, np.zeros(len(layer.weight))  # a layer that keeps everything is fitted as it is
-    if keep < len(layer.order):
-        weight, shift = layer.factored(seen.moments, damping).corrected(keep)  # (E, k) in rank order
-        weight = weight[:, layer.from_rank_order(keep)]
-    damped = PULL_DAMPING.added_to(seen.moments.covariance[np.ix_(columns, columns)])
-    share = pull * _inverse(layer.gain, len(weight))[:, None]  # (E, 1)
-    more = share * np.linalg.solve(damped, seen.cross[:, columns].T).T  # (E, k)
-    shift = shift + share[:, 0] * seen.missing - more @ seen.moments.mean[columns]
-    give_bias(target)
-    bias = 0.0 if layer.linear.bias is None else layer.linear.bias
-    target.weight.copy_(torch.from_numpy(weight + more))
-    target.bias.copy_(bias + torch.from_numpy(shift))
+def _solved(moments: Moments, right: Array, damping: Damping) -> Array:
+    """X with X (S + damping) = right, for the covariance S."""
+    lower = torch.from_numpy(cholesky(damping.added_to(moments.covariance)))
+    return torch.cholesky_solve(torch.from_numpy(right.T.copy()), lower).T.numpy()
 
 
 def _inverse(gain: Array | None, width: int) -> Array:

@@ -25,6 +25,7 @@ from .observe import observe, warn_of_few
 from .refit import refit
 from .sequential import correct_in_sequence
 from .slicing import shrink
+from .tokens import as_read
 
 
 class Repair:
@@ -49,7 +50,7 @@ class Repair:
         self.images, self.progress, self.damping = images, progress, damping
         self._statistics = statistics
         if correction is not None and statistics is None:
-            warn_of_few(model, len(images), [None] * len(model.anatomy.blocks), progress)
+            warn_of_few(model, len(images), as_read(model.anatomy), progress)
 
     @cached_property
     def factors(self) -> Factors:

@@ -29,12 +29,13 @@ from ..progress import Progress, Silent
 from ..ranking import Ranking
 from .correct import Correction, Layer, layers_of, put_factor, put_left_to_right
 from .load import Model
-from .observe import TokenWeights, batch_size, checked_weights
+from .observe import batch_size
 from .parts import blocks_of, give_bias
 from .reaching import input_of
 from .running_moments import RunningMoments
 from .search.forward import embed_tokens
 from .slicing import shrink
+from .tokens import TokenWeights, checked_weights
 
 
 @torch.no_grad()
@@ -55,7 +56,9 @@ def correct_in_sequence(
     if not len(images):
         raise SnapvitError("sequential correction needs images. Give --data")
     progress = progress or Silent()
-    weights = checked_weights(model, token_weights)
+    if correction == "sparsegpt" and token_weights is None:
+        token_weights = [None] * len(plan.heads)  # the released code has all tokens alike
+    weights = checked_weights(model.anatomy, token_weights)
     small = shrink(model.module, ranking, plan)
     stream = Stream.of(model, images)
     correct_block = _correct_block if correction == "elastic" else _correct_block_as_released

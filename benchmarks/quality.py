@@ -4,9 +4,9 @@
         [--knn pets/ --knn tiny-imagenet/] [--seeds 0,1] [--rows default,snapvit] [--peers rows.jsonl] --results DIR
 
 Half of the images calibrate, the other half report; seeds 2i and 2i+1 are the two halves of the same split, each
-reporting once; k-NN goes with seed 0. File names are wnid_label.jpg; a class is the line of its wnid in `classes.txt`. Every row is judged at
-the same fractions of the dense blocks' FLOPs. Rows are kept in DIR as they are found, and those already there are not
-computed again; `--write` makes docs/quality.md and docs/quality.svg from them.
+reporting once; k-NN goes with seed 0. File names are wnid_label.jpg; a class is the line of its wnid in `classes.txt`.
+Every row is judged at the same fractions of the dense blocks' FLOPs. Rows are kept in DIR as they are found, and those
+already there are not computed again; `--write` makes docs/quality.md and docs/quality.svg from them.
 
 `benchmarks/peers/torch_pruning.py` adds the rows of Torch-Pruning from an environment of its own; DIR/split_SEED.npz is
 what it needs.

@@ -113,7 +113,7 @@ def _into(  # type: ignore[no-untyped-def]
     _refuse_early(request, given, model)
     images, reporting = read_images(split, model.preprocessing, progress)
     ranking, statistics = _ranking(request, settings, given, model, images, progress)
-    planner = Planner(ranking, model.anatomy, ranking.protection)
+    planner = Planner(ranking, model.anatomy, ranking.protection, corrected=settings.correction in recipe.ADDS_BIASES)
     wanted = _requested_plans(request, planner)
     damping = Damping.parse(settings.damping)
     repair = Repair(model, ranking, settings.correction, images, progress, statistics, damping)

@@ -108,13 +108,22 @@ class Planner:
     """
 
     def __init__(
-        self, ranking: Ranking, anatomy: Anatomy, protection: Protection = Protection(), multiple: int = 1
+        self,
+        ranking: Ranking,
+        anatomy: Anatomy,
+        protection: Protection = Protection(),
+        multiple: int = 1,
+        corrected: bool = False,
     ) -> None:
-        """`multiple`: allocated MLPs keep a multiple of so many neurons, or all; it needs damage curves."""
+        """`multiple`: allocated MLPs keep a multiple of so many neurons, or all; it needs damage curves.
+
+        `corrected`: weights will be, so the biases that this adds are counted as parameters.
+        """
         ranking.check_fits(anatomy)
         if multiple < 1 or (multiple > 1 and ranking.damage is None):
             raise UsageError(f"widths in multiples of {multiple} need a ranking with damage curves and at least 1")
         self.anatomy, self.protection, self.multiple = anatomy, protection, multiple
+        self._after = anatomy.with_output_biases() if corrected else anatomy
         self._damage = ranking.damage
         self._heads = _CutOrder(ranking.head_scores, protection.kept_heads)
         self._neurons = _CutOrder(ranking.neuron_scores, protection.kept_neurons)
@@ -155,8 +164,10 @@ class Planner:
         """The densest Plan with at most this fraction of the dense model's parameters."""
         check_fraction("parameter", fraction)
         dense = self.anatomy.params()
+        if fraction == 1:
+            return Plan.dense(self.anatomy)  # which nothing corrects
         return self._densest(
-            self.anatomy.params,
+            self._after.params,
             params_costs,
             lambda params: params <= fraction * dense,
             lambda least: f"parameter fraction {fraction:g} is out of reach: the smallest plan has {least / dense:.4f}",
@@ -240,7 +251,7 @@ class Planner:
         assert self._damage is not None
         if costs not in self._allocators:
             least = self.protection.least(self.anatomy)
-            self._allocators[costs] = Allocator(self._damage, costs(self.anatomy), least, self.multiple)
+            self._allocators[costs] = Allocator(self._damage, costs(self._after), least, self.multiple)
         return self._allocators[costs]
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -113,14 +113,19 @@ class Ranking:
         return Ranking(heads, neurons, model, anatomy, provenance or {}, damage)
 
     def weighted(self, weights: npt.ArrayLike) -> Ranking:
-        """The same orders with every damage curve times a factor: (blocks, 2), of attention and of the MLP."""
+        """The same orders with every damage curve times a factor: (blocks, 2), of attention and of the MLP.
+
+        Scores follow, so that `pair` weighs the blocks in the same way.
+        """
         if self.damage is None:
             raise SnapvitError("the ranking has no damage curves to weight")
         w = np.asarray(weights, np.float64)
         if w.shape != (len(self.damage), 2) or not (np.isfinite(w) & (w >= 0)).all():
             raise SnapvitError(f"expected {len(self.damage)} x 2 finite weights that are not negative, got {w.shape}")
         damage = tuple((heads * a, neurons * m) for (heads, neurons), (a, m) in zip(self.damage, w))
-        return replace(self, damage=damage)
+        blocks = range(len(damage))
+        orders = [self.head_order(i) for i in blocks], [self.neuron_order(i) for i in blocks]
+        return Ranking.from_orders(*orders, damage, self.model, self.anatomy, self.provenance)
 
     @staticmethod
     def flat(anatomy: Anatomy) -> Ranking:

@@ -54,6 +54,7 @@ RECIPES = {
 }
 DEFAULT = "default"
 CORRECTIONS = ("refit", "elastic", "sequential", "sparsegpt")
+ADDS_BIASES = ("refit", "elastic", "sequential")  # to layers that had none
 ORDERS = ("backward", "pivoted", "variance", "criterion", "product")
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from test_plan import anatomy_of
 
 from snapvit_export.allocate import Allocator
@@ -287,6 +288,30 @@ def test_curves_leave_pairs_alone_and_move_heads_against_neurons():
     assert plan == Plan(heads=(1, 2), neurons=(10, 8))
     reversed_weights = Planner(ranking.weighted([[1e6, 1e-6], [1e-6, 1e6]]), anatomy).flops(0.78)
     assert reversed_weights == Plan(heads=(2, 1), neurons=(8, 10))
+
+
+def test_factors_of_a_search_also_move_pairs_between_blocks_and_keep_the_order_within():
+    rng = np.random.default_rng(0)
+    damage = tuple((falling([1, 1]), falling(sorted(rng.random(10), reverse=True))) for _ in range(2))
+    ranking = Ranking.from_orders([[0, 1], [1, 0]], [rng.permutation(10), rng.permutation(10)], damage)
+    weighted = ranking.weighted([[1, 1e-6], [1, 1e6]])
+    assert weighted.order_sha256 == ranking.order_sha256
+    anatomy = anatomy_of([2, 2], [10, 10])
+    assert Planner(weighted, anatomy).pair(0.4, 0).neurons == (2, 10)
+    assert min(Planner(ranking, anatomy).pair(0.4, 0).neurons) > 2
+
+
+@pytest.mark.parametrize("curves", [True, False])
+def test_biases_that_a_correction_adds_count_as_parameters(curves):
+    anatomy = anatomy_of([4] * 3, [64] * 3)
+    bare = replace(anatomy, blocks=tuple(replace(b, biases=()) for b in anatomy.blocks))
+    damage = tuple((falling([1.0] * 4), falling([1.0] * 64)) for _ in range(3))
+    ranking = Ranking.from_orders([range(4)] * 3, [range(64)] * 3, damage)
+    ranking = ranking if curves else Ranking(ranking.head_scores, ranking.neuron_scores)
+    planner = Planner(ranking, bare, corrected=True)
+    for fraction in (0.5, 0.8, 0.95):
+        assert bare.with_output_biases().params(planner.params(fraction)) <= fraction * bare.params()
+    assert planner.params(1) == Plan.dense(bare)
 
 
 def test_widths_on_a_grid_need_curves():

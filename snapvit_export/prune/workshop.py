@@ -23,6 +23,7 @@ from ..plan import Plan
 from ..profiling.device import DeviceCard, usable_cores
 from ..profiling.measure import Profile, time_together, to_profile
 from ..progress import Progress
+from ..recipe import ADDS_BIASES
 from ..runtimes.ort import OrtSession
 from ..target import Target
 from ..values import to_json
@@ -90,8 +91,7 @@ class Workshop:
 
     def _anatomy(self, correction: str | None) -> Anatomy:
         """The dense anatomy; a correction gives a bias to layers that had none."""
-        gains_biases = correction not in (None, "sparsegpt")
-        return self.model.anatomy.with_output_biases() if gains_biases else self.model.anatomy
+        return self.model.anatomy.with_output_biases() if correction in ADDS_BIASES else self.model.anatomy
 
     def time(self, names: Sequence[str], seconds: float = 1.0) -> None:
         """Time variants side by side, each for `seconds`; a variant timed before gets the newer profile."""

@@ -95,11 +95,16 @@ class Elastic:
         plan.check_fits(self.anatomy)
         shapes = weight_shapes(self.anatomy.with_counts(plan))
         weights = {name: self.dense[name][: shape[0]] for name, shape in shapes.items()}  # all are cut along axis 0
-        if corrected:
-            self._require_correction()
-            for i, block in enumerate(self.anatomy.blocks):
-                weights |= self._corrected(i, "proj", plan.heads[i]) if plan.heads[i] < block.heads else {}
-                weights |= self._corrected(i, "fc2", plan.neurons[i]) if plan.neurons[i] < block.hidden else {}
+        return weights | self.corrected_layers(plan) if corrected else weights
+
+    def corrected_layers(self, plan: Plan) -> Weights:
+        """The weight and bias of every proj and fc2 that a Plan cuts, corrected."""
+        plan.check_fits(self.anatomy)
+        self._require_correction()
+        weights: Weights = {}
+        for i, block in enumerate(self.anatomy.blocks):
+            weights |= self._corrected(i, "proj", plan.heads[i]) if plan.heads[i] < block.heads else {}
+            weights |= self._corrected(i, "fc2", plan.neurons[i]) if plan.neurons[i] < block.hidden else {}
         return weights
 
     def factor(self, block: int, layer: Layer, keep: int | None = None) -> Factor:

@@ -1,0 +1,297 @@
+"""The forward pass of a ViT as an ONNX graph: from an Anatomy and a Plan, by hand, without torch. Light.
+
+The stream is kept as (B*T, E), so that every linear layer is one Gemm, and the batch is the only size that is not
+known: reshapes say -1 for it, and no Shape, Gather or Concat of sizes is left for a runtime to compute. Two flavours:
+
+    portable   standard operators of opset 17: TensorRT, OpenVINO, anything
+    ort        opset 23 with its Attention and Gelu operators, which ONNX Runtime runs faster
+
+Where only prefix tokens are read (token pooling), the last block computes queries, proj and MLP for these alone: keys
+and values are needed of all tokens, the rest of none. What a Plan leaves out is simply not written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ..anatomy import Anatomy, Block
+from ..elastic.description import Wiring
+from .nodes import Nodes
+from .prepare import BYTES, drops_key_bias, has_patch_bias, moves_value_bias
+
+Flavour = Literal["portable", "ort"]
+OPSETS: dict[Flavour, int] = {"portable": 17, "ort": 23}
+INPUT = "images"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a graph looks like from outside, and which operators it may use."""
+
+    flavour: Flavour = "portable"
+    batch: int | None = None  # None: any
+    takes_bytes: bool = False  # (B, H, W, C) uint8 instead of (B, C, H, W) float32, already normalised
+    features: bool = False  # the embedding instead of class scores
+
+
+def output_name(anatomy: Anatomy, options: Options) -> str:
+    """What the graph calls its result: class scores, or the embedding."""
+    return "logits" if anatomy.classes and not options.features else "features"
+
+
+def emit_nodes(anatomy: Anatomy, wiring: Wiring, biased: Mapping[str, bool], options: Options) -> Nodes:
+    """The nodes of a model of this Anatomy, which is that of the cut model.
+
+    `biased` says of each proj and fc2 ("blocks.0.proj") whether it has a bias: a correction may have added one.
+    """
+    return _Forward(anatomy, wiring, biased, options).run()
+
+
+class _Forward:
+    def __init__(self, anatomy: Anatomy, wiring: Wiring, biased: Mapping[str, bool], options: Options) -> None:
+        self.anatomy, self.wiring, self.biased, self.options = anatomy, wiring, biased, options
+        self.n = Nodes(OPSETS[options.flavour])
+        self.e, self.tokens = anatomy.embed_dim, anatomy.tokens
+        self.prefix = anatomy.tokens - anatomy.patches
+        self.read = 1 + anatomy.distillation_token if anatomy.pooling == "token" else self.tokens  # of the last block
+
+    def run(self) -> Nodes:
+        n = self.n
+        with n.part("embed"):
+            x = self.embed()
+        last = len(self.anatomy.blocks) - 1
+        for i in range(last + 1):
+            with n.part(f"blocks.{i}"):
+                x = self.block(x, i, self.read if i == last else self.tokens)
+        with n.part("output"):
+            self.classify(x)
+        return n
+
+    def embed(self) -> str:
+        """Images to (B*T, E)."""
+        n, x, end, patches = self.n, INPUT, "", self.anatomy.patches
+        if self.options.takes_bytes:
+            x, end = n.add("Cast", n.add("Transpose", x, perm=[0, 3, 1, 2]), to=1), BYTES
+        inputs = [x, n.weight(f"patch.weight{end}")]
+        if has_patch_bias(self.anatomy) or (end and not self.anatomy.positions):
+            inputs.append(n.weight(f"patch.bias{end}"))
+        x = n.add("Conv", *inputs, strides=list(self.anatomy.patch), kernel_shape=list(self.anatomy.patch))
+        x = n.add("Transpose", n.reshape(x, [self.batch or -1, self.e, patches]), perm=[0, 2, 1])  # (B, patches, E)
+        if self.anatomy.positions:
+            x = n.add("Add", x, n.weight(f"positions{end}"))
+        if self.prefix:
+            x = n.add("Concat", self.prefix_tokens(x), x, axis=1)
+        if self.anatomy.pre_norm:
+            x = self.norm(x, "pre_norm")
+        return n.reshape(x, [-1, self.e])
+
+    @property
+    def batch(self) -> int | None:
+        return self.options.batch
+
+    def prefix_tokens(self, x: str) -> str:
+        """The prefix tokens once for every image: (B, prefix, E)."""
+        n, prefix = self.n, self.n.weight("prefix")
+        if self.batch == 1:
+            return n.reshape(prefix, [1, self.prefix, self.e])
+        if self.batch is not None:
+            return n.add("Expand", prefix, n.ints([self.batch, self.prefix, self.e]))
+        shape = n.add("Shape", x, end=1)
+        return n.add("Expand", prefix, n.add("Concat", shape, n.ints([self.prefix, self.e]), axis=0))
+
+    def block(self, x: str, i: int, read: int) -> str:
+        """One block; of its result only the first `read` tokens of each image are wanted."""
+        n, name = self.n, f"blocks.{i}"
+        with n.part("attn"):
+            y = self.norm(x, f"{name}.norm1")
+            short = y
+            if read < self.tokens:
+                x, short = self.first(x, read), self.first(y, read)
+            y = self.attention(short, y, i, read)
+            x = n.add("Add", x, y)
+        with n.part("mlp"):
+            return n.add("Add", x, self.mlp(self.norm(x, f"{name}.norm2"), i), name=f"{name}.stream")
+
+    def first(self, x: str, count: int) -> str:
+        """The first tokens of each image: (B*T, E) to (B*count, E)."""
+        n = self.n
+        whole = n.reshape(x, [-1, self.tokens, self.e])
+        cut = n.add("Slice", whole, n.ints([0]), n.ints([count]), n.ints([1]))
+        return n.reshape(cut, [-1, self.e])
+
+    def attention(self, short: str, x: str, i: int, read: int) -> str:
+        """Attention of the tokens in `short` to all tokens in `x`."""
+        block, name = self.anatomy.blocks[i], f"blocks.{i}"
+        has = block.biases
+        q = self.linear(short, f"{name}.q", "q" in has)
+        k = self.linear(x, f"{name}.k", "k" in has and not drops_key_bias(self.anatomy, i))
+        v = self.linear(x, f"{name}.v", "v" in has and not moves_value_bias(self.anatomy, i))
+        z = self.attend(q, k, v, i, read)
+        if block.attn_norm:
+            z = self.norm(z, f"{name}.attn_norm")
+        return self.output(z, f"{name}.proj")
+
+    def attend(self, q: str, k: str, v: str, i: int, read: int) -> str:
+        """Softmax(q k^T) v of every head, from and to (tokens, heads*h)."""
+        n, block = self.n, self.anatomy.blocks[i]
+        width = block.heads * block.head_dim
+        plain = self.anatomy.rope == "none" and not block.qk_norm
+        if self.options.flavour == "ort" and plain:
+            parts = [n.reshape(p, [-1, t, width]) for p, t in ((q, read), (k, self.tokens), (v, self.tokens))]
+            z = n.add("Attention", *parts, q_num_heads=block.heads, kv_num_heads=block.heads, scale=1.0)
+            return n.reshape(z, [-1, width])
+        q, k, v = self.heads(q, block, read), self.heads(k, block, self.tokens), self.heads(v, block, self.tokens)
+        if block.qk_norm:
+            q, k = self.norm(q, f"blocks.{i}.q_norm"), self.norm(k, f"blocks.{i}.k_norm")
+        if self.anatomy.rope != "none":
+            k = self.turn(k, block)
+            q = q if read <= self.prefix else self.turn(q, block)  # prefix tokens are not turned
+        scale = block.head_dim**-0.5 if block.qk_norm else 1.0
+        if self.options.flavour == "ort":
+            z = n.add("Attention", q, k, v, scale=scale)
+        else:
+            q = q if scale == 1.0 else n.add("Mul", q, n.number(scale))
+            weights = n.add("Softmax", n.add("MatMul", q, n.add("Transpose", k, perm=[0, 1, 3, 2])), axis=-1)
+            z = n.add("MatMul", weights, v)
+        return n.reshape(n.add("Transpose", z, perm=[0, 2, 1, 3]), [-1, width])
+
+    def heads(self, x: str, block: Block, tokens: int) -> str:
+        """(B*T, heads*h) to (B, heads, T, h)."""
+        return self.n.add("Transpose", self.n.reshape(x, [-1, tokens, block.heads, block.head_dim]), perm=[0, 2, 1, 3])
+
+    def turn(self, x: str, block: Block) -> str:
+        """Rotary embedding: x cos + (halves swapped) sin; the sign is in the table."""
+        n = self.n
+        a, b = n.split(x, axis=-1, parts=2)
+        swapped = n.add("Concat", b, a, axis=-1)
+        return n.add("Add", n.add("Mul", x, n.weight("rope.cos")), n.add("Mul", swapped, n.weight("rope.sin")))
+
+    def mlp(self, x: str, i: int) -> str:
+        block, name = self.anatomy.blocks[i], f"blocks.{i}"
+        biased = "fc1" in block.biases
+        if block.mlp == "glu":
+            hidden = self.n.add(
+                "Mul",
+                self.activate(self.linear(x, f"{name}.gate", biased), block.activation),
+                self.linear(x, f"{name}.up", biased),
+            )
+        else:
+            hidden = self.activate(self.linear(x, f"{name}.fc1", biased), block.activation)
+        if block.mlp_norm:
+            hidden = self.norm(hidden, f"{name}.mlp_norm")
+        return self.output(hidden, f"{name}.fc2")
+
+    def linear(self, x: str, name: str, bias: bool) -> str:
+        """A layer stored [out, in]."""
+        inputs = [x, self.n.weight(f"{name}.weight")] + ([self.n.weight(f"{name}.bias")] if bias else [])
+        return self.n.add("Gemm", *inputs, transB=1)
+
+    def output(self, x: str, name: str) -> str:
+        """proj or fc2, stored [in, out]."""
+        inputs = [x, self.n.weight(f"{name}.weight")]
+        return self.n.add("Gemm", *inputs, *([self.n.weight(f"{name}.bias")] if self.biased[name] else []))
+
+    def norm(self, x: str, name: str) -> str:
+        n = self.n
+        eps = self.wiring.eps.get(name, self.anatomy.norm_eps)
+        weight = n.weight(f"{name}.weight")
+        if self.anatomy.norm == "layer":
+            return n.add("LayerNormalization", x, weight, n.weight(f"{name}.bias"), axis=-1, epsilon=eps)
+        if n.opset >= 23:
+            return n.add("RMSNormalization", x, weight, axis=-1, epsilon=eps)
+        mean = n.mean(n.add("Mul", x, x), axis=-1, keep=True)
+        return n.add("Mul", n.add("Div", x, n.add("Sqrt", n.add("Add", mean, n.number(eps)))), weight)
+
+    def activate(self, x: str, kind: str) -> str:
+        return ACTIVATIONS[kind](self.n, x)
+
+    def classify(self, x: str) -> None:
+        """From the last block's tokens to the output."""
+        n, anatomy = self.n, self.anatomy
+        wanted = output_name(anatomy, self.options)
+        if anatomy.final_norm:
+            x = self.norm(x, "final_norm")
+        if anatomy.distillation_token:
+            x = self.distilled(x, wanted)
+        else:
+            x = self.pool(x)
+            if anatomy.fc_norm:
+                x = self.norm(x, "fc_norm")
+            if wanted == "logits":
+                x = self.linear(x, "head", True)
+        n.add("Identity", x, name=wanted)
+
+    def distilled(self, x: str, wanted: str) -> str:
+        """Two tokens: two classifiers, and the mean of both; as features their mean."""
+        n = self.n
+        pairs = n.reshape(x, [-1, 2, self.e])
+        if wanted == "features":
+            return n.mean(pairs, axis=1)
+        a, b = (n.add("Gather", pairs, n.ints([k]), axis=1) for k in (0, 1))
+        a, b = n.reshape(a, [-1, self.e]), n.reshape(b, [-1, self.e])
+        both = n.add("Add", self.linear(a, "head", True), self.linear(b, "distillation_head", True))
+        return n.add("Mul", both, n.number(0.5))
+
+    def pool(self, x: str) -> str:
+        """(B*T, E) to (B, E); with token pooling the last block has left one token already."""
+        n, kind = self.n, self.anatomy.pooling
+        if kind == "token":
+            return x
+        x = n.reshape(x, [-1, self.tokens, self.e])
+        tokens = self.tokens
+        if self.prefix and not self.wiring.pool_prefix:
+            x = n.add("Slice", x, n.ints([self.prefix]), n.ints([self.tokens]), n.ints([1]))
+            tokens = self.anatomy.patches
+        if self.anatomy.attention_pool is not None:
+            return self.attention_pool(n.reshape(x, [-1, self.e]), tokens)
+        if kind == "avg":
+            return n.mean(x, axis=1)
+        largest = n.mean(x, axis=1, op="ReduceMax")
+        if kind == "max":
+            return largest
+        return n.add("Mul", n.add("Add", n.mean(x, axis=1), largest), n.number(0.5))
+
+    def attention_pool(self, x: str, tokens: int) -> str:
+        """One query, the same for every image, attends to all tokens; then an MLP with its own residual."""
+        n, pool = self.n, self.anatomy.attention_pool
+        assert pool is not None
+        assert self.wiring.pool_activation is not None
+        shape = [-1, tokens, pool.heads, self.e // pool.heads]
+        k = n.add("Transpose", n.reshape(self.linear(x, "pool.k", False), shape), perm=[0, 2, 3, 1])  # (B, heads, h, T)
+        v = n.add("Transpose", n.reshape(self.linear(x, "pool.v", False), shape), perm=[0, 2, 1, 3])
+        weights = n.add("Softmax", n.add("MatMul", n.weight("pool.query"), k), axis=-1)
+        y = n.reshape(n.add("MatMul", weights, v), [-1, self.e])
+        y = n.add("Gemm", y, n.weight("pool.proj.weight"), n.weight("pool.proj.bias"))
+        hidden = self.activate(self.linear(self.norm(y, "pool.norm"), "pool.fc1", True), self.wiring.pool_activation)
+        return n.add("Add", y, n.add("Gemm", hidden, n.weight("pool.fc2.weight"), n.weight("pool.fc2.bias")))
+
+
+def _gelu(n: Nodes, x: str) -> str:
+    if n.opset >= 20:
+        return n.add("Gelu", x)
+    erf = n.add("Erf", n.add("Div", x, n.number(math.sqrt(2))))  # in the form that runtimes know to fuse
+    return n.add("Mul", n.add("Mul", x, n.add("Add", erf, n.number(1.0))), n.number(0.5))
+
+
+def _gelu_tanh(n: Nodes, x: str) -> str:
+    if n.opset >= 20:
+        return n.add("Gelu", x, approximate="tanh")
+    cube = n.add("Mul", n.add("Mul", n.add("Mul", x, x), x), n.number(0.044715))
+    inner = n.add("Mul", n.add("Add", x, cube), n.number(math.sqrt(2 / math.pi)))
+    return n.add("Mul", n.add("Mul", x, n.add("Add", n.add("Tanh", inner), n.number(1.0))), n.number(0.5))
+
+
+def _quick_gelu(n: Nodes, x: str) -> str:
+    return n.add("Mul", x, n.add("Sigmoid", n.add("Mul", x, n.number(1.702))))
+
+
+ACTIVATIONS: dict[str, Callable[[Nodes, str], str]] = {
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
+    "silu": lambda n, x: n.add("Mul", x, n.add("Sigmoid", x)),
+    "relu": lambda n, x: n.add("Relu", x),
+}

@@ -1,0 +1,139 @@
+"""Write the variants of one model into a folder: one weight file, and a small graph for each Plan. Light.
+
+>>> elastic = Elastic.load("elastic")
+>>> emitter = Emitter(Blueprint.of(elastic), Path("family"))
+>>> emitter.write("s30", plan, elastic.corrected_layers(plan))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..anatomy import Anatomy
+from ..calibration.preprocessing import Preprocessing
+from ..elastic.buffer import Buffer, write_buffer
+from ..elastic.description import Wiring
+from ..elastic.folder import Elastic
+from ..errors import GateFailed, SnapvitError, first_line
+from ..files import write_atomically
+from ..plan import Plan
+from ..values import to_json
+from .emit import Options, emit_nodes
+from .file import PROTOBUF_LIMIT, Sources, make_model, rows_kept, shared_sources, write_own
+from .prepare import Tensors, own_tensors, prepare, takes_bytes
+
+WEIGHTS = "weights.bin"
+Arrays = Mapping[str, npt.NDArray[np.float32]]
+
+
+@dataclass(frozen=True, eq=False)
+class Blueprint:
+    """A model in rank order: all that a graph of any Plan is made from, in memory or mapped from an Elastic folder."""
+
+    model: str
+    anatomy: Anatomy
+    wiring: Wiring
+    preprocessing: Preprocessing
+    labels: tuple[str, ...]
+    dense: Arrays  # by canonical name, `elastic.names`
+
+    @staticmethod
+    def of(elastic: Elastic) -> Blueprint:
+        d = elastic.description
+        return Blueprint(d.model, d.anatomy, d.wiring, d.preprocessing, d.labels, elastic.dense)
+
+
+@dataclass(frozen=True)
+class Written:
+    """The files of one variant, beside the weights that it shares."""
+
+    graph: Path
+    own: Path | None  # matrices that it does not share
+
+
+class Emitter:
+    """Makes graphs of one model; `folder` gets the weight file when the first of them is written."""
+
+    def __init__(self, blueprint: Blueprint, folder: Path | str, takes_bytes: bool = False) -> None:
+        """`takes_bytes`: graphs take images as (B, H, W, C) bytes, and their weights do the normalising."""
+        self.blueprint, self.folder, self.takes_bytes = blueprint, Path(folder), takes_bytes
+        self.anatomy, self.wiring = blueprint.anatomy, blueprint.wiring
+
+    @cached_property
+    def shared(self) -> Tensors:
+        """What all variants read."""
+        made = prepare(self.blueprint.dense, self.anatomy, self.wiring)
+        return takes_bytes(made, self.blueprint.preprocessing) if self.takes_bytes else made
+
+    @cached_property
+    def buffer(self) -> Buffer:
+        """The index of `weights.bin`, which is written now."""
+        return write_buffer(self.folder / WEIGHTS, self.shared.items(), "float32")
+
+    def write(
+        self,
+        name: str,
+        plan: Plan,
+        corrected: Arrays | None = None,
+        *,
+        options: Options = Options(),
+        single_file: bool = False,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Written:
+        """Write NAME.onnx, and NAME.bin if it has matrices of its own: the `corrected` proj and fc2, if any."""
+        plan.check_fits(self.anatomy)
+        own = own_tensors(self.blueprint.dense, self.anatomy, plan, corrected or {})
+        path, own_path = self.folder / f"{name}.onnx", self.folder / f"{name}.bin"
+        if single_file:
+            buffer, sources = None, Sources(inside=self._inside(plan, own))
+        else:
+            buffer, mine = write_own(own_path, own)
+            sources = Sources({**shared_sources(self.buffer, self.anatomy, plan), **mine.placed}, mine.inside)
+        described = {**self._described(name), **(metadata or {})}
+        write_atomically(path, self._serialised(plan, sources, options, described))
+        return Written(path, None if buffer is None else own_path)
+
+    def _inside(self, plan: Plan, own: Tensors) -> Tensors:
+        rows = {name: rows_kept(name, self.anatomy, plan, len(tensor)) for name, tensor in self.shared.items()}
+        return {name: tensor[: rows[name]] for name, tensor in self.shared.items()} | own
+
+    def _serialised(self, plan: Plan, sources: Sources, options: Options, metadata: Mapping[str, str]) -> bytes:
+        layers = [f"blocks.{i}.{layer}" for i in range(len(self.anatomy.blocks)) for layer in ("proj", "fc2")]
+        biased = {layer: f"{layer}.bias" in sources.inside or f"{layer}.bias" in sources.placed for layer in layers}
+        cut = self.anatomy.with_counts(plan)
+        options = replace(options, takes_bytes=self.takes_bytes)
+        nodes = emit_nodes(cut, self.wiring, biased, options)
+        inside = sum(tensor.nbytes for name, tensor in sources.inside.items() if name in nodes.weights)
+        if inside > PROTOBUF_LIMIT:
+            raise SnapvitError(
+                f"{inside / 1e9:.1f} GB of weights are more than one ONNX file holds. Leave --single-file out"
+            )
+        model = make_model(nodes, cut, options, sources, metadata)
+        _check(model)
+        data: bytes = model.SerializeToString()
+        return data
+
+    def _described(self, name: str) -> dict[str, str]:
+        return {
+            "snapvit.model": self.blueprint.model,
+            "snapvit.variant": name,
+            "snapvit.preprocessing": to_json(self.blueprint.preprocessing).decode(),
+            "snapvit.labels": to_json(self.blueprint.labels).decode(),
+        }
+
+
+def _check(model: Any) -> None:
+    """Every operator gets inputs of types and shapes that it takes, up to the declared output."""
+    import onnx
+
+    try:
+        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    except Exception as error:  # onnx's own exception types share no base
+        raise GateFailed(f"the emitted graph is not a valid one: {first_line(error)}") from error

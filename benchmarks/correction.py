@@ -36,7 +36,8 @@ def observing(names: list[str], rounds: int, batches: int) -> None:
     from snapvit_export.calibration.images import Images
     from snapvit_export.calibration.preprocessing import Preprocessing
     from snapvit_export.prune.load import Model, ModelDescription
-    from snapvit_export.prune.observe import batch_size, observe
+    from snapvit_export.prune.observe import observe
+    from snapvit_export.prune.tokens import TOKENS
     from snapvit_export.prune.understand import read_anatomy
 
     torch.set_num_threads(1)
@@ -48,7 +49,7 @@ def observing(names: list[str], rounds: int, batches: int) -> None:
         pre = Preprocessing(input_size=(3, 224, 224), mean=(0.5,) * 3, std=(0.5,) * 3)
         described = ModelDescription(name=name, architecture=name, kwargs={}, preprocessing=pre)
         model = Model(module, read_anatomy(module, name), described)
-        size = batch_size(model)
+        size = TOKENS // model.anatomy.tokens
         pixels = np.random.default_rng(0).integers(0, 255, (batches * size, 224, 224, 3), np.uint8)
         images = Images(pixels, None, pre, "noise")
 

@@ -38,6 +38,9 @@ def export(
     seed: Annotated[
         Optional[int], typer.Option(min=0, max=2**32 - 1, help="For the choice of images and crops.")
     ] = None,
+    evaluations: Annotated[
+        Optional[int], typer.Option(min=0, max=10**6, help="Of the search, the longest part; 0 for none.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
 ) -> None:
@@ -67,6 +70,7 @@ def export(
         damping=damping,
         images=images,
         seed=seed,
+        evaluations=evaluations,
         ranking=ranking,
     )
     with shown(quiet) as progress:

@@ -24,6 +24,9 @@ def pack(
     ] = None,
     images: Annotated[Optional[int], typer.Option(min=1, max=10**7, help="Images to calibrate on.")] = None,
     seed: Annotated[Optional[int], typer.Option(min=0, max=2**32 - 1, help="For the choice of images.")] = None,
+    evaluations: Annotated[
+        Optional[int], typer.Option(min=0, max=10**6, help="Of the search, the longest part; 0 for none.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and progress as lines of JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
 ) -> None:
@@ -45,6 +48,7 @@ def pack(
         damping=damping,
         images=images,
         seed=seed,
+        evaluations=evaluations,
     )
     with shown(quiet, as_json) as progress:
         packed = pack_model(request, progress)

@@ -57,7 +57,7 @@ def rank(
 
     Several processes share the work: torchrun --nproc-per-node 2 -m snapvit_export.cli rank ...
     """
-    from ..errors import needs
+    from ..errors import UsageError, needs
     from ..pipeline import RankRequest, rank_model
     from ..recipe import make_settings
     from . import parsing
@@ -84,6 +84,8 @@ def rank(
         racing=racing or None,
         seed=seed,
     )
+    if damping is not None and settings.allocation == "pairs":
+        raise UsageError("--damping has no part in a ranking by scores alone. Give --allocation joint, or leave it out")
     request = RankRequest(model, data, out, checkpoint, settings, device, engine, autocast)
     with needs("ranking", extra="prune"):
         import torch  # noqa: F401

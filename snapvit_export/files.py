@@ -75,6 +75,14 @@ def staged_folder(goal: Path, replaceable: Collection[str] | None) -> Iterator[P
         shutil.rmtree(stage, ignore_errors=True)
 
 
+def check_writable(goal: Path, replaceable: Collection[str] | None) -> None:
+    """Refuse, before long work, a folder that `staged_folder` would refuse after it."""
+    refuse_foreign(goal, replaceable)
+    with writing(goal):
+        goal.parent.mkdir(parents=True, exist_ok=True)
+        os.rmdir(tempfile.mkdtemp(dir=goal.parent, prefix=f".{goal.name}."))
+
+
 def refuse_foreign(goal: Path, replaceable: Collection[str] | None) -> None:
     """Refuse to replace anything but an empty folder or one with only `replaceable` files."""
     if not goal.exists() and not goal.is_symlink():

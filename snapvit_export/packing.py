@@ -11,7 +11,7 @@ from .calibration.images import calibration_and_held_out
 from .correction.damping import Damping
 from .elastic.description import Description, own_files
 from .errors import SnapvitError, needs
-from .files import refuse_foreign
+from .files import check_writable
 from .pipeline import BUNDLED_MODEL, checkpoint_of, data_of, read_images
 from .progress import Progress, Silent
 from .ranking import Ranking
@@ -31,12 +31,14 @@ class PackRequest:
     damping: str | None = None  # None, here and below: as the recipe says
     images: int | None = None
     seed: int | None = None
+    evaluations: int | None = None  # of the search
 
 
 def pack_model(request: PackRequest, progress: Progress | None = None) -> Description:
     """Rank if no ranking is given, observe, factor, and write the folder."""
     progress = progress or Silent()
-    settings = recipe.make_settings(request.recipe, damping=request.damping, images=request.images, seed=request.seed)
+    changes = dict(damping=request.damping, images=request.images, seed=request.seed, evaluations=request.evaluations)
+    settings = recipe.make_settings(request.recipe, **changes)
     settings = settings if request.correct else replace(settings, correction=None)
     ranking = _check(request)
     with needs("packing", extra="prune"):
@@ -46,7 +48,7 @@ def pack_model(request: PackRequest, progress: Progress | None = None) -> Descri
     from .prune.load import load_model
     from .prune.observe import observe
     from .prune.pack import pack
-    from .prune.rank import rank_and_observe
+    from .prune.rank import rank_and_factor
 
     looks = ranking is None or request.correct  # at images
     split = calibration_and_held_out(data_of(request), settings.images, settings.seed, 0)[:1] if looks else ()
@@ -55,16 +57,14 @@ def pack_model(request: PackRequest, progress: Progress | None = None) -> Descri
     if ranking is not None:
         check_same_weights(ranking, model, f"{request.ranking}: ")
     images = read_images(split, model.preprocessing, progress)
-    statistics = None
+    factors = None
     if ranking is None:
-        ranking, statistics = rank_and_observe(
+        ranking, factors = rank_and_factor(
             model, images[0], settings, checkpoint=checkpoint_of(request.out), progress=progress
         )
-    factors = None
-    if request.correct:
-        statistics = statistics or observe(model, images[0], progress)
-        factors = make_factors(model, ranking, statistics, Damping.parse(settings.damping))
-    packed = pack(model, ranking, request.out, factors, progress)
+    if request.correct and factors is None:
+        factors = make_factors(model, ranking, observe(model, images[0], progress), Damping.parse(settings.damping))
+    packed = pack(model, ranking, request.out, factors if request.correct else None, progress)
     if request.ranking is None:
         checkpoint_of(request.out).unlink(missing_ok=True)
     return packed
@@ -74,5 +74,5 @@ def _check(request: PackRequest) -> Ranking | None:
     """Refuse what can be refused before any work; return the ranking that was given, if one was."""
     if Path.cwd().is_relative_to(request.out.resolve()):
         raise SnapvitError(f"{request.out}: you are inside that folder. Choose another --out")
-    refuse_foreign(request.out, own_files(request.out))
+    check_writable(request.out, own_files(request.out))
     return None if request.ranking is None else Ranking.load(request.ranking)

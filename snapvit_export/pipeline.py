@@ -20,7 +20,7 @@ from .calibration.digits import BUNDLED as BUNDLED_IMAGES
 from .calibration.images import Images, Source, calibration_and_held_out, prepare
 from .calibration.preprocessing import Preprocessing
 from .correction.damping import Damping
-from .correction.statistics import Statistics
+from .correction.factors import Factors
 from .errors import SnapvitError, UsageError, needs
 from .family import RANKING, Choice, Manifest, MeasuredOn, own_files, write_manifest
 from .files import refuse_foreign, staged_folder, writing
@@ -68,6 +68,7 @@ class Request:
     damping: str | None = None
     images: int | None = None
     seed: int | None = None
+    evaluations: int | None = None  # of the search
     ranking: Path | None = None
 
 
@@ -82,6 +83,7 @@ def export(request: Request, progress: Progress | None = None) -> Manifest:
         damping=request.damping,
         images=request.images,
         seed=request.seed,
+        evaluations=request.evaluations,
     )
     settings = settings if request.correct else replace(settings, correction=None)
     given = _check(request, budget)
@@ -112,11 +114,11 @@ def _into(  # type: ignore[no-untyped-def]
     model = load_model(request.model, request.checkpoint)
     _refuse_early(request, given, model)
     images, reporting = read_images(split, model.preprocessing, progress)
-    ranking, statistics = _ranking(request, settings, given, model, images, progress)
+    ranking, factors = _ranking(request, settings, given, model, images, progress)
     planner = Planner(ranking, model.anatomy, ranking.protection, corrected=settings.correction in recipe.ADDS_BIASES)
     wanted = _requested_plans(request, planner)
     damping = Damping.parse(settings.damping)
-    repair = Repair(model, ranking, settings.correction, images, progress, statistics, damping)
+    repair = Repair(model, ranking, settings.correction, images, progress, factors, damping)
     workshop = Workshop(model, repair, request.target, device, images, reporting, stage, progress)
     workshop.add("dense", Plan.dense(model.anatomy))
     for name, plan in wanted.items():
@@ -129,17 +131,23 @@ def _into(  # type: ignore[no-untyped-def]
         model=model.name,
         anatomy=model.anatomy,
         preprocessing=model.preprocessing,
-        recipe={
-            "name": request.recipe if given is None else "given",
-            "correction": settings.correction,
-            "damping": settings.damping,
-            **ranking.provenance,
-        },
+        recipe=_recipe(request, settings, given, ranking, images),
         target=MeasuredOn.of(request.target, device),
         variants=workshop.finish(keep),
         dense="dense",
         choice=choice,
     )
+
+
+def _recipe(
+    request: Request, settings: recipe.Settings, given: Ranking | None, ranking: Ranking, images: Images
+) -> dict[str, object]:
+    """What was done here; a ranking that was given keeps its own story apart."""
+    done = {"correction": settings.correction, "damping": settings.damping}
+    if given is None:
+        return {"name": request.recipe, **done, **ranking.provenance}
+    here = {"seed": settings.seed, "data": images.fingerprint}
+    return {"name": "given", **done, **here, "ranking": dict(ranking.provenance)}
 
 
 def _check(request: Request, budget: Budget | None) -> Ranking | None:
@@ -237,12 +245,12 @@ def _note_unreadable(progress: Progress, names: Sequence[str]) -> None:
 
 def _ranking(  # type: ignore[no-untyped-def]
     request: Request, settings: recipe.Settings, given: Ranking | None, model, images: Images, progress: Progress
-) -> tuple[Ranking, Statistics | None]:
-    from .prune.rank import rank_and_observe
+) -> tuple[Ranking, Factors | None]:
+    from .prune.rank import rank_and_factor
 
     if given is not None:
         return given, None
-    return rank_and_observe(model, images, settings, checkpoint=checkpoint_of(request.out), progress=progress)
+    return rank_and_factor(model, images, settings, checkpoint=checkpoint_of(request.out), progress=progress)
 
 
 def _refuse_early(request: Request, given: Ranking | None, model) -> None:  # type: ignore[no-untyped-def]

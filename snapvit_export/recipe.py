@@ -76,17 +76,23 @@ def uses_scores(settings: Settings) -> bool:
 
 def _refuse_idle(recipe: str, settings: Settings, given: Mapping[str, object]) -> None:
     """Refuse options that would change nothing: whoever gives one expects that it does."""
-    joint = settings.allocation == "joint"
-    idle: tuple[str, ...] = ("pairs", "pca", "cka") if joint else ("order", "divergence", "flops", "search_images")
-    remedy = "--allocation pairs or --recipe local" if joint else "--allocation joint"
+    idle: list[tuple[tuple[str, ...], str]] = []
+    if settings.allocation == "joint":
+        idle.append((("pairs", "pca", "cka"), "--allocation pairs or --recipe local"))
+    else:
+        idle.append((("order", "divergence", "flops", "search_images"), "--allocation joint"))
     if not uses_scores(settings):
-        idle += ("criterion", "views", "reduction")
-        remedy = "--recipe local, or --order criterion or product"
-    if names := [name for name in idle if name in given]:
-        option = names[0].replace("_", "-")
-        raise UsageError(
-            f"--{option} has no part in recipe {recipe} as it is asked for. Give {remedy}, or leave it out"
-        )
+        idle.append((("criterion", "views", "reduction"), "--recipe local, or --order criterion or product"))
+    if not settings.evaluations:
+        searching = ("divergence", "flops", "search_images", "pairs", "pca", "cka", "optimiser", "population", "racing")
+        idle.append((searching, "--evaluations 100"))
+    for names, remedy in idle:
+        for name in names:
+            if name in given:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} has no part in recipe {recipe} as it is asked for. Give {remedy}, "
+                    f"or leave it out"
+                )
 
 
 def _check(settings: Settings) -> None:

@@ -12,10 +12,12 @@ from test_fitness import pictures
 from snapvit_export.correction.damping import Damping
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.plan import Plan, Planner
+from snapvit_export.prune import refit as refitting
 from snapvit_export.prune.correct import correct_module, make_factors
 from snapvit_export.prune.damage import damage_ranking
 from snapvit_export.prune.observe import observe
 from snapvit_export.prune.rank import rank
+from snapvit_export.prune.reaching import input_of
 from snapvit_export.prune.refit import refit
 from snapvit_export.prune.search.allocation import AllocationFitness
 from snapvit_export.prune.search.bench import Bench
@@ -262,6 +264,65 @@ def test_a_layer_that_keeps_everything_keeps_what_calibration_never_saw(tiny_mod
     pulled = refit(tiny_model, ranking, plan, images)
     column = pulled.blocks[2].mlp.fc2.weight[:, 5]
     torch.testing.assert_close(column, tiny_model.module.blocks[2].mlp.fc2.weight[:, 5])
+
+
+@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "deit3_small_patch16_224"])  # without and with LayerScale
+def test_what_the_kept_columns_can_foretell_is_taken_back_whole(name, monkeypatch):
+    """The first fc2 loses nothing itself; it can undo, by weight and bias, an error of proj that it can see."""
+    model = model_of(name)
+    images = noise(model, 60)
+    dense = Plan.dense(model.anatomy)
+    ranking, _ = damage_ranking(model, observe(model, images))
+    plan = Plan(heads=(2, *dense.heads[1:]), neurons=dense.neurons)
+    monkeypatch.setattr(refitting, "PULL_DAMPING", Damping(fraction=1e-9))
+    alike = [None] * 3
+
+    def missing(pull: float) -> tuple[float, float]:
+        """What the stream lacks after the first block: the spread of it that its fc2 could give, and its mean."""
+        module = refit(model, ranking, plan, images, Damping(fraction=1e-9), pull, token_weights=alike)
+        x = torch.from_numpy(next(images.batches(60)))
+        with torch.no_grad():
+            streams = [m.blocks[0](m.norm_pre(m._pos_embed(m.patch_embed(x)))) for m in (model.module, module)]
+            hidden = input_of(module.blocks[0].mlp.fc2, lambda: module.forward_features(x))
+        t, a = (v.flatten(0, 1).double() for v in (streams[0] - streams[1], hidden))
+        mean, t, a = t.mean(0), t - t.mean(0), a - a.mean(0)
+        fitted = a @ torch.linalg.lstsq(a, t).solution
+        return float(fitted.square().mean() / streams[0].square().mean()), float(mean.abs().max())
+
+    spread, mean = missing(0.0)
+    after, after_mean = missing(1.0)
+    assert spread > 1e-5  # there was something to take back
+    assert after < 1e-3 * spread
+    assert after_mean < 0.01 * mean
+
+
+def test_where_a_norm_runs_over_what_is_cut_a_refit_fits_what_the_cut_layer_sees(monkeypatch):
+    model = model_of("eva02_base_patch14_224")
+    both = noise(model, 96)
+    images, others = both.first(48), replace(both, pixels=both.pixels[48:])
+    ranking, _ = damage_ranking(model, observe(model, images))
+    plan, goal = uneven_plan(model.anatomy), embedding(model.module, others)
+    seen = error(refit(model, ranking, plan, images), others, goal)
+    monkeypatch.setattr(refitting, "_has_norm", lambda part: False)
+    assert seen < 0.95 * error(refit(model, ranking, plan, images), others, goal)
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_values_that_are_not_finite_stop_a_refit_at_their_layer(tiny_model, cut):
+    images = pictures(16)
+    ranking, _ = damage_ranking(tiny_model, observe(tiny_model, images))
+    neuron = ranking.neuron_order(2)[-1 if cut else 0]
+    tiny_model.module.blocks[2].mlp.fc1.bias.data[neuron] = float("nan")
+    with pytest.raises(SnapvitError, match=r"blocks.2.mlp.fc2: its (in|out)put holds values that are not finite"):
+        refit(tiny_model, ranking, Plan(heads=(2, 4, 3), neurons=(100, 100, 100)), images)
+
+
+def test_tokens_that_are_passed_over_in_a_batch_do_not_stop_a_refit(tiny_model):
+    images = pictures(400)
+    ranking, _ = damage_ranking(tiny_model, observe(tiny_model, images))
+    one_patch = torch.zeros(tiny_model.anatomy.tokens).index_fill(0, torch.tensor([5]), 1.0)
+    small = refit(tiny_model, ranking, uneven_plan(tiny_model.anatomy), images, token_weights=[one_patch] * 3)
+    assert torch.isfinite(embedding(small, images.first(8))).all()
 
 
 def test_a_refit_needs_images(tiny_model):

@@ -494,3 +494,10 @@ def test_the_command_ranks_and_corrects_by_images(snapvit, tiny_folder, image_fo
         bias = block.mlp.fc2.bias.detach().numpy() + shift
         np.testing.assert_allclose(mended[f"blocks.{i}.fc2.bias"], bias, rtol=1e-3, atol=1e-5)
         assert np.abs(mended[f"blocks.{i}.fc2.weight"] - plain[f"blocks.{i}.fc2.weight"]).max() > 1e-3
+
+
+def test_an_unwritable_place_is_told_before_the_work(snapvit, tmp_path):
+    outcome = snapvit("pack", "--out", "/proc/snapvit/elastic")
+    assert outcome.code == 1
+    assert "/proc/snapvit/elastic: cannot be written" in outcome.error_line
+    assert "reading images" not in outcome.err

@@ -162,6 +162,19 @@ def test_every_correction_changes_the_file_and_is_named(run, tmp_path, tiny_mode
     assert plain.sha256 != mended.sha256
 
 
+def test_a_given_ranking_and_this_export_each_say_what_they_were_made_with(run, snapvit, tmp_path, image_folder):
+    ranked = ("rank", tmp_path / "tiny-model", "--data", image_folder, "--images", 20, "--evaluations", 0)
+    assert snapvit(*ranked, "--out", tmp_path / "r.safetensors").code == 0
+    here = ("--ranking", tmp_path / "r.safetensors", "--images", 7, "--seed", 3, "--damping", "max:0.5")
+    outcome = run("--flops", "0.6", *here, "--recipe", "default")
+    assert outcome.code == 0, outcome.err
+    assert outcome.err.count("fewer tokens than the widest layer") == 1
+    recipe = read_family(tmp_path / "out").recipe
+    assert (recipe["correction"], recipe["damping"], recipe["seed"]) == ("refit", "max:0.5", 3)
+    assert recipe["data"]["images"] == 7
+    assert (recipe["ranking"]["damping"], recipe["ranking"]["data"]["images"]) == ("mean:0.01", 20)
+
+
 def test_the_released_recipe_corrects_nothing_unless_asked(run, tmp_path):
     assert run("--flops", "0.7").code == 0  # `local` is the released scoring
     assert not read_family(tmp_path / "out").variant("flops70").corrected

@@ -10,7 +10,6 @@ from snapvit_export.calibration.images import Images
 from snapvit_export.errors import SnapvitError
 from snapvit_export.plan import Plan
 from snapvit_export.progress import Silent
-from snapvit_export.prune import observe as observing
 from snapvit_export.prune import tokens
 from snapvit_export.prune.correct import corrected
 from snapvit_export.prune.criteria.record import Recorder
@@ -57,7 +56,7 @@ def assert_moments(moments, x: np.ndarray, weights: np.ndarray) -> None:
 
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "vit_giant_patch14_dinov2", "eva02_base_patch14_224"])
 def test_statistics_are_those_of_all_activations_at_once(name, monkeypatch):
-    monkeypatch.setattr(observing, "TOKENS", 17 * 7)  # several batches, the last one shorter
+    monkeypatch.setattr(tokens, "TOKENS", 17 * 7)  # several batches, the last one shorter
     model = model_of(name)
     images = noise(model, 40)
     alike = [None] * len(model.anatomy.blocks)
@@ -222,11 +221,26 @@ def test_only_so_many_tokens_are_passed_over_that_plenty_remain(tiny_model):
     assert [tokens.passed_over(anatomy, images) for images in (100, 120, 121, 180, 181)] == [0, 0, 4, 4, 2]
 
 
-def test_every_patch_counts_in_some_batch_and_prefix_tokens_in_all(tiny_model):
-    anatomy = tiny_model.anatomy
-    batches = torch.stack([tokens.counted(anatomy, 400, number, None) for number in range(4)])  # (4, T)
-    assert (batches[:, 0] == 0.5).all()
-    assert torch.equal((batches > 0).sum(0)[1:], torch.full((16,), 2))
+@pytest.mark.parametrize("images", [181, 240, 256, 600])
+def test_every_patch_counts_about_as_often_as_any_other(tiny_model, monkeypatch, images):
+    seen = torch.zeros(tiny_model.anatomy.tokens)
+    add = RunningMoments.add
+
+    def counting(self, x, weights=None) -> None:
+        if self.name == "blocks.0.mlp.fc2":
+            seen.add_((weights > 0) * len(x))
+        add(self, x, weights)
+
+    monkeypatch.setattr(RunningMoments, "add", counting)
+    observe(tiny_model, noise(tiny_model, images))
+    assert seen[0] == images
+    assert (seen[1:] - images / 2).abs().max() <= images / 8
+
+
+def test_what_is_passed_over_is_spread_over_rows_and_columns(tiny_model):
+    grid = tokens.counted(tiny_model.anatomy, 400, 0, None)[1:].reshape(4, 4)
+    assert torch.equal(grid.sum(0), torch.full((4,), 2.0))
+    assert torch.equal(grid.sum(1), torch.full((4,), 2.0))
 
 
 @pytest.mark.parametrize(

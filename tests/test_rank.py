@@ -347,7 +347,8 @@ def test_a_checkpoint_is_not_resumed_by_another_engine(tiny_model, tmp_path):
 
 
 def test_labels_are_asked_for(snapvit, command, image_folder, tmp_path):
-    assert snapvit(*command("r.safetensors", "--criterion", "cross-entropy", "--evaluations", 0)).code == 0
+    labelled = ["rank", command("x")[1], "--data", image_folder, "--out", tmp_path / "r", "--images", 8]
+    assert snapvit(*labelled, "--recipe", "local", "--criterion", "cross-entropy").code == 0
     flat = ["rank", command("x")[1], "--data", image_folder / "class0", "--out", tmp_path / "r2", "--images", 8]
     outcome = snapvit(*flat, "--recipe", "local", "--criterion", "cross-entropy")
     assert outcome.code == 1
@@ -364,3 +365,20 @@ def test_a_ranking_of_other_weights_is_refused(snapvit, command, tiny_model, tin
     outcome = snapvit("export", *arguments, "--ranking", tmp_path / "r.safetensors", "--out", tmp_path / "family")
     assert outcome.code == 1
     assert "made from other weights" in outcome.error_line
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--recipe", "local", "--damping", "max:0.5"),
+        ("--evaluations", "0", "--flops", "0.5"),
+        ("--evaluations", "0", "--divergence", "cosine"),
+        ("--evaluations", "0", "--optimiser", "xnes"),
+        ("--recipe", "local", "--racing"),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(snapvit, tiny_folder, image_folder, tmp_path, options):
+    outcome = snapvit("rank", tiny_folder, "--data", image_folder, "--out", tmp_path / "r.safetensors", *options)
+    assert outcome.code == 2
+    assert "has no part in" in outcome.error_line
+    assert not (tmp_path / "r.safetensors").exists()

@@ -80,7 +80,7 @@ class Elastic:
     @property
     def planner(self) -> Planner:
         """All Plans of the ranking, with the protection that it asks for."""
-        return Planner(self.ranking, self.anatomy, self.ranking.protection)
+        return Planner(self.ranking, self.anatomy, self.ranking.protection, corrected=self.corrects)
 
     def eps(self, norm: str) -> float:
         """What a norm adds to the variance, by its canonical name: "blocks.0.norm1", "final_norm"."""

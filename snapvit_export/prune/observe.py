@@ -23,9 +23,7 @@ from .checks import check_device, weights_fingerprint
 from .load import Model
 from .parts import blocks_of
 from .running_moments import RunningMoments
-from .tokens import TokenWeights, checked_weights, counted, passed_over
-
-TOKENS = 4096  # per batch: enough that adding up float64 matrices costs little beside the products
+from .tokens import TokenWeights, batch_size, checked_weights, counted, passed_over
 
 
 def observe(
@@ -34,6 +32,7 @@ def observe(
     progress: Progress | None = None,
     device: str = "cpu",
     token_weights: TokenWeights | None = None,
+    warn: bool = True,
 ) -> Statistics:
     """Take the statistics of the dense model over all images; tokens count `as_read` unless weights are given.
 
@@ -44,13 +43,14 @@ def observe(
         raise SnapvitError("statistics need images. Give --data")
     progress = progress or Silent()
     weights = checked_weights(model.anatomy, token_weights)
-    warn_of_few(model, len(images), weights, progress)
+    if warn:
+        warn_of_few(model, len(images), weights, progress)
     progress.phase("observing the dense model", len(images))
     sums = running_sums(model.module)
     module: Any = model.module.to(device)
     try:
         with torch.no_grad():
-            for number, batch in enumerate(images.batches(batch_size(model))):
+            for number, batch in enumerate(images.batches(batch_size(model.anatomy, len(images)))):
                 counts = [counted(model.anatomy, len(images), number, own) for own in weights]
                 with _added_to(sums, module, counts):
                     module.forward_features(torch.from_numpy(batch).to(device))
@@ -65,11 +65,6 @@ def observe(
         "passed_over": passed_over(model.anatomy, len(images)),
     }
     return Statistics(proj, fc2, len(images), made_from)
-
-
-def batch_size(model: Model) -> int:
-    """Images of one batch."""
-    return max(1, TOKENS // model.anatomy.tokens)
 
 
 def running_sums(module: nn.Module) -> list[tuple[RunningMoments, RunningMoments]]:

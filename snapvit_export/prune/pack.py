@@ -7,7 +7,7 @@ with their positions added, rotary tables at the model's own input size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,18 @@ from timm.models.eva import Eva
 from torch import Tensor, nn
 
 from ..anatomy import Anatomy
+from ..correction.factor import columns_of
 from ..correction.factors import Factors
 from ..elastic.buffer import Array
 from ..elastic.description import Description, Wiring
 from ..elastic.names import TRANSPOSED, weight_shapes
 from ..elastic.write import write_elastic
 from ..errors import ModelNotUnderstood
+from ..graph.emitter import Blueprint
+from ..plan import Plan
 from ..progress import Progress, Silent
 from ..ranking import Ranking
+from .correct import layers_of
 from .load import Model
 from .parts import blocks_of
 from .search.forward import ACTIVATIONS, Weights, block_weights
@@ -50,6 +54,36 @@ def pack(
         weights=_weights(model, ranking, progress or Silent()),
         factors=factors,
     )
+
+
+def blueprint(model: Model, ranking: Ranking, progress: Progress | None = None) -> Blueprint:
+    """The model in rank order, in memory: what graphs are made from without a folder between."""
+    return Blueprint(
+        model=model.name,
+        anatomy=model.anatomy,
+        wiring=read_wiring(model.module, model.anatomy),
+        preprocessing=model.preprocessing,
+        labels=model.description.labels,
+        dense=dict(_weights(model, ranking, progress or Silent())),
+    )
+
+
+def corrected_layers(module: nn.Module, ranking: Ranking, plan: Plan, dense: Mapping[str, Array]) -> dict[str, Array]:
+    """proj and fc2 of a cut module that differ from the `dense` ones, under their canonical names."""
+    found: dict[str, Array] = {}
+    for i, block in enumerate(blocks_of(module)):
+        for name, layer, keep in zip(("proj", "fc2"), layers_of(block, ranking, i), (plan.heads[i], plan.neurons[i])):
+            columns = columns_of(np.argsort(np.argsort(layer.order[:keep])), layer.unit)  # from original to rank order
+            named = f"blocks.{i}.{name}"
+            made = {f"{named}.weight": np.ascontiguousarray(_array(layer.linear.weight)[:, columns].T)}
+            made |= {} if layer.linear.bias is None else {f"{named}.bias": _array(layer.linear.bias)}
+            if any(not np.array_equal(array, dense.get(key, np.zeros(0))[: len(array)]) for key, array in made.items()):
+                found |= made
+    return found
+
+
+def _array(tensor: Tensor) -> Array:
+    return tensor.detach().cpu().float().numpy()
 
 
 def read_wiring(module: Any, anatomy: Anatomy) -> Wiring:
@@ -156,6 +190,6 @@ def _members(name: str, module: Any) -> Weights:
 
 def _stored(name: str, tensor: Tensor) -> Array:
     """As the folder has it: float32, the weights of proj and fc2 transposed."""
-    array = tensor.detach().cpu().float().numpy()
+    array = _array(tensor)
     layer, _, part = name.rpartition(".")
     return np.ascontiguousarray(array.T if part == "weight" and layer.rpartition(".")[2] in TRANSPOSED else array)

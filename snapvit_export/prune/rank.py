@@ -20,7 +20,7 @@ import torch
 
 from ..calibration.images import Images
 from ..correction.damping import Damping
-from ..correction.statistics import Statistics
+from ..correction.factors import Factors
 from ..errors import SnapvitError, UsageError
 from ..plan import Planner
 from ..progress import Progress, Silent
@@ -54,14 +54,14 @@ SAVE_SECONDS = 30.0  # between checkpoints while scoring
 
 
 def rank(model: Model, images: Images, settings: Settings = Settings(), **options: Any) -> Ranking:
-    """Rank the heads and neurons of `model` on `images`; `options` are those of `rank_and_observe`.
+    """Rank the heads and neurons of `model` on `images`; `options` are those of `rank_and_factor`.
 
     >>> ranking = rank(model, images, make_settings("default"))
     """
-    return rank_and_observe(model, images, settings, **options)[0]
+    return rank_and_factor(model, images, settings, **options)[0]
 
 
-def rank_and_observe(
+def rank_and_factor(
     model: Model,
     images: Images,
     settings: Settings = Settings(),
@@ -72,8 +72,8 @@ def rank_and_observe(
     save_seconds: float | None = None,
     processes: Processes = Processes(),
     progress: Progress | None = None,
-) -> tuple[Ranking, Statistics | None]:
-    """The ranking, and the statistics of the dense model if it took any: correction needs the same.
+) -> tuple[Ranking, Factors | None]:
+    """The ranking, and the factors that correct any Plan of it, if it made any on its way.
 
     With a `checkpoint` path, what was begun there is resumed.
     """
@@ -189,17 +189,14 @@ class _Run:
         factors, summary = self._minimise(fitness, optimiser, _arrays_of(scores), notes, saved)
         return scores.scaled(factors), summary
 
-    def joint(self, saved: Saved | None, provenance: dict[str, Any]) -> tuple[Ranking, Statistics]:
+    def joint(self, saved: Saved | None, provenance: dict[str, Any]) -> tuple[Ranking, Factors]:
         """Orders and damage curves from the statistics of the dense model; a search may then weight the curves."""
         settings = self.settings
         scores = self.score(saved) if uses_scores(settings) else None
-        statistics = observe(self.model, self.images, self.progress, str(self.processes.device))
-        self.progress.phase("ordering heads and neurons")
-        damping = Damping.parse(settings.damping)
-        ranking, factors = damage_ranking(self.model, statistics, settings.order, scores, damping, provenance)
+        ranking, factors = self._ordered(scores, provenance)
         self._check_same_order(ranking, saved)
         if not settings.evaluations:
-            return ranking, statistics
+            return ranking, factors
         self.progress.phase("preparing the search")
         bench = Bench(
             self.model,
@@ -217,7 +214,14 @@ class _Run:
         notes = {"autocast": bench.autocast, "order_sha256": ranking.order_sha256}
         weights, summary = self._minimise(fitness, optimiser, arrays, notes, saved)
         weighted = ranking.weighted(np.reshape(weights, (-1, 2)))
-        return replace(weighted, provenance={**provenance, **summary}), statistics
+        return replace(weighted, provenance={**provenance, **summary}), factors
+
+    def _ordered(self, scores: Scores | None, provenance: dict[str, Any]) -> tuple[Ranking, Factors]:
+        """The statistics live only here: of a large model they take gigabytes, and the factors as much again."""
+        statistics = observe(self.model, self.images, self.progress, str(self.processes.device))
+        self.progress.phase("ordering heads and neurons")
+        damping = Damping.parse(self.settings.damping)
+        return damage_ranking(self.model, statistics, self.settings.order, scores, damping, provenance)
 
     def _check_same_order(self, ranking: Ranking, saved: Saved | None) -> None:
         """All processes observed all images: unlike machines might round unlike, and must not search together."""

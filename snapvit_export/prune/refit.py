@@ -19,6 +19,8 @@ The plain fit is damped towards the weights that the kept columns had. Layers th
 and are only asked for their share of t. Only cov(a_K), cov(u, a_K) and cov(t, a_K) are needed, so a deep cut is
 refitted faster than a shallow one. The work is for one Plan, with images; memory holds the tokens of all images
 three times. Only proj and fc2 change, as in every correction here.
+
+Where a norm runs over what is cut (EVA-02), a_K is what really reaches the cut layer, normed over what is kept.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ from .sequential import Stream
 from .slicing import shrink
 from .tokens import TokenWeights, checked_weights, counted
 
-PULL = 0.6  # share of what is missing that the first block is asked to give back; it falls evenly to none in the last
+PULL = (
+    0.6  # share of what is missing that the first block is asked to give back; it falls evenly, to none behind the last
+)
 PULL_DAMPING = Damping(fraction=0.1)  # of that part of the fit
 LEAST_GAIN = 1e-2  # of the root mean square: a LayerScale smaller than this cannot give anything back
 
@@ -82,11 +86,7 @@ def refit(
     progress.phase("refitting block by block", len(plan.heads))
     for i, (dense, cut) in enumerate(zip(blocks_of(model.module), blocks_of(small))):
         counts = [counted(model.anatomy, len(images), n, weights[i]) for n in range(len(stream.chunks))]
-        proj, fc2 = layers_of(dense, ranking, i)
-        for part in (
-            _SubLayer(f"blocks.{i}.attn.proj", _attention_half, dense, proj, cut.attn.proj, plan.heads[i]),
-            _SubLayer(f"blocks.{i}.mlp.fc2", _mlp_half, dense, fc2, cut.mlp.fc2, plan.neurons[i]),
-        ):
+        for part in _sub_layers(dense, cut, layers_of(dense, ranking, i), (plan.heads[i], plan.neurons[i]), i):
             goal.chunks = [part.half(dense, chunk, goal.extra) for chunk in goal.chunks]
             part.put(part.look(stream, goal, counts), damping, pull * (1 - i / len(plan.heads)))
             stream.chunks = [part.half(cut, chunk, stream.extra) for chunk in stream.chunks]
@@ -139,9 +139,11 @@ class _SubLayer:
     name: str
     half: Half
     dense: Any
+    cut: Any
     layer: Layer
     target: nn.Linear
     keep: int
+    renormed: bool  # a norm runs over what is cut, so that the cut layer's input is not a part of the dense one's
 
     def look(self, stream: Stream, goal: Stream, counts: Sequence[Tensor | None]) -> _Seen:
         """Run the dense sub-layer on the cut stream up to the layer; `goal` is the dense stream after it."""
@@ -150,16 +152,21 @@ class _SubLayer:
         sums = RunningRegression(self.name, len(columns), 2 * linear.out_features)
         for x, y, weights in zip(stream.chunks, goal.chunks, counts):
             used = slice(None) if weights is None else weights > 0
-            if self.half is _mlp_half:  # each token by itself, so those that do not count need not run
-                a = input_of(linear, partial(self.half, self.dense, x[:, used], stream.extra))
-            else:
-                a = input_of(linear, partial(self.half, self.dense, x, stream.extra))[:, used]
+            a = self.input_at(used, linear, self.dense, x, stream.extra)
+            kept = a.index_select(-1, columns)
+            if self.renormed:
+                kept = self.input_at(used, self.target, self.cut, x, stream.extra)
             u = linear(a)
             t = y[:, used] - x[:, used] - gain * u
-            own = None if weights is None else weights[used]
-            sums.add(a.index_select(-1, columns), torch.cat([u, t], -1), own)
+            sums.add(kept, torch.cat([u, t], -1), None if weights is None else weights[used])
         moments, mean, cross = sums.result()
         return _Seen(moments, mean.reshape(2, -1), cross.reshape(2, linear.out_features, -1))
+
+    def input_at(self, used: Any, linear: nn.Linear, block: Any, x: Tensor, extra: dict[str, Tensor]) -> Tensor:
+        """What reaches `linear` at the tokens that count, when this half of `block` runs on `x`."""
+        if self.half is _mlp_half:  # each token by itself, so the others need not run
+            return input_of(linear, partial(self.half, block, x[:, used], extra))
+        return input_of(linear, partial(self.half, block, x, extra))[:, used]
 
     def put(self, seen: _Seen, damping: Damping, pull: float) -> None:
         """Give the cut layer its plain fit on this stream, plus its share of what is missing."""
@@ -176,6 +183,21 @@ class _SubLayer:
         give_bias(self.target)
         self.target.weight.copy_(torch.from_numpy(weight + more))
         self.target.bias.copy_(torch.from_numpy(bias))
+
+
+def _sub_layers(dense: Any, cut: Any, layers: tuple[Layer, Layer], keep: tuple[int, int], i: int) -> list[_SubLayer]:
+    return [
+        _SubLayer(f"blocks.{i}.{name}", half, dense, cut, layer, part.get_submodule(linear), kept, _has_norm(part))
+        for name, half, part, linear, layer, kept in (
+            ("attn.proj", _attention_half, cut.attn, "proj", layers[0], keep[0]),
+            ("mlp.fc2", _mlp_half, cut.mlp, "fc2", layers[1], keep[1]),
+        )
+    ]
+
+
+def _has_norm(part: Any) -> bool:
+    """Whether a norm stands before the last layer of an attention or MLP, over what is cut."""
+    return not isinstance(getattr(part, "norm", None), nn.Identity | None)
 
 
 def _solved(moments: Moments, right: Array, damping: Damping) -> Array:

@@ -13,7 +13,6 @@ from torch import nn
 from ..calibration.images import Images
 from ..correction.damping import Damping
 from ..correction.factors import Factors
-from ..correction.statistics import Statistics
 from ..errors import UsageError
 from ..plan import Plan
 from ..progress import Progress
@@ -41,20 +40,22 @@ class Repair:
         correction: str | None,
         images: Images,
         progress: Progress,
-        statistics: Statistics | None = None,  # None: taken when first needed
+        factors: Factors | None = None,  # None: made when first needed
         damping: Damping = Damping(),
     ) -> None:
         if correction is not None and correction not in CORRECTIONS:
             raise UsageError(f"no correction is called '{correction}'. Known: {', '.join(CORRECTIONS)}")
         self.model, self.ranking, self.correction = model, ranking, correction
         self.images, self.progress, self.damping = images, progress, damping
-        self._statistics = statistics
-        if correction is not None and statistics is None:
+        self._factors = factors
+        if correction is not None and factors is None:
             warn_of_few(model, len(images), as_read(model.anatomy), progress)
 
     @cached_property
     def factors(self) -> Factors:
-        statistics = self._statistics or observe(self.model, self.images, self.progress)
+        if self._factors is not None:
+            return self._factors
+        statistics = observe(self.model, self.images, self.progress, warn=False)  # told when this was made
         return make_factors(self.model, self.ranking, statistics, self.damping)
 
     def probe(self, plan: Plan) -> tuple[nn.Module, str | None]:

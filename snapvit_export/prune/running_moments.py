@@ -28,6 +28,13 @@ from ..errors import SnapvitError
 COLUMNS = 192  # of one product: 96 to 768 were timed at widths of 768 and 3072, this was the fastest or close to it
 
 
+def _not_finite(name: str, what: str) -> SnapvitError:
+    return SnapvitError(
+        f"{name}: its {what} holds values that are not finite numbers, or too large to square. "
+        f"Are the weights of this model whole?"
+    )
+
+
 class RunningMoments:
     """Sums over batches of one layer's input; `name` is what an error calls the layer."""
 
@@ -62,10 +69,7 @@ class RunningMoments:
             stop = start + COLUMNS
             self._second[start:stop, :stop] += (y[:, start:stop].T @ y[:, :stop]).cpu()
         if not (torch.isfinite(self._first).all() and torch.isfinite(self._second.diagonal()).all()):
-            raise SnapvitError(
-                f"{self.name}: its input holds values that are not finite numbers, or too large to square. "
-                f"Are the weights of this model whole?"
-            )
+            raise _not_finite(self.name, "input")
 
     def result(self) -> Moments:
         """The moments of all that was added. Ends the sum: its memory becomes the covariance."""
@@ -93,7 +97,9 @@ class RunningRegression:
         self._cross = torch.zeros(outputs, width, dtype=torch.float64)
 
     def add(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> None:
-        """Add the inputs (B, T, d) and targets (B, T, o) of some images; `weights` (T,) as in `RunningMoments`."""
+        """Add the inputs (B, T, d) and targets (B, T, o) of some images; `weights` (T,), all above zero."""
+        if not y.numel():
+            return
         self.inputs.add(x, weights)
         x, y = x.flatten(0, -2), y.flatten(0, -2)  # (n, d), (n, o)
         if self._shift is None:
@@ -102,6 +108,8 @@ class RunningRegression:
         if weights is not None:
             y *= weights.repeat(len(y) // len(weights))[:, None]
         self._first += y.sum(0).double()
+        if not torch.isfinite(self._first).all():
+            raise _not_finite(self.inputs.name, "output")
         self._cross += y.T @ (x - self.inputs.shift)
 
     def result(self) -> tuple[Moments, Array, Array]:

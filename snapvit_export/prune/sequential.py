@@ -29,13 +29,12 @@ from ..progress import Progress, Silent
 from ..ranking import Ranking
 from .correct import Correction, Layer, layers_of, put_factor, put_left_to_right
 from .load import Model
-from .observe import batch_size
 from .parts import blocks_of, give_bias
 from .reaching import input_of
 from .running_moments import RunningMoments
 from .search.forward import embed_tokens
 from .slicing import shrink
-from .tokens import TokenWeights, checked_weights
+from .tokens import TokenWeights, batch_size, checked_weights
 
 
 @torch.no_grad()
@@ -80,7 +79,10 @@ class Stream:
 
     @staticmethod
     def of(model: Model, images: Images) -> Stream:
-        made = [embed_tokens(model.module, torch.from_numpy(b)) for b in images.batches(batch_size(model))]
+        made = [
+            embed_tokens(model.module, torch.from_numpy(b))
+            for b in images.batches(batch_size(model.anatomy, len(images)))
+        ]
         rope = made[0][1]
         return Stream([tokens for tokens, _ in made], {} if rope is None else {"rope": rope})
 

@@ -22,6 +22,8 @@ from ..errors import SnapvitError
 READ, READ_LAST = 0.1, 0.2  # share of the weight that goes to the tokens that are read; in the last block
 PLENTY = 8  # tokens per column of the widest layer that must remain when some are passed over
 PASSED_OVER = (2, 4)  # one patch token in so many, most first
+BATCHES = 8  # at least, so that every patch counts in some of them
+TOKENS = 4096  # per batch: enough that adding up float64 matrices costs little beside the products
 
 TokenWeights = Sequence[Tensor | None]  # per block (T,): how much each token counts; None: all alike
 
@@ -58,6 +60,11 @@ def checked_weights(anatomy: Anatomy, weights: TokenWeights | None) -> list[Tens
     return [None if given is None else given.float() for given in weights]
 
 
+def batch_size(anatomy: Anatomy, images: int) -> int:
+    """Images of one batch when statistics are taken."""
+    return max(1, min(TOKENS // anatomy.tokens, -(-images // BATCHES)))
+
+
 def passed_over(anatomy: Anatomy, images: int) -> int:
     """One patch token in so many is passed over, 0 for none: as many as leave plenty for the widest layer."""
     widest = max(max(block.hidden, block.heads * block.head_dim) for block in anatomy.blocks)
@@ -74,6 +81,8 @@ def counted(anatomy: Anatomy, images: int, batch: int, weights: Tensor | None) -
         return weights
     counts = torch.ones(anatomy.tokens)
     patches = counts[anatomy.tokens - anatomy.patches :]
-    patches[batch % step :: step] = 0
+    columns = anatomy.image[1] // anatomy.patch[1]
+    number = torch.arange(anatomy.patches)
+    patches[(number // columns + number % columns + batch) % step == 0] = 0  # diagonals: no column of the image is lost
     counts[: anatomy.tokens - anatomy.patches] = patches.mean()  # so that prefix and patch tokens keep their shares
     return counts if weights is None else counts * weights

@@ -45,6 +45,7 @@ class AllocationFitness:
             factors.check_made_for(ranking)
         self.bench, self.ranking, self.factors, self.divergence = bench, ranking, factors, divergence
         self.flops = tuple(flops)
+        self._remembered: dict[Plan, tuple[list[Weights], Tensor]] = {}
 
     def __call__(self, weights: npt.ArrayLike) -> float:
         """The loss of these factors over all images."""
@@ -70,13 +71,24 @@ class AllocationFitness:
 
     def embedding(self, plan: Plan, chunks: range | None = None) -> Tensor:
         """What a Plan makes of the images, corrected: (n, E)."""
+        return self.bench.embedding(*self._weights(plan), chunks)
+
+    def _weights(self, plan: Plan) -> tuple[list[Weights], Tensor]:
+        """The tensors of a Plan; those of the last candidate are remembered, since a race comes back to it."""
+        if plan not in self._remembered:
+            if len(self._remembered) >= self.sizes:
+                self._remembered.clear()
+            self._remembered[plan] = self._corrected(plan)
+        return self._remembered[plan]
+
+    def _corrected(self, plan: Plan) -> tuple[list[Weights], Tensor]:
         weights, columns = self.bench.weights(self.ranking, plan)
         if self.factors is not None:
             with one_thread():
                 for i, block in enumerate(weights):
                     self._correct(block, "proj", self.factors.proj[i], self.ranking.head_order(i), plan.heads[i])
                     self._correct(block, "fc2", self.factors.fc2[i], self.ranking.neuron_order(i), plan.neurons[i])
-        return self.bench.embedding(weights, columns, chunks)
+        return weights, columns
 
     @staticmethod
     def _correct(block: Weights, name: str, factor: Factor, order: npt.NDArray[np.int64], keep: int) -> None:

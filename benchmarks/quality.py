@@ -15,6 +15,7 @@ what it needs.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ import numpy as np
 import torch
 from quality_report import FRACTIONS, write_report
 
+import snapvit_export
 from snapvit_export.calibration.images import Images
 from snapvit_export.correction.factors import Factors
 from snapvit_export.correction.statistics import Statistics
@@ -166,6 +168,15 @@ ROWS: dict[str, Row] = {
 NEIGHBOUR_ROWS = ("snapvit", "snapvit + elastic", "joint, backward order", "searched", "default")
 
 
+def code_state() -> str:
+    """A hash of the library's sources: rows of different states must not pass for one another."""
+    sources = sorted(Path(snapvit_export.__file__).parent.rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
+
+
+CODE = code_state()
+
+
 class Judge:
     """Runs cuts over one set of images and compares them with the dense model."""
 
@@ -262,7 +273,7 @@ def measure(half: Half, judge: Judge, wanted: list[str], results: Path) -> None:
             z = judge.embedding(cut)
             record = {"row": name, "seed": half.seed, "flops": fraction, "dense_top1": dense}
             record |= {"flops_ratio": cut.plan.flops_ratio(half.model.anatomy), "top1": judge.top1(z)}
-            record |= {"cosine": judge.turned(z)}
+            record |= {"cosine": judge.turned(z), "images": len(z), "code": CODE}
             found.append(record)
             print(f"{name:28s} seed {half.seed} flops {fraction:.2f} top-1 {record['top1']:.3f}", flush=True)
         append(results, ROWS_FILE, found)
@@ -277,7 +288,7 @@ def measure_neighbours(half: Half, others: dict[str, Neighbours], results: Path)
         for fraction, cut in zip([FRACTIONS[-1]] if name == "dense" else FRACTIONS, cuts):
             accuracy = {title: other.accuracy(cut) for title, other in others.items()}
             record = {"row": name, "seed": half.seed, "flops": fraction, "knn": accuracy}
-            record["images"] = {title: other.images for title, other in others.items()}
+            record |= {"images": {title: other.images for title, other in others.items()}, "code": CODE}
             append(results, NEIGHBOURS_FILE, [record])
             print(f"{name:28s} flops {fraction:.2f} k-NN {accuracy}", flush=True)
 
@@ -324,7 +335,7 @@ def main() -> None:
         neighbours = read_rows(given.results, NEIGHBOURS_FILE)
         table = given.results / "fitness.md"
         fitness = table.read_text() if table.exists() else ""
-        write_report(rows, neighbours, fitness, list(ROWS), given.write)
+        write_report(rows, neighbours, fitness, list(ROWS), CODE, given.write)
 
 
 if __name__ == "__main__":

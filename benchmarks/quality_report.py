@@ -19,11 +19,8 @@ PLOTTED = {
 }
 
 
-NEIGHBOURS = """Features of the pre-logits embedding, k = 20, 25 classes; calibrated on ImageNet images. What wins
-above should not be tuned to one classifier. First half only; the search of the default row here was one of 91
-evaluations instead of 104, its rows and those of `joint` came from a short script on the same functions, and some
-costs were not measured.
-
+NEIGHBOURS = """Features of the pre-logits embedding, k = 20, calibrated on the first half of the ImageNet images.
+What wins above should not be tuned to one classifier. ± is one standard error.
 """
 FITNESS = """`benchmarks/fitness.py`: random factors on the damage curves, all Plans at the same FLOPs and corrected
 elastically. Each fitness is a loss on the calibration half, so -1 is best; accuracy is on the other half.
@@ -32,19 +29,12 @@ elastically. Each fitness is a loss on the calibration half, so -1 is best; accu
 INTRODUCTION = """# Quality at equal cost, without retraining
 
 Written by `benchmarks/quality.py` from what it measured; the command is in its docstring. DeiT-Tiny with its published
-weights and 500 ImageNet images, one each of 500 classes: 250 calibrate, the other 250 report, and then the other way
-round (two halves of one split). Cost is the FLOPs of the blocks relative to dense. No row sees a label but those of
+weights and 500 ImageNet images, one each of 500 classes: half of them calibrate, the others report, and then the other
+way round (two halves of one split). Cost is the FLOPs of the blocks relative to dense. No row sees a label but those of
 Torch-Pruning. ± is one standard error of the share of right answers; differences of two rows on the same images are
-known somewhat better than that. The few constants of the default recipe (order, share and damping of the refit, size of
-the search) were tried out on the first half before, so that half flatters it a little. `halves` says how many halves a
-row was measured on; where it is 1, that is the first. All rows but Torch-Pruning's were measured before statistics
-passed tokens over and before a refit left full layers at their own weights; they were not run again since.
-
-Readings. Correction and allocation matter most: the joint allocation with elastic correction keeps at 0.60 what the
-published search keeps at 0.72. The refit adds most where much is cut. The search adds 7 points at 0.60 to the elastic
-correction, and 1 to 2 on top of a refit, which these images cannot tell from nothing. Backward, pivoted and variance
-order cannot be told apart by top-1 here; backward has the least damage and, from 0.72 down, the highest cosine, and is
-the default. Gradient scores are clearly worse.
+known somewhat better than that. The few constants of the default recipe (order, shares of the tokens, share and damping
+of the refit, size of the search) were tried out on the first half before, so that half flatters it a little. `halves`
+says how many halves a row was measured on.
 
 ![top-1 against FLOPs](quality.svg)
 
@@ -59,6 +49,7 @@ LEGEND = """
 | snapvit + elastic | the same | corrected from factors |
 | snapvit + sparsegpt | the same | the released left-to-right correction |
 | joint, X order | order X in each layer, damage curves, joint allocation | corrected from factors |
+| joint, backward, tokens alike | the same, backward order, all tokens count alike | corrected from factors |
 | joint, backward, sequential | the same, backward order | fitted along the cut stream |
 | joint, backward, refit | the same | refitted, taking back a part of what is missing |
 | searched | joint, backward, and the search over the layers' curves | corrected from factors |
@@ -69,13 +60,21 @@ LEGEND = """
 """
 
 
-def write_report(rows: list[dict], neighbours: list[dict], fitness: str, order: list[str], folder: Path) -> None:
-    """Write quality.md and quality.svg."""
+READINGS = """Readings. To be written.
+
+"""
+
+
+def write_report(
+    rows: list[dict], neighbours: list[dict], fitness: str, order: list[str], code: str, folder: Path
+) -> None:
+    """Write quality.md and quality.svg; READINGS is written by hand, and to be checked against new figures."""
     known = {name: number for number, name in enumerate(order)}
     table = _grouped(sorted(rows, key=lambda row: known.get(row["row"], -1)))  # peers first
     unmeasured = [name for name in order if name not in table]
     legend = "\n".join(line for line in LEGEND.split("\n") if not any(f"| {name} |" in line for name in unmeasured))
-    parts = [INTRODUCTION, "## Top-1\n\n", _top1_table(table), "\n\nThe rows:\n", legend]
+    parts = [INTRODUCTION, READINGS, "## Top-1\n\n", _top1_table(table), "\n", _of_older_code(rows, code)]
+    parts += ["\nThe rows:\n", legend]
     parts += ["## Cosine to the dense model\n\n", _cosine_table(table), "\n"]
     if neighbours:
         parts += ["\n## Other data: k nearest neighbours\n\n", NEIGHBOURS, _neighbour_table(neighbours)]
@@ -101,7 +100,7 @@ def _kept(found: list[dict]) -> tuple[float, float]:
     ratio = sum(row["top1"] / row["dense_top1"] for row in found) / len(found)
     top1 = sum(row["top1"] for row in found) / len(found)
     dense = sum(row["dense_top1"] for row in found) / len(found)
-    images = 250 * min(len(found), 2)
+    images = sum({row["seed"]: row["images"] for row in found if row["seed"] < 2}.values())  # of one split
     return ratio, math.sqrt(top1 * (1 - top1) / images) / dense
 
 
@@ -129,17 +128,30 @@ def _cosine_table(table: dict[str, dict[float, list[dict]]]) -> str:
 
 
 def _neighbour_table(rows: list[dict]) -> str:
-    dense = next(row["knn"] for row in rows if row["row"] == "dense")
+    dense = [row for row in rows if row["row"] == "dense"]
+    if not dense:
+        return "\nThe dense model was not measured.\n"
+    table = _grouped([row for row in rows if row["row"] != "dense"])
     text = []
-    for title in dense:
-        head = f"| {title}: k-NN accuracy, dense {100 * dense[title]:.1f} % | "
+    for title in dense[-1]["knn"]:
+        head = f"| {title}: k-NN accuracy, dense {_with_error(dense[-1], title)} % | "
         lines = ["", head + " | ".join(f"{f:.2f}" for f in FRACTIONS) + " |", "|---|" + "---|" * len(FRACTIONS)]
-        table = _grouped([row for row in rows if row["row"] != "dense"])
         for name, costs in table.items():
-            cells = [f"{100 * costs[f][0]['knn'][title]:.1f}" if costs.get(f) else "-" for f in FRACTIONS]
+            cells = [_with_error(costs[f][-1], title) if costs.get(f) else "-" for f in FRACTIONS]
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
         text += lines
     return "\n".join(text) + "\n"
+
+
+def _with_error(row: dict, title: str) -> str:
+    share = row["knn"][title]
+    return f"{100 * share:.1f} ± {100 * math.sqrt(share * (1 - share) / row['images'][title]):.1f}"
+
+
+def _of_older_code(rows: list[dict], newest: str) -> str:
+    """Rows that another state of the code gave, so that nobody takes them for this one's."""
+    older = sorted({row["row"] for row in rows if row.get("code", newest) != newest})
+    return f"\nMeasured with an earlier state of the code: {', '.join(older)}.\n" if older else ""
 
 
 def _plot(table: dict[str, dict[float, list[dict]]], path: Path) -> None:

@@ -224,6 +224,7 @@ def main() -> None:
                 "flops_ratio": block_flops(model) / block_flops(dense),
                 "top1": (logits.argmax(1) == truth).double().mean().item(),
                 "dense_top1": dense_top1,
+                "images": len(held_out),
                 "cosine": cosine_similarity(seen, embedding).double().mean().item(),
             }
             with args.out.open("a") as out:

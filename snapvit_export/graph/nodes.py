@@ -47,7 +47,7 @@ class Nodes:
         from onnx import helper
 
         outputs = [self._named("Split") for _ in range(parts)]
-        count = {"num_outputs": parts} if self.opset >= 18 else {}
+        count: dict[str, Any] = {"num_outputs": parts} if self.opset >= 18 else {}
         self.nodes.append(helper.make_node("Split", [x], outputs, name=outputs[0], axis=axis, **count))
         return outputs
 

@@ -110,6 +110,7 @@ class RunningRegression:
         self._first += y.sum(0).double()
         if not torch.isfinite(self._first).all():
             raise _not_finite(self.inputs.name, "output")
+        assert self.inputs.shift is not None
         self._cross += y.T @ (x - self.inputs.shift)
 
     def result(self) -> tuple[Moments, Array, Array]:

@@ -51,9 +51,9 @@ LEGEND = """
 | joint, X order | order X in each layer, damage curves, joint allocation | corrected from factors |
 | joint, backward, tokens alike | the same, backward order, all tokens count alike | corrected from factors |
 | joint, backward, sequential | the same, backward order | fitted along the cut stream |
-| joint, backward, refit | the same | refitted, taking back a part of what is missing |
-| searched | joint, backward, and the search over the layers' curves | corrected from factors |
-| **default** | the same | refitted: `--recipe default` |
+| searched | joint, backward, and a search over the layers' curves: `--evaluations 104 --racing` | corrected from factors |
+| searched, refit | the same | refitted, taking back a part of what is missing |
+| **default** | joint, backward order: `--recipe default` | refitted |
 | torch-pruning | Torch-Pruning 1.6.1, heads and MLP, as its example does | as they were |
 | ..., head_share 0.5, normalizer none | a setting that suits it better, found on these images | as they were |
 

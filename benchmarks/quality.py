@@ -91,7 +91,7 @@ class Half:
 
     @cached_property
     def searched(self) -> Ranking:
-        return rank(self.model, self.calibration, make_settings("default", evaluations=SEARCH, racing=True))
+        return rank(self.model, self.calibration, make_settings("default", evaluations=SEARCH))
 
     def ranked(self, **changes: object) -> Ranking:
         return rank(self.model, self.calibration, Settings(seed=self.seed, **changes))  # type: ignore[arg-type]

@@ -51,7 +51,7 @@ LEGEND = """
 | joint, X order | order X in each layer, damage curves, joint allocation | corrected from factors |
 | joint, backward, tokens alike | the same, backward order, all tokens count alike | corrected from factors |
 | joint, backward, sequential | the same, backward order | fitted along the cut stream |
-| searched | joint, backward, and a search over the layers' curves: `--evaluations 104 --racing` | corrected from factors |
+| searched | joint, backward, and a search over the layers' curves: `--evaluations 104` | corrected from factors |
 | searched, refit | the same | refitted, taking back a part of what is missing |
 | **default** | joint, backward order: `--recipe default` | refitted |
 | torch-pruning | Torch-Pruning 1.6.1, heads and MLP, as its example does | as they were |

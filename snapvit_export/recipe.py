@@ -1,9 +1,10 @@
 """Recipes: all settings of a ranking under one name. Light: no torch.
 
 `default` is what won on real weights (docs/quality.md): orders and damage curves from the statistics of the dense
-model, heads and neurons allocated together, and every cut refitted on the images. A search over the layers' curves helps
-the elastic correction but adds nothing to a refit, so it must be asked for. `snapvit` is the recipe of the released SnapViT code: 1000 images, and 50 evaluations of xNES, which are two
-updates of its covariance, so mostly the best of 50 samples. `local` is the same without the search. Neither corrects.
+model, heads and neurons allocated together, and every cut refitted on the images. A search over the layers' curves
+helps the elastic correction but adds nothing to a refit, so it must be asked for. `snapvit` is the recipe of the
+released SnapViT code: 1000 images, and 50 evaluations of xNES, which are two updates of its covariance, so mostly the
+best of 50 samples. `local` is the same without the search. Neither corrects.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Settings:
 
 
 RECIPES = {
-    "default": Settings(allocation="joint", correction="refit", optimiser="snes-log"),
+    "default": Settings(allocation="joint", correction="refit", optimiser="snes-log", racing=True),
     "snapvit": Settings(images=1000, seed=42, evaluations=50),
     "local": Settings(),
 }

@@ -188,7 +188,7 @@ def test_options_of_one_way_are_refused_in_the_other_and_taken_where_they_count(
     with pytest.raises(UsageError, match="--search-images has no part in recipe local .* Give --allocation joint"):
         make_settings("local", search_images=10)
     assert make_settings("default", order="product", criterion="taylor").criterion == "taylor"
-    assert make_settings("default", allocation="pairs", criterion="lamp", pca=8).pca == 8
+    assert make_settings("default", allocation="pairs", criterion="lamp", evaluations=9, pca=8).pca == 8
 
 
 def test_a_size_that_protection_forbids_is_refused_before_any_work(tiny_model):

@@ -138,7 +138,7 @@ def test_a_ranking_with_damage_curves_is_allocated_jointly(run, tmp_path, tiny_m
 
 
 def test_the_default_recipe_repairs_what_it_keeps_and_says_so(run, tmp_path):
-    assert run("--flops", "0.7", "--recipe", "default").code == 0
+    assert run("--flops", "0.7", "--recipe", "default", "--evaluations", 13).code == 0
     manifest = read_family(tmp_path / "out")
     dense, cut = manifest.variant("dense"), manifest.variant("flops70")
     assert (dense.corrected, dense.correction) == (False, None)
@@ -147,6 +147,8 @@ def test_the_default_recipe_repairs_what_it_keeps_and_says_so(run, tmp_path):
     assert manifest.recipe["correction"] == "refit"
     assert manifest.recipe["allocation"] == "joint"
     assert manifest.recipe["search"]["best_fitness"] <= manifest.recipe["search"]["start_fitness"]
+    assert run("--flops", "0.7", "--recipe", "default").code == 0
+    assert "search" not in read_family(tmp_path / "out").recipe  # unless asked for
 
 
 @pytest.mark.parametrize("correction", ["elastic", "sequential", "sparsegpt", "refit"])

@@ -3,7 +3,8 @@
     python benchmarks/correction.py [--models vit_tiny_patch16_224 vit_base_patch16_224] [--rounds 5]
 
 1. Observe: CPU time of the statistics of every proj and fc2 input, against the forward pass alone over the same
-   batches, on one thread, in turns. Weights are random: only shapes matter.
+   batches, on one thread, in turns. Weights are random: only shapes matter. A few batches stand for the usual 256
+   images: they are as large, and as many tokens are passed over, as there.
 2. Correct: seconds from factors in memory to the weights of one Plan of ViT-B at half width, in a process of its own
    where torch cannot be imported, on two threads.
 
@@ -21,6 +22,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+IMAGES = 256  # of the default recipe
+
 
 def cpu_seconds(work: Callable[[], object]) -> float:
     start = time.process_time()
@@ -35,12 +38,13 @@ def observing(names: list[str], rounds: int, batches: int) -> None:
 
     from snapvit_export.calibration.images import Images
     from snapvit_export.calibration.preprocessing import Preprocessing
+    from snapvit_export.prune import tokens
     from snapvit_export.prune.load import Model, ModelDescription
     from snapvit_export.prune.observe import observe
-    from snapvit_export.prune.tokens import TOKENS
     from snapvit_export.prune.understand import read_anatomy
 
     torch.set_num_threads(1)
+    plenty, tokens.BATCHES = tokens.PLENTY, 1
     print("\n### Observe\n\n| model | images | forward, CPU s | observe | ratio: median | least | most |")
     print("|---|---|---|---|---|---|---|")
     for name in names:
@@ -49,7 +53,8 @@ def observing(names: list[str], rounds: int, batches: int) -> None:
         pre = Preprocessing(input_size=(3, 224, 224), mean=(0.5,) * 3, std=(0.5,) * 3)
         described = ModelDescription(name=name, architecture=name, kwargs={}, preprocessing=pre)
         model = Model(module, read_anatomy(module, name), described)
-        size = TOKENS // model.anatomy.tokens
+        size = tokens.TOKENS // model.anatomy.tokens
+        tokens.PLENTY = plenty * batches * size / IMAGES
         pixels = np.random.default_rng(0).integers(0, 255, (batches * size, 224, 224, 3), np.uint8)
         images = Images(pixels, None, pre, "noise")
 

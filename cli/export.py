@@ -41,6 +41,9 @@ def export(
     evaluations: Annotated[
         Optional[int], typer.Option(min=0, max=10**6, help="Of the search, the longest part; 0 for none.")
     ] = None,
+    single_file: Annotated[
+        bool, typer.Option("--single-file", help="Put the weights into each graph instead of one shared file.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
 ) -> None:
@@ -72,6 +75,7 @@ def export(
         seed=seed,
         evaluations=evaluations,
         ranking=ranking,
+        single_file=single_file,
     )
     with shown(quiet) as progress:
         manifest = run(request, progress)

@@ -22,19 +22,28 @@ from .values import Count, Ratio, Size, Value, read_json, write_json
 MANIFEST, RANKING = "manifest.json", "ranking.safetensors"
 
 
+class WeightFile(Value, frozen=True, kw_only=True):
+    """A file that graphs read their weights from."""
+
+    file: str  # relative to the folder
+    size_bytes: Count
+    sha256: str
+
+
 class Variant(Value, frozen=True, kw_only=True):
     """A Plan made real: one file, what it keeps, how fast it is and how well it does."""
 
     name: str
-    file: str  # relative to the folder
+    file: str  # the graph, relative to the folder
+    weights: tuple[str, ...] = ()  # files that the graph points into; none if it holds all of them itself
     sparsity: Ratio
     heads: tuple[Size, ...]
     neurons: tuple[Size, ...]
     params: Count
     flops: Count  # of one image
     flops_ratio: Ratio
-    size_bytes: Count
-    sha256: str
+    size_bytes: Count  # of the graph and the weights that it reads: what a device needs that has only this variant
+    sha256: str  # of the graph, which names the hashes of its weight files
     precision: Literal["fp32"] = "fp32"
     corrected: bool = False
     correction: str | None = None  # which one: refit, elastic, sequential or sparsegpt
@@ -98,6 +107,7 @@ class Manifest(Value, frozen=True, kw_only=True):
     variants: tuple[Variant, ...]
     dense: str
     choice: Choice | None
+    weights: tuple[WeightFile, ...] = ()  # all files that graphs point into
 
     def __post_init__(self) -> None:
         names = [variant.name for variant in self.variants]
@@ -106,6 +116,9 @@ class Manifest(Value, frozen=True, kw_only=True):
         wanted = [self.dense] + ([self.choice.variant] if self.choice else [])
         if missing := [name for name in wanted if name not in names]:
             raise ValueError(f"no variant is called {missing[0]}")
+        read = {file for variant in self.variants for file in variant.weights}
+        if missing := sorted(read - {weights.file for weights in self.weights}):
+            raise ValueError(f"{missing[0]} is read by a variant and not listed")
 
     def variant(self, name: str) -> Variant:
         """The variant of that name."""
@@ -121,13 +134,23 @@ def read_family(folder: Path | str) -> Manifest:
     """Read a family and check that every file in it is what its manifest says."""
     folder = Path(folder)
     manifest = read_json(folder / MANIFEST, Manifest)
-    for variant in manifest.variants:
-        path = inside(folder, variant.file, MANIFEST)
+    for listed in (*manifest.weights, *manifest.variants):
+        path = inside(folder, listed.file, MANIFEST)
         if not path.is_file():
             raise FileFormatError(f"{path}: missing, though {MANIFEST} lists it. Export or copy the family again")
-        if path.stat().st_size != variant.size_bytes or sha256(path) != variant.sha256:
+        if sha256(path) != listed.sha256:
             raise FileFormatError(f"{path}: damaged: it is not the file that {MANIFEST} describes")
+    for variant in manifest.variants:
+        _check_graph(inside(folder, variant.file, MANIFEST), variant)
     return manifest
+
+
+def _check_graph(path: Path, variant: Variant) -> None:
+    """What the graph points into is what the manifest says, and no more."""
+    from .graph.read import external_files, read_graph
+
+    if undeclared := sorted(external_files(read_graph(path)) - set(variant.weights)):
+        raise FileFormatError(f"{path}: reads {undeclared[0]}, which {MANIFEST} does not list for it")
 
 
 def own_files(folder: Path) -> list[str] | None:
@@ -138,4 +161,4 @@ def own_files(folder: Path) -> list[str] | None:
         manifest = read_json(folder / MANIFEST, Manifest)
     except FileFormatError:
         return None
-    return [MANIFEST, RANKING, *(variant.file for variant in manifest.variants)]
+    return [MANIFEST, RANKING, *(listed.file for listed in (*manifest.weights, *manifest.variants))]

@@ -70,6 +70,7 @@ class Request:
     seed: int | None = None
     evaluations: int | None = None  # of the search
     ranking: Path | None = None
+    single_file: bool = False  # True: every graph holds its own weights
 
 
 def export(request: Request, progress: Progress | None = None) -> Manifest:
@@ -119,7 +120,7 @@ def _into(  # type: ignore[no-untyped-def]
     wanted = _requested_plans(request, planner)
     damping = Damping.parse(settings.damping)
     repair = Repair(model, ranking, settings.correction, images, progress, factors, damping)
-    workshop = Workshop(model, repair, request.target, device, images, reporting, stage, progress)
+    workshop = Workshop(model, repair, request.target, device, images, reporting, stage, progress, request.single_file)
     workshop.add("dense", Plan.dense(model.anatomy))
     for name, plan in wanted.items():
         workshop.add(name, plan, keep=True)
@@ -134,6 +135,7 @@ def _into(  # type: ignore[no-untyped-def]
         recipe=_recipe(request, settings, given, ranking, images),
         target=MeasuredOn.of(request.target, device),
         variants=workshop.finish(keep),
+        weights=workshop.weight_files(keep),
         dense="dense",
         choice=choice,
     )

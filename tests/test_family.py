@@ -37,10 +37,10 @@ def change(family, **changes) -> None:
 
 def test_the_manifest_has_the_keys_that_others_rely_on(family):
     manifest = json.loads((family / "manifest.json").read_text())
-    keys = "format_version model anatomy preprocessing recipe target variants dense choice"
+    keys = "format_version model anatomy preprocessing recipe target variants dense choice weights"
     assert set(manifest) == set(keys.split())
     keys = "name file sparsity heads neurons params flops flops_ratio size_bytes sha256 precision corrected correction"
-    keys += " profile evaluation"
+    keys += " profile evaluation weights"
     assert [set(variant) for variant in manifest["variants"]] == [set(keys.split())] * 2
     assert [variant["name"] for variant in manifest["variants"]] == ["dense", "s30"]
     assert manifest["variants"][0]["flops_ratio"] == 1
@@ -56,6 +56,27 @@ def test_reading_checks_every_file(family):
         read_family(family)
     path.unlink()
     with pytest.raises(FileFormatError, match="s30.onnx: missing"):
+        read_family(family)
+
+
+@pytest.mark.parametrize("name", ["weights.bin", "s30.bin"])
+def test_reading_checks_the_weights_too(family, name):
+    data = (family / name).read_bytes()
+    (family / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(FileFormatError, match=f"{name}: damaged"):
+        read_family(family)
+    (family / name).unlink()
+    with pytest.raises(FileFormatError, match=f"{name}: missing"):
+        read_family(family)
+
+
+def test_weights_that_no_manifest_lists_are_refused(family):
+    manifest = json.loads((family / "manifest.json").read_text())
+    change(family, variants=[{**variant, "weights": []} for variant in manifest["variants"]])
+    with pytest.raises(FileFormatError, match="dense.onnx: reads weights.bin, which manifest.json does not list"):
+        read_family(family)
+    change(family, weights=manifest["weights"][:1], variants=manifest["variants"])
+    with pytest.raises(SnapvitError, match="s30.bin is read by a variant and not listed"):
         read_family(family)
 
 

@@ -22,11 +22,12 @@ from ..elastic.buffer import Buffer, write_buffer
 from ..elastic.description import Wiring
 from ..elastic.folder import Elastic
 from ..errors import GateFailed, SnapvitError, first_line
-from ..files import write_atomically
+from ..files import sha256, write_atomically
 from ..plan import Plan
 from ..values import to_json
 from .emit import Options, emit_nodes
 from .file import PROTOBUF_LIMIT, Sources, make_model, rows_kept, shared_sources, write_own
+from .nodes import Nodes
 from .prepare import Tensors, own_tensors, prepare, takes_bytes
 
 WEIGHTS = "weights.bin"
@@ -52,10 +53,16 @@ class Blueprint:
 
 @dataclass(frozen=True)
 class Written:
-    """The files of one variant, beside the weights that it shares."""
+    """The files of one variant."""
 
     graph: Path
-    own: Path | None  # matrices that it does not share
+    weights: tuple[Path, ...]  # that it points into: the shared one, and its own if it has any
+    read_bytes: int  # of them
+
+    @property
+    def size_bytes(self) -> int:
+        """What a device needs that has only this variant."""
+        return self.graph.stat().st_size + self.read_bytes
 
 
 class Emitter:
@@ -92,30 +99,47 @@ class Emitter:
         own = own_tensors(self.blueprint.dense, self.anatomy, plan, corrected or {})
         path, own_path = self.folder / f"{name}.onnx", self.folder / f"{name}.bin"
         if single_file:
-            buffer, sources = None, Sources(inside=self._inside(plan, own))
+            sources = Sources(inside=self._inside(plan, own))
         else:
-            buffer, mine = write_own(own_path, own)
+            mine = write_own(own_path, own)
             sources = Sources({**shared_sources(self.buffer, self.anatomy, plan), **mine.placed}, mine.inside)
-        described = {**self._described(name), **(metadata or {})}
-        write_atomically(path, self._serialised(plan, sources, options, described))
-        return Written(path, None if buffer is None else own_path)
+        nodes = self._nodes(plan, sources, options)
+        placed = [sources.placed[weight] for weight in nodes.weights if weight not in sources.inside]
+        files = sorted({each.file for each in placed}, reverse=True)
+        hashes = {file: self._hash(self.folder / file) for file in files}
+        described = {**self._described(name), **(metadata or {}), "snapvit.weights": to_json(hashes).decode()}
+        write_atomically(path, self._serialised(nodes, plan, sources, options, described))
+        return Written(path, tuple(self.folder / file for file in files), sum(each.size_bytes for each in placed))
+
+    def _hash(self, path: Path) -> str:
+        """The graph names what its weights must be; the shared file is hashed once."""
+        return self.weights_sha256 if path.name == WEIGHTS else sha256(path)
+
+    @cached_property
+    def weights_sha256(self) -> str:
+        """Of the shared weight file."""
+        return sha256(self.folder / self.buffer.file)
 
     def _inside(self, plan: Plan, own: Tensors) -> Tensors:
         rows = {name: rows_kept(name, self.anatomy, plan, len(tensor)) for name, tensor in self.shared.items()}
         return {name: tensor[: rows[name]] for name, tensor in self.shared.items()} | own
 
-    def _serialised(self, plan: Plan, sources: Sources, options: Options, metadata: Mapping[str, str]) -> bytes:
+    def _nodes(self, plan: Plan, sources: Sources, options: Options) -> Nodes:
         layers = [f"blocks.{i}.{layer}" for i in range(len(self.anatomy.blocks)) for layer in ("proj", "fc2")]
         biased = {layer: f"{layer}.bias" in sources.inside or f"{layer}.bias" in sources.placed for layer in layers}
-        cut = self.anatomy.with_counts(plan)
         options = replace(options, takes_bytes=self.takes_bytes)
-        nodes = emit_nodes(cut, self.wiring, biased, options)
+        return emit_nodes(self.anatomy.with_counts(plan), self.wiring, biased, options)
+
+    def _serialised(
+        self, nodes: Nodes, plan: Plan, sources: Sources, options: Options, metadata: Mapping[str, str]
+    ) -> bytes:
         inside = sum(tensor.nbytes for name, tensor in sources.inside.items() if name in nodes.weights)
         if inside > PROTOBUF_LIMIT:
             raise SnapvitError(
                 f"{inside / 1e9:.1f} GB of weights are more than one ONNX file holds. Leave --single-file out"
             )
-        model = make_model(nodes, cut, options, sources, metadata)
+        options = replace(options, takes_bytes=self.takes_bytes)
+        model = make_model(nodes, self.anatomy.with_counts(plan), options, sources, metadata)
         _check(model)
         data: bytes = model.SerializeToString()
         return data

@@ -74,14 +74,15 @@ def shared_sources(buffer: Buffer, anatomy: Anatomy, plan: Plan) -> dict[str, Pl
     }
 
 
-def write_own(path: Path, own: Tensors) -> tuple[Buffer | None, Sources]:
+def write_own(path: Path, own: Tensors) -> Sources:
     """Write a variant's own matrices to a file of their own; vectors stay in the graph."""
     matrices = {name: tensor for name, tensor in own.items() if tensor.ndim > 1}
     inside = {name: tensor for name, tensor in own.items() if tensor.ndim == 1}
     if not matrices:
-        return None, Sources(inside=inside)
+        path.unlink(missing_ok=True)  # of an earlier variant of that name
+        return Sources(inside=inside)
     buffer = write_buffer(path, matrices.items(), "float32")
-    return buffer, Sources({tensor.name: _placed(buffer, tensor) for tensor in buffer.tensors}, inside)
+    return Sources({tensor.name: _placed(buffer, tensor) for tensor in buffer.tensors}, inside)
 
 
 def _placed(buffer: Buffer, tensor: Tensor) -> Placed:

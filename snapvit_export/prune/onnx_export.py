@@ -1,4 +1,4 @@
-"""From a torch module to an ONNX file with a dynamic batch, in standard operators that every runtime has.
+"""The standard export of a torch module, for comparison: what `graph` writes must equal it, and be faster.
 
 The tracing exporter at opset 17 gives a smaller and faster graph for ViTs than the newer one at the same opset.
 """

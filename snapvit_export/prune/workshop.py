@@ -11,13 +11,16 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..anatomy import Anatomy
 from ..calibration.images import Images
 from ..evaluate.accuracy import Evaluation, top1
-from ..family import Measurement, Variant
-from ..files import sha256, write_atomically
+from ..family import Measurement, Variant, WeightFile
+from ..files import sha256
+from ..graph.emit import Options
+from ..graph.emitter import Emitter
 from ..graph.gates import require_equal
 from ..plan import Plan
 from ..profiling.device import DeviceCard, usable_cores
@@ -26,10 +29,9 @@ from ..progress import Progress
 from ..recipe import ADDS_BIASES
 from ..runtimes.ort import OrtSession
 from ..target import Target
-from ..values import to_json
 from .load import Model
 from .masking import masked
-from .onnx_export import to_onnx
+from .pack import blueprint, corrected_layers
 from .repair import Repair
 from .slicing import shrink
 
@@ -42,6 +44,7 @@ class Built:
 
     name: str
     path: Path
+    weights: tuple[Path, ...]
     plan: Plan
     sha256: str
     size_bytes: int
@@ -64,6 +67,7 @@ class Workshop:
         held_out: Images,
         folder: Path,
         progress: Progress,
+        single_file: bool = False,
     ) -> None:
         self.model, self.repair, self.target, self.device = model, repair, target, device
         self.folder, self.progress = folder, progress
@@ -71,6 +75,7 @@ class Workshop:
         self.gate_images = next(calibration.batches(GATE_IMAGES))  # (<=8, 3, H, W)
         self.timed_batch = np.resize(self.gate_images, (target.batch, *self.gate_images.shape[1:]))
         self.built: dict[str, Built] = {}
+        self.emitter, self.single_file = Emitter(blueprint(model, repair.ranking), folder), single_file
 
     def add(self, name: str, plan: Plan, keep: bool = False) -> None:
         """Cut, repair, export and check a variant, unless it is there already; `keep`: as well as we can."""
@@ -82,12 +87,18 @@ class Workshop:
         if before is not None and correction == before.correction:
             self.built[name] = replace(before, kept=True)
             return
-        anatomy = self._anatomy(correction).with_counts(plan)
-        path = self.folder / f"{name}.onnx"
-        write_atomically(path, to_onnx(module, anatomy, self._metadata(name, correction)))
-        self._check(name, plan, module, path)
+        wanted = self._checked_outputs(name, plan, module)
+        made = corrected_layers(module, self.repair.ranking, plan, self.emitter.blueprint.dense)
+        told = {"snapvit.correction": correction or "none"}
+        for flavour in ("portable", "ort"):  # both are checked; the last one written is the one that is kept
+            written = self.emitter.write(
+                name, plan, made, options=Options(flavour), single_file=self.single_file, metadata=told
+            )
+            with OrtSession(written.graph, usable_cores()) as session:
+                require_equal(f"{name}: module and {flavour} graph", wanted, session.run(self.gate_images))
+        path, size = written.graph, written.size_bytes
         evaluation = self._evaluate(name, path)
-        self.built[name] = Built(name, path, plan, sha256(path), path.stat().st_size, evaluation, correction, keep)
+        self.built[name] = Built(name, path, written.weights, plan, sha256(path), size, evaluation, correction, keep)
 
     def _anatomy(self, correction: str | None) -> Anatomy:
         """The dense anatomy; a correction gives a bias to layers that had none."""
@@ -140,14 +151,21 @@ class Workshop:
         for built in self.built.values():
             if built.name not in keep:
                 built.path.unlink()
+                (self.folder / f"{built.name}.bin").unlink(missing_ok=True)
         variants = [self._variant(built) for built in self.built.values() if built.name in keep]
         return tuple(sorted(variants, key=lambda v: (-v.flops, v.name)))
+
+    def weight_files(self, keep: Collection[str | None]) -> tuple[WeightFile, ...]:
+        """All files that the graphs of these variants point into, the shared one first."""
+        paths = dict.fromkeys(path for built in self.built.values() if built.name in keep for path in built.weights)
+        return tuple(WeightFile(file=path.name, size_bytes=path.stat().st_size, sha256=sha256(path)) for path in paths)
 
     def _variant(self, built: Built) -> Variant:
         anatomy, plan = self.model.anatomy, built.plan
         return Variant(
             name=built.name,
             file=built.path.name,
+            weights=tuple(path.name for path in built.weights),
             sparsity=plan.sparsity(anatomy),
             heads=plan.heads,
             neurons=plan.neurons,
@@ -162,8 +180,8 @@ class Workshop:
             evaluation=built.evaluation,
         )
 
-    def _check(self, name: str, plan: Plan, module: torch.nn.Module, path: Path) -> None:
-        """The gates on real images: masked = sliced before any correction, then the corrected module = ONNX."""
+    def _checked_outputs(self, name: str, plan: Plan, module: torch.nn.Module) -> npt.NDArray[np.float32]:
+        """What the repaired module gives for the gate's images, after the first gate: masked = sliced."""
         images, ranking = torch.from_numpy(self.gate_images), self.repair.ranking
         with torch.no_grad():
             result = module(images).numpy()
@@ -171,8 +189,7 @@ class Workshop:
             with masked(self.model.module, ranking, plan) as dense:
                 reference = dense(images).numpy()
         require_equal(f"{name}: masked and sliced", reference, sliced)
-        with OrtSession(path, usable_cores()) as session:
-            require_equal(f"{name}: module and ONNX", result, session.run(self.gate_images))
+        return result
 
     def _evaluate(self, name: str, path: Path) -> Evaluation | None:
         if self.held_out is None:
@@ -185,15 +202,6 @@ class Workshop:
         profile = self.built[name].profile
         assert profile is not None, f"{name} was not timed"
         return profile
-
-    def _metadata(self, name: str, correction: str | None) -> dict[str, str]:
-        return {
-            "snapvit.model": self.model.name,
-            "snapvit.variant": name,
-            "snapvit.correction": correction or "none",
-            "snapvit.preprocessing": to_json(self.model.preprocessing).decode(),
-            "snapvit.labels": to_json(self.model.description.labels).decode(),
-        }
 
 
 def _labels_suit(images: Images, model: Model) -> bool:

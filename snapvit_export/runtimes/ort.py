@@ -48,11 +48,14 @@ class OrtSession:
             raise SnapvitError(f"{where}: ONNX Runtime cannot open it: {first_line(error)}") from error
         if self._session.get_providers() != [PROVIDER]:
             raise SnapvitError(f"{where}: asked for {PROVIDER}, ONNX Runtime runs {self._session.get_providers()}")
-        self._input = self._session.get_inputs()[0].name
+        self._input, self._where = self._session.get_inputs()[0].name, where
 
     def run(self, images: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Run a batch (B, 3, H, W) and return the first output (B, features)."""
-        return self._session.run(None, {self._input: images})[0]
+        try:
+            return self._session.run(None, {self._input: images})[0]
+        except Exception as error:  # onnxruntime's own exception types share no base of their own
+            raise SnapvitError(f"{self._where}: ONNX Runtime cannot run it: {first_line(error)}") from error
 
     def close(self) -> None:
         """Give back the memory."""

@@ -134,7 +134,7 @@ def read_family(folder: Path | str) -> Manifest:
     """Read a family and check that every file in it is what its manifest says."""
     folder = Path(folder)
     manifest = read_json(folder / MANIFEST, Manifest)
-    for listed in (*manifest.weights, *manifest.variants):
+    for listed in _listed(manifest):
         path = inside(folder, listed.file, MANIFEST)
         if not path.is_file():
             raise FileFormatError(f"{path}: missing, though {MANIFEST} lists it. Export or copy the family again")
@@ -143,6 +143,10 @@ def read_family(folder: Path | str) -> Manifest:
     for variant in manifest.variants:
         _check_graph(inside(folder, variant.file, MANIFEST), variant)
     return manifest
+
+
+def _listed(manifest: Manifest) -> list[WeightFile | Variant]:
+    return [*manifest.weights, *manifest.variants]
 
 
 def _check_graph(path: Path, variant: Variant) -> None:
@@ -161,4 +165,4 @@ def own_files(folder: Path) -> list[str] | None:
         manifest = read_json(folder / MANIFEST, Manifest)
     except FileFormatError:
         return None
-    return [MANIFEST, RANKING, *(listed.file for listed in (*manifest.weights, *manifest.variants))]
+    return [MANIFEST, RANKING, *(listed.file for listed in _listed(manifest))]

@@ -21,14 +21,13 @@ def read_graph(path: Path | str) -> Any:
     >>> read_graph("family/s30.onnx").graph.node
     """
     import onnx
-    from google.protobuf.message import DecodeError
 
     path = Path(path)
     try:
         model = onnx.load_model_from_string(path.read_bytes())
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (DecodeError, ValueError) as error:
+    except Exception as error:  # whatever protobuf makes of bytes that are no message
         raise FileFormatError(f"{path}: damaged, or not an ONNX file") from error
     if not model.graph.node:
         raise FileFormatError(f"{path}: damaged, or not an ONNX file: it has no nodes")

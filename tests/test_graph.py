@@ -1,6 +1,8 @@
 """The emitted graph: equal to the sliced module in every family, flavour and batch, from one shared weight file."""
 
 import json
+import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -166,6 +168,31 @@ def test_all_offsets_are_aligned_and_metadata_says_what_it_is(tmp_path):
     properties = {p.key: p.value for p in loaded.metadata_props}
     assert properties["snapvit.variant"] == "x"
     assert json.loads(properties["snapvit.preprocessing"])["input_size"] == [3, 64, 64]
+
+
+def test_a_device_without_torch_cuts_corrects_emits_and_runs(tmp_path):
+    model, _, elastic = emitter_of("deit_tiny_patch16_224", tmp_path, factors=True)
+    plan = elastic.planner.flops(0.6)
+    script = f"""
+import sys
+for name in ("torch", "timm", "torchvision"):
+    sys.modules[name] = None
+import numpy as np
+from pathlib import Path
+from snapvit_export.elastic.folder import Elastic
+from snapvit_export.graph.emitter import Blueprint, Emitter
+from snapvit_export.runtimes.ort import OrtSession
+elastic = Elastic.load({str(tmp_path / "elastic")!r})
+plan = elastic.planner.flops(0.6)
+emitter = Emitter(Blueprint.of(elastic), Path({str(tmp_path / "family")!r}))
+written = emitter.write("x", plan, elastic.corrected_layers(plan))
+with OrtSession(written.graph, 1) as session:
+    np.save({str(tmp_path / "got.npy")!r}, session.run(np.load({str(tmp_path / "images.npy")!r})))
+"""
+    images = np.random.default_rng(0).standard_normal((2, 3, *model.anatomy.image)).astype(np.float32)
+    np.save(tmp_path / "images.npy", images)
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert close(np.load(tmp_path / "got.npy"), Reference(elastic, plan, corrected=True)(images.astype(np.float64)))
 
 
 @settings(max_examples=20, deadline=None)

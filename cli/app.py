@@ -10,7 +10,7 @@ import typer
 
 from .. import __version__
 from ..errors import SnapvitError
-from . import doctor, export, import_scores, models, pack, rank
+from . import doctor, export, import_scores, inspect, models, pack, rank
 
 app = typer.Typer(
     name="snapvit",
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command("export")(export.export)
 app.command("rank")(rank.rank)
 app.command("pack")(pack.pack)
+app.command("inspect")(inspect.inspect)
 app.command("import-scores")(import_scores.import_scores)
 app.command("models")(models.models)
 app.command("doctor")(doctor.doctor)

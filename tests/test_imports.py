@@ -53,6 +53,7 @@ LIGHT = [
     "snapvit_export.graph.emitter",
     "snapvit_export.graph.file",
     "snapvit_export.graph.gates",
+    "snapvit_export.graph.inspect",
     "snapvit_export.graph.nodes",
     "snapvit_export.graph.prepare",
     "snapvit_export.graph.read",
@@ -118,7 +119,9 @@ def test_missing_packages_are_named_with_the_remedy():
     )
 
 
-@pytest.mark.parametrize("command", [[], ["export"], ["rank"], ["pack"], ["import-scores"], ["models"], ["doctor"]])
+@pytest.mark.parametrize(
+    "command", [[], ["export"], ["rank"], ["pack"], ["import-scores"], ["inspect"], ["models"], ["doctor"]]
+)
 def test_help_takes_less_than_300_ms_of_cpu(command):
     script = Path(sys.executable).parent / "snapvit"
     assert script.exists(), "install the project: pip install -e '.[test]'"

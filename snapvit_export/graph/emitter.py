@@ -107,7 +107,8 @@ class Emitter:
         placed = [sources.placed[weight] for weight in nodes.weights if weight not in sources.inside]
         files = sorted({each.file for each in placed}, reverse=True)
         hashes = {file: self._hash(self.folder / file) for file in files}
-        described = {**self._described(name), **(metadata or {}), "snapvit.weights": to_json(hashes).decode()}
+        told = {**self._described(name), "snapvit.plan": to_json(plan).decode(), **(metadata or {})}
+        described = {**told, "snapvit.weights": to_json(hashes).decode()}
         write_atomically(path, self._serialised(nodes, plan, sources, options, described))
         return Written(path, tuple(self.folder / file for file in files), sum(each.size_bytes for each in placed))
 

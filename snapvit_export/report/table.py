@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from ..family import Manifest, Measurement, Variant
+from ..graph.inspect import Inspection
 from ..ranking import Ranking
 
 if TYPE_CHECKING:
@@ -45,6 +46,20 @@ def print_ranking(ranking: Ranking, path: Path) -> None:
         evaluations = found["history"][-1]["evaluations"] if found["history"] else 0
         print(f"Fitness {found['start_fitness']:.5f} at the start, {found['best_fitness']:.5f} after {evaluations}.")
     print(f"Written to {path}: {ranking.model}, {sum(ranking.heads)} heads, {sum(ranking.neurons)} neurons")
+
+
+def print_inspection(found: Inspection) -> None:
+    """What an ONNX file is, and what each block of it keeps."""
+    if found.plan is not None:
+        blocks = zip(found.plan.heads, found.plan.neurons)
+        print_rows(("block", "heads", "neurons"), [(str(i), str(k), str(n)) for i, (k, n) in enumerate(blocks)], set())
+    whose = f"{found.model}, {found.variant}, correction {found.correction}" if found.model else "not made by snapvit"
+    print(f"{found.file}: {whose}")
+    kinds = ", ".join(f"{kind} {size / 1e6:.1f} MB" for kind, size in found.weights.items())
+    print(f"opset {found.opset}, {found.nodes} nodes, {found.size_bytes / 1e6:.1f} MB, weights in {kinds or 'no file'}")
+    print(f"reads {', '.join(found.reads)}" if found.reads else "holds all of its weights")
+    for kind, ports in (("takes", found.inputs), ("gives", found.outputs)):
+        print(f"{kind} " + ", ".join(f"{p.name} {p.type} [{', '.join(map(str, p.shape))}]" for p in ports))
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], left: set[str]) -> None:

@@ -1,0 +1,36 @@
+"""`snapvit inspect`: what an ONNX file is, and whether a target can run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+
+def inspect(
+    file: Annotated[Path, typer.Argument(help="An ONNX file, ours or another.")],
+    target: Annotated[
+        Optional[str], typer.Option(help="Also say whether this can run it: onnxruntime, openvino or tensorrt.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print the blocks, heads, neurons, precision, opset and size of an ONNX file."""
+    from ..errors import SnapvitError
+    from ..graph.inspect import inspect as look
+    from ..graph.inspect import why_not
+
+    found = look(file)
+    refusal = None if target is None else why_not(file, found, target)
+    if as_json:
+        from ..values import to_json
+
+        print(to_json(found).decode(), end="")
+    else:
+        from ..report.table import print_inspection
+
+        print_inspection(found)
+    if refusal is not None:
+        raise SnapvitError(refusal)
+    if target is not None and not as_json:
+        print(f"{target} can run it.")

@@ -1,0 +1,78 @@
+"""`snapvit inspect`: what it says is what is in the file, and what a target can run."""
+
+import json
+
+import onnx
+import pytest
+from conftest import make_model, random_ranking
+from onnx import TensorProto, helper
+
+from snapvit_export.graph.emit import Options
+from snapvit_export.graph.emitter import Emitter
+from snapvit_export.graph.inspect import inspect
+from snapvit_export.plan import Plan
+from snapvit_export.prune.pack import blueprint
+
+PLAN = Plan(heads=(1, 4, 3), neurons=(20, 192, 7))
+
+
+@pytest.fixture
+def graphs(tmp_path):
+    """The same cut model in both flavours."""
+    model = make_model()
+    emitter = Emitter(blueprint(model, random_ranking(model.anatomy)), tmp_path)
+    return {flavour: emitter.write(flavour, PLAN, options=Options(flavour)).graph for flavour in ("portable", "ort")}
+
+
+def test_it_says_what_is_in_the_file(graphs, tmp_path):
+    found = inspect(graphs["portable"])
+    assert (found.opset, found.plan, found.model, found.variant) == (17, PLAN, "tiny", "portable")
+    loaded = onnx.load(graphs["portable"])
+    floats = sum(len(t.raw_data) for t in loaded.graph.initializer if t.data_type == TensorProto.FLOAT)
+    assert found.weights["float32"] == floats
+    assert found.reads == ("weights.bin",)
+    assert found.size_bytes < graphs["portable"].stat().st_size + (tmp_path / "weights.bin").stat().st_size
+    assert found.inputs[0].shape == ("batch", 3, 32, 32)
+    assert inspect(graphs["ort"]).operators["Attention"] == 3
+    assert "Attention" not in found.operators
+
+
+def test_the_command_prints_it(snapvit, graphs):
+    outcome = snapvit("inspect", graphs["ort"], "--target", "onnxruntime")
+    assert outcome.code == 0
+    assert "opset 23" in outcome.out
+    assert "takes images float32 [batch, 3, 32, 32]" in outcome.out
+    assert "onnxruntime can run it." in outcome.out
+    printed = json.loads(snapvit("inspect", graphs["portable"], "--json").out)
+    assert printed["plan"]["heads"] == [1, 4, 3]
+
+
+@pytest.mark.parametrize(
+    ("flavour", "target", "says"),
+    [
+        ("portable", "tensorrt", None),
+        ("portable", "openvino", None),
+        ("portable", "onnxruntime", None),
+        ("ort", "tensorrt", "opset 23, and TensorRT 10.3 reads up to 20"),
+    ],
+)
+def test_targets_that_can_run_it_and_that_cannot(snapvit, graphs, flavour, target, says):
+    outcome = snapvit("inspect", graphs[flavour], "--target", target)
+    assert outcome.code == (0 if says is None else 1)
+    assert (f"{target} can run it." in outcome.out) if says is None else (says in outcome.error_line)
+
+
+def test_graphs_of_others_and_mistakes(snapvit, tmp_path):
+    node = helper.make_node("Softplusplus", ["x"], ["y"])
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in ("x", "y")]
+    graph = helper.make_graph([node], "odd", ports[:1], ports[1:])
+    path = tmp_path / "odd.onnx"
+    path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString())
+    outcome = snapvit("inspect", path)
+    assert outcome.code == 0
+    assert "not made by snapvit" in outcome.out
+    refused = snapvit("inspect", path, "--target", "onnxruntime")
+    assert refused.code == 1
+    assert "ONNX Runtime cannot open it" in refused.error_line
+    assert snapvit("inspect", path, "--target", "toaster").code == 2
+    assert "cannot be read" in snapvit("inspect", tmp_path / "nowhere.onnx").error_line

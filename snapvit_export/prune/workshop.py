@@ -19,7 +19,7 @@ from ..calibration.images import Images
 from ..evaluate.accuracy import Evaluation, top1
 from ..family import Measurement, Variant, WeightFile
 from ..files import sha256
-from ..graph.emit import Options
+from ..graph.emit import OPSETS, Flavour, Options
 from ..graph.emitter import Emitter
 from ..graph.gates import require_equal
 from ..plan import Plan
@@ -67,6 +67,7 @@ class Workshop:
         held_out: Images,
         folder: Path,
         progress: Progress,
+        flavour: Flavour = "ort",
         single_file: bool = False,
     ) -> None:
         self.model, self.repair, self.target, self.device = model, repair, target, device
@@ -75,7 +76,9 @@ class Workshop:
         self.gate_images = next(calibration.batches(GATE_IMAGES))  # (<=8, 3, H, W)
         self.timed_batch = np.resize(self.gate_images, (target.batch, *self.gate_images.shape[1:]))
         self.built: dict[str, Built] = {}
-        self.emitter, self.single_file = Emitter(blueprint(model, repair.ranking), folder), single_file
+        self.emitter = Emitter(blueprint(model, repair.ranking), folder)
+        self.flavours = sorted(OPSETS, key=lambda name: name == flavour)  # the wanted one last
+        self.single_file = single_file
 
     def add(self, name: str, plan: Plan, keep: bool = False) -> None:
         """Cut, repair, export and check a variant, unless it is there already; `keep`: as well as we can."""
@@ -90,7 +93,7 @@ class Workshop:
         wanted = self._checked_outputs(name, plan, module)
         made = corrected_layers(module, self.repair.ranking, plan, self.emitter.blueprint.dense)
         told = {"snapvit.correction": correction or "none"}
-        for flavour in ("portable", "ort"):  # both are checked; the last one written is the one that is kept
+        for flavour in self.flavours:  # all are checked; the last one written is the one that is kept
             written = self.emitter.write(
                 name, plan, made, options=Options(flavour), single_file=self.single_file, metadata=told
             )

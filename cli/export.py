@@ -41,6 +41,9 @@ def export(
     evaluations: Annotated[
         Optional[int], typer.Option(min=0, max=10**6, help="Of the search, the longest part; 0 for none.")
     ] = None,
+    flavour: Annotated[
+        str, typer.Option(help="ort (ONNX Runtime 1.23 or newer) or portable (standard operators of opset 17).")
+    ] = "ort",
     single_file: Annotated[
         bool, typer.Option("--single-file", help="Put the weights into each graph instead of one shared file.")
     ] = False,
@@ -75,6 +78,7 @@ def export(
         seed=seed,
         evaluations=evaluations,
         ranking=ranking,
+        flavour=flavour,
         single_file=single_file,
     )
     with shown(quiet) as progress:

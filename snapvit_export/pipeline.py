@@ -24,6 +24,7 @@ from .correction.factors import Factors
 from .errors import SnapvitError, UsageError, needs
 from .family import RANKING, Choice, Manifest, MeasuredOn, own_files, write_manifest
 from .files import refuse_foreign, staged_folder, writing
+from .graph.emit import check_flavour
 from .plan import Plan, Planner, check_fraction, check_ratio, check_sparsity
 from .profiling.device import this_device
 from .progress import Progress, Silent
@@ -70,6 +71,7 @@ class Request:
     seed: int | None = None
     evaluations: int | None = None  # of the search
     ranking: Path | None = None
+    flavour: str = "ort"  # of the graphs: for ONNX Runtime, or portable
     single_file: bool = False  # True: every graph holds its own weights
 
 
@@ -120,7 +122,18 @@ def _into(  # type: ignore[no-untyped-def]
     wanted = _requested_plans(request, planner)
     damping = Damping.parse(settings.damping)
     repair = Repair(model, ranking, settings.correction, images, progress, factors, damping)
-    workshop = Workshop(model, repair, request.target, device, images, reporting, stage, progress, request.single_file)
+    workshop = Workshop(
+        model,
+        repair,
+        request.target,
+        device,
+        images,
+        reporting,
+        stage,
+        progress,
+        flavour=check_flavour(request.flavour),
+        single_file=request.single_file,
+    )
     workshop.add("dense", Plan.dense(model.anatomy))
     for name, plan in wanted.items():
         workshop.add(name, plan, keep=True)
@@ -158,6 +171,7 @@ def _check(request: Request, budget: Budget | None) -> Ranking | None:
         raise UsageError("nothing to export: give --budget 10ms, --sparsity 0.1,0.3, --flops 0.72 or --pair 0.35:0.2")
     if not request.correct and request.correction is not None:
         raise UsageError(f"--no-correct and --correction {request.correction} contradict each other. Give one")
+    check_flavour(request.flavour)
     for fraction in request.sparsity:
         check_sparsity(fraction)
     for what, fractions in (("FLOPs", request.flops), ("parameter", request.params)):

@@ -109,6 +109,16 @@ def test_single_files_need_nothing_beside_them(run, tmp_path):
     assert shared.size_bytes == pytest.approx(alone.stat().st_size, rel=0.1)
 
 
+def test_the_flavour_that_is_asked_for_is_kept(run, tmp_path):
+    for flavour, opset in (("portable", 17), ("ort", 23)):
+        assert run("--sparsity", "0.5", "--flavour", flavour).code == 0
+        loaded = onnx.load(tmp_path / "out" / "s50.onnx", load_external_data=False)
+        assert loaded.opset_import[0].version == opset
+    outcome = run("--sparsity", "0.5", "--flavour", "vanilla")
+    assert outcome.code == 2
+    assert "no flavour is called 'vanilla'. Known: portable, ort" in outcome.error_line
+
+
 def test_accuracy_is_reported_on_pictures_that_did_not_calibrate(run, tmp_path):
     assert run("--sparsity", "0.2").code == 0
     evaluation = read_family(tmp_path / "out").variant("dense").evaluation

@@ -19,6 +19,7 @@ from typing import Literal
 
 from ..anatomy import Anatomy, Block
 from ..elastic.description import Wiring
+from ..errors import UsageError
 from .nodes import Nodes
 from .prepare import BYTES, drops_key_bias, has_patch_bias, moves_value_bias
 
@@ -35,6 +36,13 @@ class Options:
     batch: int | None = None  # None: any
     takes_bytes: bool = False  # (B, H, W, C) uint8 instead of (B, C, H, W) float32, already normalised
     features: bool = False  # the embedding instead of class scores
+
+
+def check_flavour(name: str) -> Flavour:
+    """The flavour of that name."""
+    if name not in OPSETS:
+        raise UsageError(f"no flavour is called '{name}'. Known: {', '.join(OPSETS)}")
+    return name  # type: ignore[return-value]
 
 
 def output_name(anatomy: Anatomy, options: Options) -> str:

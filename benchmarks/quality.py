@@ -166,7 +166,7 @@ ROWS: dict[str, Row] = {
     "searched, refit": on_images(lambda half: half.searched, refit),
     "default": on_images(lambda half: half.joint("backward")[0], refit),
 }
-NEIGHBOUR_ROWS = ("default", "joint, backward order", "snapvit", "snapvit + elastic")
+NEIGHBOUR_ROWS = ("default", "joint, backward order", "snapvit local")
 
 
 def code_state() -> str:

@@ -42,7 +42,7 @@ def check_flavour(name: str) -> Flavour:
     """The flavour of that name."""
     if name not in OPSETS:
         raise UsageError(f"no flavour is called '{name}'. Known: {', '.join(OPSETS)}")
-    return name  # type: ignore[return-value]
+    return name
 
 
 def output_name(anatomy: Anatomy, options: Options) -> str:

@@ -355,10 +355,11 @@ def test_labels_are_asked_for(snapvit, command, image_folder, tmp_path):
     assert "needs labels" in outcome.error_line
 
 
-def test_a_ranking_of_other_weights_is_refused(snapvit, command, tiny_model, tiny_folder, image_folder, tmp_path):
+def test_a_ranking_of_other_weights_is_refused(snapvit, tiny_model, tiny_folder, image_folder, tmp_path):
     from snapvit_export.prune.load import save_model
 
-    assert snapvit(*command("r.safetensors", "--evaluations", 0)).code == 0
+    plain = ["rank", tiny_folder, "--data", image_folder, "--out", tmp_path / "r.safetensors", "--images", 8]
+    assert snapvit(*plain, "--recipe", "local").code == 0
     tiny_model.module.blocks[0].mlp.fc1.weight.data += 1
     save_model(tiny_model.module, tiny_model.description, tiny_folder)
     arguments = ["--model", tiny_folder, "--data", image_folder, "--images", 16, "--sparsity", "0.3"]

@@ -336,7 +336,7 @@ def main() -> None:
         neighbours = read_rows(given.results, NEIGHBOURS_FILE)
         table = given.results / "fitness.md"
         fitness = table.read_text() if table.exists() else ""
-        write_report(rows, neighbours, fitness, list(ROWS), CODE, given.write)
+        write_report(rows, neighbours, fitness, list(ROWS), given.write)
 
 
 if __name__ == "__main__":

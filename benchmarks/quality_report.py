@@ -52,7 +52,7 @@ LEGEND = """
 | joint, backward, tokens alike | the same, backward order, all tokens count alike | corrected from factors |
 | joint, backward, sequential | the same, backward order | fitted along the cut stream |
 | searched | joint, backward, and a search over the layers' curves: `--evaluations 104` | corrected from factors |
-| searched, refit | joint, backward, and the search: `--evaluations 104` | refitted, taking back a part of what is missing |
+| searched, refit | joint, backward, and the search: `--evaluations 104` | refitted |
 | **default** | joint, backward order: `--recipe default` | refitted |
 | torch-pruning | Torch-Pruning 1.6.1, heads and MLP, as its example does | as they were |
 | ..., head_share 0.5, normalizer none | a setting that suits it better, found on these images | as they were |

@@ -38,6 +38,11 @@ known somewhat better than that. The few constants of the default recipe (order,
 of the refit, size of the search) were tried out on the first half before, so that half flatters it a little. `halves`
 says how many halves a row was measured on.
 
+Not all rows are of one run. Torch-Pruning's were measured once, on the first half, and are carried over from an earlier
+version of this page (they do not depend on our code). `searched, refit` is copied from the printed output of a run some
+commits before the others, without its cosine. `searched`, `joint, backward, sequential` and `snapvit + sparsegpt` are
+rows of the script that have not been measured with this code.
+
 ![top-1 against FLOPs](quality.svg)
 
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,12 @@ class Images:
         """Model inputs of at most `size` images, in order."""
         for start in range(0, len(self), size):
             yield self.preprocessing.normalise(self.pixels[start : start + size])  # (<=size, 3, H, W)
+
+    def inputs(self, size: int, as_bytes: bool) -> Iterator[npt.NDArray[Any]]:
+        """What a graph is fed with that takes bytes, (<=size, H, W, 3), or normalised pixels as `batches` gives."""
+        if not as_bytes:
+            return self.batches(size)
+        return (self.pixels[start : start + size] for start in range(0, len(self), size))
 
     def first(self, count: int) -> Images:
         """The first `count` pictures, or all if there are fewer."""

@@ -41,9 +41,21 @@ def export(
     evaluations: Annotated[
         Optional[int], typer.Option(min=0, max=10**6, help="Of the search, the longest part; 0 for none.")
     ] = None,
+    precision: Annotated[
+        str, typer.Option(help="Numbers to compute with: fp32, fp16, int8 (which is int8-dynamic) or int8-static.")
+    ] = "fp32",
     flavour: Annotated[
-        str, typer.Option(help="ort (ONNX Runtime 1.23 or newer) or portable (standard operators of opset 17).")
-    ] = "ort",
+        Optional[str],
+        typer.Option(
+            help="ort (ONNX Runtime 1.23 or newer) or portable (opset 17); otherwise as the runtime likes it."
+        ),
+    ] = None,
+    static_batch: Annotated[
+        bool, typer.Option("--static-batch", help="Graphs take exactly --batch images instead of any number.")
+    ] = False,
+    takes_bytes: Annotated[
+        bool, typer.Option("--uint8-input", help="Graphs take (B, H, W, 3) bytes and normalise them.")
+    ] = False,
     single_file: Annotated[
         bool, typer.Option("--single-file", help="Put the weights into each graph instead of one shared file.")
     ] = False,
@@ -56,6 +68,7 @@ def export(
     from .. import profiles
     from ..pipeline import Request
     from ..pipeline import export as run
+    from ..target import check_precision
     from . import parsing
     from .progress import shown
 
@@ -69,7 +82,9 @@ def export(
         flops=parsing.fractions(flops, "--flops"),
         params=parsing.fractions(params, "--params"),
         pairs=parsing.pairs(pair, "--pair"),
-        target=msgspec.structs.replace(profiles.load("cpu").target, batch=batch, threads=threads),
+        target=msgspec.structs.replace(
+            profiles.load("cpu").target, batch=batch, threads=threads, precision=check_precision(precision)
+        ),
         recipe=recipe,
         correct=not no_correct,
         correction=correction,
@@ -80,6 +95,8 @@ def export(
         ranking=ranking,
         flavour=flavour,
         single_file=single_file,
+        static_batch=static_batch,
+        takes_bytes=takes_bytes,
     )
     with shown(quiet) as progress:
         manifest = run(request, progress)
@@ -91,4 +108,5 @@ def export(
     from ..report.table import print_family
 
     print_family(manifest)
-    print(f"Written to {out}: {', '.join(variant.file for variant in manifest.variants)}, manifest.json")
+    files = [variant.file for variant in manifest.variants] + [weights.file for weights in manifest.weights]
+    print(f"Written to {out}: {', '.join(files)}, manifest.json")

@@ -16,7 +16,7 @@ from .evaluate.accuracy import Evaluation
 from .files import inside, sha256
 from .profiling.device import DeviceCard
 from .profiling.measure import Profile
-from .target import Target
+from .target import Precision, Runtime, Target
 from .values import Count, Ratio, Size, Value, read_json, write_json
 
 MANIFEST, RANKING = "manifest.json", "ranking.safetensors"
@@ -44,7 +44,8 @@ class Variant(Value, frozen=True, kw_only=True):
     flops_ratio: Ratio
     size_bytes: Count  # of the graph and the weights that it reads: what a device needs that has only this variant
     sha256: str  # of the graph, which names the hashes of its weight files
-    precision: Literal["fp32"] = "fp32"
+    precision: Precision = "fp32"
+    precision_cosine: float | None = None  # least cosine of the outputs to those of the same variant in fp32
     corrected: bool = False
     correction: str | None = None  # which one: refit, elastic, sequential or sparsegpt
     profile: Profile | None = None
@@ -78,8 +79,8 @@ class Choice(Value, frozen=True, kw_only=True):
 class MeasuredOn(Value, frozen=True, kw_only=True):
     """The target, and the device that stood for it."""
 
-    runtime: Literal["onnxruntime"]
-    precision: Literal["fp32"]
+    runtime: Runtime
+    precision: Precision
     batch: Size
     threads: Size
     device: DeviceCard

@@ -6,6 +6,7 @@ can be checked without it has been checked.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,14 +25,15 @@ from .correction.factors import Factors
 from .errors import SnapvitError, UsageError, needs
 from .family import RANKING, Choice, Manifest, MeasuredOn, own_files, write_manifest
 from .files import refuse_foreign, staged_folder, writing
-from .graph.emit import check_flavour
+from .graph.emit import Flavour, check_flavour
 from .plan import Plan, Planner, check_fraction, check_ratio, check_sparsity
 from .profiling.device import this_device
 from .progress import Progress, Silent
 from .ranking import Ranking
-from .target import Target
+from .target import Runtime, Target
 
 BUNDLED_MODEL = "bundled"
+RUNTIME_LIKES: dict[Runtime, Flavour] = {"onnxruntime": "ort"}
 MOST_HELD_OUT = 500  # images that report accuracy
 SHOWN_UNREADABLE = 5  # names of pictures; the others are counted
 
@@ -71,8 +73,10 @@ class Request:
     seed: int | None = None
     evaluations: int | None = None  # of the search
     ranking: Path | None = None
-    flavour: str = "ort"  # of the graphs: for ONNX Runtime, or portable
+    flavour: str | None = None  # of the graphs: ort or portable; None: as the target's runtime likes it
     single_file: bool = False  # True: every graph holds its own weights
+    static_batch: bool = False  # True: graphs take exactly the target's batch
+    takes_bytes: bool = False  # True: graphs take (B, H, W, 3) bytes and normalise them
 
 
 def export(request: Request, progress: Progress | None = None) -> Manifest:
@@ -111,7 +115,7 @@ def _into(  # type: ignore[no-untyped-def]
     """Fill the folder with the variants and the ranking, and describe them."""
     from .prune.load import load_model
     from .prune.repair import Repair
-    from .prune.workshop import Workshop
+    from .prune.workshop import Form, Workshop
 
     progress.phase(f"loading {request.model}")
     model = load_model(request.model, request.checkpoint)
@@ -122,30 +126,29 @@ def _into(  # type: ignore[no-untyped-def]
     wanted = _requested_plans(request, planner)
     damping = Damping.parse(settings.damping)
     repair = Repair(model, ranking, settings.correction, images, progress, factors, damping)
-    workshop = Workshop(
-        model,
-        repair,
-        request.target,
-        device,
-        images,
-        reporting,
-        stage,
-        progress,
-        flavour=check_flavour(request.flavour),
+    form = Form(
+        flavour=_flavour(request),
         single_file=request.single_file,
+        batch=request.target.batch if request.static_batch else None,
+        takes_bytes=request.takes_bytes,
     )
-    workshop.add("dense", Plan.dense(model.anatomy))
-    for name, plan in wanted.items():
-        workshop.add(name, plan, keep=True)
-    workshop.time(["dense", *wanted])
-    choice = _choose(budget, request, planner, workshop) if budget else None
+    done = _recipe(request, settings, given, ranking, images)
+    with tempfile.TemporaryDirectory(dir=stage) as exact:
+        workshop = Workshop(
+            model, repair, request.target, device, images, reporting, stage, Path(exact), progress, form, done
+        )
+        workshop.add("dense", Plan.dense(model.anatomy))
+        for name, plan in wanted.items():
+            workshop.add(name, plan, keep=True)
+        workshop.time(["dense", *wanted])
+        choice = _choose(budget, request, planner, workshop) if budget else None
     keep = {"dense", *wanted, *((choice.variant, choice.next_denser) if choice else ())}
     ranking.save(stage / RANKING)
     return Manifest(
         model=model.name,
         anatomy=model.anatomy,
         preprocessing=model.preprocessing,
-        recipe=_recipe(request, settings, given, ranking, images),
+        recipe=done,
         target=MeasuredOn.of(request.target, device),
         variants=workshop.finish(keep),
         weights=workshop.weight_files(keep),
@@ -171,7 +174,7 @@ def _check(request: Request, budget: Budget | None) -> Ranking | None:
         raise UsageError("nothing to export: give --budget 10ms, --sparsity 0.1,0.3, --flops 0.72 or --pair 0.35:0.2")
     if not request.correct and request.correction is not None:
         raise UsageError(f"--no-correct and --correction {request.correction} contradict each other. Give one")
-    check_flavour(request.flavour)
+    _flavour(request)
     for fraction in request.sparsity:
         check_sparsity(fraction)
     for what, fractions in (("FLOPs", request.flops), ("parameter", request.params)):
@@ -184,6 +187,11 @@ def _check(request: Request, budget: Budget | None) -> Ranking | None:
         raise SnapvitError(f"{request.out}: you are inside that folder. Choose another --out")
     refuse_foreign(request.out, own_files(request.out))
     return None if request.ranking is None else Ranking.load(request.ranking)
+
+
+def _flavour(request: Request) -> Flavour:
+    """What was asked for, or what the runtime of the target runs fastest."""
+    return RUNTIME_LIKES[request.target.runtime] if request.flavour is None else check_flavour(request.flavour)
 
 
 def checkpoint_of(out: Path) -> Path:

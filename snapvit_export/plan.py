@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from .costs import Costs, flops_costs, params_costs, prunable_costs
 from .errors import SnapvitError, UsageError
-from .values import Ratio, Size, Value, read_json, write_json
+from .values import Kept, Ratio, Value, read_json, write_json
 
 if TYPE_CHECKING:
     from .allocate import Allocator
@@ -39,8 +39,8 @@ class Plan(Value, frozen=True, kw_only=True):
     """
 
     format_version: Literal[1] = 1
-    heads: tuple[Size, ...]
-    neurons: tuple[Size, ...]
+    heads: tuple[Kept, ...]
+    neurons: tuple[Kept, ...]
 
     def __post_init__(self) -> None:
         if not self.heads or len(self.heads) != len(self.neurons):
@@ -60,14 +60,14 @@ class Plan(Value, frozen=True, kw_only=True):
         """Read counts that `save` wrote, or that somebody wrote by hand."""
         return read_json(Path(path), Plan)
 
-    def check_fits(self, anatomy: Anatomy) -> None:
-        """Refuse counts that the model does not have."""
+    def check_fits(self, anatomy: Anatomy, least: int = 1) -> None:
+        """Refuse counts that the model does not have; `least` 0: sub-layers may be gone."""
         if len(self.heads) != len(anatomy.blocks):
             raise SnapvitError(f"the plan is for {len(self.heads)} blocks, the model has {len(anatomy.blocks)}")
         for kind in ("heads", "neurons"):
             for i, (keep, have) in enumerate(zip(getattr(self, kind), getattr(anatomy, kind))):
-                if not 1 <= keep <= have:
-                    raise SnapvitError(f"block {i}: the plan keeps {keep} {kind} of {have}. Keep 1 to {have}")
+                if not least <= keep <= have:
+                    raise SnapvitError(f"block {i}: the plan keeps {keep} {kind} of {have}. Keep {least} to {have}")
 
     def keeps_all_of(self, other: Plan) -> bool:
         """Whether everything that `other` keeps is kept here too."""

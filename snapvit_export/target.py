@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
+from .errors import UsageError
 from .values import Size, Value
+
+Runtime = Literal["onnxruntime"]
+Precision = Literal["fp32", "fp16", "int8-dynamic", "int8-static"]
 
 
 class Target(Value, frozen=True, kw_only=True):
     """Runtime, precision, batch and threads that a latency belongs to."""
 
-    runtime: Literal["onnxruntime"]
-    precision: Literal["fp32"]
+    runtime: Runtime
+    precision: Precision
     batch: Size
     threads: Size
+
+
+def check_precision(name: str) -> Precision:
+    """The precision of that name; `int8` is the one that keeps more and needs no images, the dynamic one."""
+    name = "int8-dynamic" if name == "int8" else name
+    if name not in get_args(Precision):
+        raise UsageError(f"no precision is called '{name}'. Known: {', '.join(get_args(Precision))}")
+    return name  # type: ignore[return-value]

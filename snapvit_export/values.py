@@ -15,6 +15,7 @@ from .files import write_atomically
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
+Kept = Annotated[int, msgspec.Meta(ge=0, le=10**7)]  # of a size; 0: nothing is left
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 

@@ -61,6 +61,43 @@ def test_a_relative_budget_is_met_and_proved(run, tmp_path):
     }
 
 
+@pytest.mark.parametrize("precision", ["fp16", "int8-dynamic", "int8-static"])
+def test_fewer_bits_are_exported_timed_and_told(run, precision, tmp_path):
+    outcome = run("--sparsity", "0.3", "--precision", precision)
+    assert outcome.code == 0, outcome.err
+    manifest = read_family(tmp_path / "out")
+    assert manifest.target.precision == precision
+    for variant in manifest.variants:
+        assert variant.precision == precision
+        assert 0.95 < variant.precision_cosine <= 1.0000001
+        assert variant.profile.p50_ms > 0
+        said = {p.key: p.value for p in onnx.load(tmp_path / "out" / variant.file).metadata_props}
+        assert said["snapvit.precision"] == precision
+        assert json.loads(said["snapvit.recipe"])["name"] == "local"
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {
+        "manifest.json", "ranking.safetensors", "weights.bin", "dense.onnx", "s30.onnx",
+    }  # fmt: skip
+
+
+def test_graphs_for_device_programs_take_bytes_and_a_fixed_batch(run, tmp_path, image_folder):
+    outcome = run("--sparsity", "0.3", "--uint8-input", "--static-batch", "--batch", 3, "--flavour", "portable")
+    assert outcome.code == 0, outcome.err
+    manifest = read_family(tmp_path / "out")
+    height, width = manifest.anatomy.image
+    graph = onnx.load(tmp_path / "out" / "s30.onnx", load_external_data=False).graph
+    given = graph.input[0].type.tensor_type
+    assert given.elem_type == onnx.TensorProto.UINT8
+    assert [d.dim_value for d in given.shape.dim] == [3, height, width, 3]
+    assert manifest.variant("s30").evaluation is not None  # in runs of three, the last filled up
+    pixels = np.random.default_rng(0).integers(0, 256, (4, height, width, 3), np.uint8)
+    assert run("--sparsity", "0.3", "--flavour", "portable").code == 0
+    with OrtSession(tmp_path / "out" / "s30.onnx", 1) as session:
+        wanted = session.run(manifest.preprocessing.normalise(pixels))
+    assert run("--sparsity", "0.3", "--uint8-input", "--static-batch", "--batch", 3).code == 0
+    with OrtSession(tmp_path / "out" / "s30.onnx", 1) as session:
+        assert np.abs(session.run(pixels) - wanted).max() < 1e-4 * np.abs(wanted).max()
+
+
 def test_explicit_plans_make_exactly_those_variants(run, tmp_path, tiny_model):
     outcome = run("--sparsity", "0.1,0.3", "--flops", "0.72", "--params", "0.8", "--pair", "0.35:0.2")
     assert outcome.code == 0, outcome.err

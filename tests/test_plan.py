@@ -145,7 +145,7 @@ def test_plans_and_anatomies_are_files(tmp_path):
     (tmp_path / "plan.json").write_text('{"format_version": 2, "heads": [1], "neurons": [1]}')
     with pytest.raises(SnapvitError, match=r"plan.json.*format_version"):
         Plan.load(tmp_path / "plan.json")
-    (tmp_path / "plan.json").write_text('{"heads": [0], "neurons": [1]}')
+    (tmp_path / "plan.json").write_text('{"heads": [-1], "neurons": [1]}')
     with pytest.raises(SnapvitError, match=r"plan.json.*heads"):
         Plan.load(tmp_path / "plan.json")
 
@@ -155,5 +155,9 @@ def test_explicit_counts_are_checked_against_the_model():
     Plan(heads=(1, 4), neurons=(3, 10)).check_fits(anatomy)
     with pytest.raises(SnapvitError, match="block 1: the plan keeps 5 heads of 4"):
         Plan(heads=(1, 5), neurons=(3, 10)).check_fits(anatomy)
+    removed = Plan(heads=(0, 4), neurons=(3, 10))
+    removed.check_fits(anatomy, least=0)
+    with pytest.raises(SnapvitError, match="block 0: the plan keeps 0 heads of 4. Keep 1 to 4"):
+        removed.check_fits(anatomy)
     with pytest.raises(SnapvitError, match="1 blocks, the model has 2"):
         Plan(heads=(1,), neurons=(3,)).check_fits(anatomy)

@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,13 @@ from ..files import inside, writing
 from ..values import Count, Value
 
 ALIGNMENT = 4096  # bytes: a page, so that every array can be mapped alone
-DataType = Literal["float32", "float64"]
-_STORED: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
+DataType = Literal["float32", "float64", "float16", "int8"]
+_STORED: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "float64": np.dtype("<f8"),
+    "float16": np.dtype("<f2"),
+    "int8": np.dtype("i1"),
+}
 Array = npt.NDArray[Any]
 
 
@@ -45,20 +50,28 @@ class Buffer(Value, frozen=True, kw_only=True):
     tensors: tuple[Tensor, ...]
 
 
-def write_buffer(path: Path, arrays: Iterable[tuple[str, Array]], dtype: DataType) -> Buffer:
-    """Write arrays one after the other, holding only one of them; return the index."""
+def write_buffer(path: Path, arrays: Iterable[tuple[str, Array]], dtype: DataType | None = None) -> Buffer:
+    """Write arrays one after the other, holding only one of them, as `dtype` or as they are; return the index."""
     tensors = []
     with writing(path), open(path, "wb") as file:
         for name, array in arrays:
-            data = np.ascontiguousarray(array, _STORED[dtype])
+            stored = dtype or _kind(array)
+            data = np.ascontiguousarray(array, _STORED[stored])
             file.write(bytes(-file.tell() % ALIGNMENT))
             offset, raw = file.tell(), data.reshape(-1).view(np.uint8).data
             file.write(raw)
             digest = hashlib.sha256(raw).hexdigest()
             shape, size = tuple(data.shape), data.nbytes
-            tensors.append(Tensor(name=name, dtype=dtype, shape=shape, offset=offset, size_bytes=size, sha256=digest))
+            tensors.append(Tensor(name=name, dtype=stored, shape=shape, offset=offset, size_bytes=size, sha256=digest))
         size = file.tell()
     return Buffer(file=path.name, size_bytes=size, tensors=tuple(tensors))
+
+
+def _kind(array: Array) -> DataType:
+    for name in get_args(DataType):
+        if array.dtype == _STORED[name]:
+            return name
+    raise ValueError(f"arrays of {array.dtype} are not stored")
 
 
 def map_buffer(

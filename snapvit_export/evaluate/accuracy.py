@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -26,14 +26,14 @@ class Evaluation(Value, frozen=True, kw_only=True):
     source: str
 
 
-Run = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
+Run = Callable[[npt.NDArray[Any]], npt.NDArray[np.float32]]
 
 
-def top1(run: Run, images: Images) -> Evaluation:
-    """Classify every image with `run` and compare with the labels."""
+def top1(run: Run, images: Images, as_bytes: bool = False) -> Evaluation:
+    """Classify every image with `run`, which takes them normalised or as bytes, and compare with the labels."""
     if images.labels is None or not len(images):
         raise ValueError("accuracy needs labelled images")
-    guesses = np.concatenate([run(batch).argmax(1) for batch in images.batches(BATCH)])  # (N,)
+    guesses = np.concatenate([run(batch).argmax(1) for batch in images.inputs(BATCH, as_bytes)])  # (N,)
     share = float((guesses == images.labels).mean())
     error = math.sqrt(share * (1 - share) / len(images))
     return Evaluation(top1=share, standard_error=error, images=len(images), source=images.source)

@@ -1,27 +1,32 @@
 """The forward pass of a ViT as an ONNX graph: from an Anatomy and a Plan, by hand, without torch. Light.
 
 The stream is kept as (B*T, E), so that every linear layer is one Gemm, and the batch is the only size that is not
-known: reshapes say -1 for it, and no Shape, Gather or Concat of sizes is left for a runtime to compute. Two flavours:
+known: reshapes say -1 for it, and no Shape, Gather or Concat of sizes is left for a runtime to compute. `linear` has
+the layers in each precision; in fp16 every part computes in half precision or, where its values would not fit, in
+single, and so does the stream between them. Two flavours:
 
     portable   standard operators of opset 17: TensorRT, OpenVINO, anything
     ort        opset 23 with its Attention and Gelu operators, which ONNX Runtime runs faster
 
 Where only prefix tokens are read (token pooling), the last block computes queries, proj and MLP for these alone: keys
-and values are needed of all tokens, the rest of none. What a Plan leaves out is simply not written.
+and values are needed of all tokens, the rest of none. What a Plan leaves out is simply not written: a block without
+heads has no attention, and what its biases would add is in the layer before (`prepare.own_tensors`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ..anatomy import Anatomy, Block
 from ..elastic.description import Wiring
 from ..errors import UsageError
+from .linear import dynamic_int8, gemm, static_int8
 from .nodes import Nodes
-from .prepare import BYTES, drops_key_bias, has_patch_bias, moves_value_bias
+from .numerics import EMBED, FLOAT, HALF, STREAM, Numerics
+from .prepare import ADDED, BYTES, drops_key_bias, has_patch_bias, moves_value_bias
 
 Flavour = Literal["portable", "ort"]
 OPSETS: dict[Flavour, int] = {"portable": 17, "ort": 23}
@@ -36,6 +41,7 @@ class Options:
     batch: int | None = None  # None: any
     takes_bytes: bool = False  # (B, H, W, C) uint8 instead of (B, C, H, W) float32, already normalised
     features: bool = False  # the embedding instead of class scores
+    numerics: Numerics = field(default_factory=Numerics)
 
 
 def check_flavour(name: str) -> Flavour:
@@ -53,7 +59,8 @@ def output_name(anatomy: Anatomy, options: Options) -> str:
 def emit_nodes(anatomy: Anatomy, wiring: Wiring, biased: Mapping[str, bool], options: Options) -> Nodes:
     """The nodes of a model of this Anatomy, which is that of the cut model.
 
-    `biased` says of each proj and fc2 ("blocks.0.proj") whether it has a bias: a correction may have added one.
+    `biased` says of each proj and fc2 ("blocks.0.proj") whether it has a bias: a correction may have added one. `ADDED`
+    in it: sub-layers that are gone leave a bias, and none before them holds it.
     """
     return _Forward(anatomy, wiring, biased, options).run()
 
@@ -61,28 +68,38 @@ def emit_nodes(anatomy: Anatomy, wiring: Wiring, biased: Mapping[str, bool], opt
 class _Forward:
     def __init__(self, anatomy: Anatomy, wiring: Wiring, biased: Mapping[str, bool], options: Options) -> None:
         self.anatomy, self.wiring, self.biased, self.options = anatomy, wiring, biased, options
-        self.n = Nodes(OPSETS[options.flavour])
+        self.numerics = options.numerics
+        self.stored = HALF if self.numerics.precision == "fp16" else FLOAT
+        self.stream = self.numerics.float_type(STREAM)
+        self.n = Nodes(OPSETS[options.flavour], self.stored)
         self.e, self.tokens = anatomy.embed_dim, anatomy.tokens
         self.prefix = anatomy.tokens - anatomy.patches
         self.read = 1 + anatomy.distillation_token if anatomy.pooling == "token" else self.tokens  # of the last block
 
     def run(self) -> Nodes:
         n = self.n
-        with n.part("embed"):
-            x = self.embed()
+        with n.part(EMBED), n.floats(self.numerics.float_type(EMBED)):
+            x = n.cast(self.embed(), n.float_type, self.stream)
+        if ADDED in self.biased:
+            with n.floats(self.stream):
+                x = n.add("Add", x, n.weight(ADDED))
         last = len(self.anatomy.blocks) - 1
         for i in range(last + 1):
             with n.part(f"blocks.{i}"):
                 x = self.block(x, i, self.read if i == last else self.tokens)
-        with n.part("output"):
-            self.classify(x)
+        kind = self.numerics.float_type("output")
+        with n.part("output"), n.floats(kind):
+            self.classify(n.cast(x, self.stream, kind))
         return n
 
     def embed(self) -> str:
         """Images to (B*T, E)."""
-        n, x, end, patches = self.n, INPUT, "", self.anatomy.patches
-        if self.options.takes_bytes:
-            x, end = n.add("Cast", n.add("Transpose", x, perm=[0, 3, 1, 2]), to=1), BYTES
+        n, end, patches = self.n, "", self.anatomy.patches
+        if self.options.takes_bytes:  # bytes/256, exactly: the weights of whole bytes would be too small for fp16
+            x = n.add("Cast", n.add("Transpose", INPUT, perm=[0, 3, 1, 2]), to=n.float_type)
+            x, end = n.add("Mul", x, n.number(2**-8)), BYTES
+        else:
+            x = n.cast(INPUT, FLOAT, n.float_type)
         inputs = [x, n.weight(f"patch.weight{end}")]
         if has_patch_bias(self.anatomy) or (end and not self.anatomy.positions):
             inputs.append(n.weight(f"patch.bias{end}"))
@@ -112,16 +129,29 @@ class _Forward:
 
     def block(self, x: str, i: int, read: int) -> str:
         """One block; of its result only the first `read` tokens of each image are wanted."""
-        n, name = self.n, f"blocks.{i}"
-        with n.part("attn"):
-            y = self.norm(x, f"{name}.norm1")
+        n, name, block = self.n, f"blocks.{i}", self.anatomy.blocks[i]
+        kind = self.numerics.float_type(f"{name}.attn")
+        with n.part("attn"), n.floats(kind):
+            y = self.from_stream(x, f"{name}.norm1") if block.heads else ""
             short = y
             if read < self.tokens:
-                x, short = self.first(x, read), self.first(y, read)
-            y = self.attention(short, y, i, read)
-            x = n.add("Add", x, y)
-        with n.part("mlp"):
-            return n.add("Add", x, self.mlp(self.norm(x, f"{name}.norm2"), i), name=f"{name}.stream")
+                x, short = self.first(x, read), self.first(y, read) if y else ""
+            if block.heads:
+                y = n.cast(self.attention(short, y, i, read), kind, self.stream)
+                x = n.add("Add", x, y, name=f"{name}.attended" if block.hidden else f"{name}.stream")
+        kind = self.numerics.float_type(f"{name}.mlp")
+        with n.part("mlp"), n.floats(kind):
+            if block.hidden:
+                y = n.cast(self.mlp(self.from_stream(x, f"{name}.norm2"), i), kind, self.stream)
+                x = n.add("Add", x, y, name=f"{name}.stream")
+        return x
+
+    def from_stream(self, x: str, name: str) -> str:
+        """The norm that a part begins with, in the wider of its numbers and the stream's."""
+        n, kind = self.n, self.n.float_type
+        wider = FLOAT if FLOAT in (kind, self.stream) else HALF
+        with n.floats(wider):
+            return n.cast(self.norm(n.cast(x, self.stream, wider), name), wider, kind)
 
     def first(self, x: str, count: int) -> str:
         """The first tokens of each image: (B*T, E) to (B*count, E)."""
@@ -194,13 +224,25 @@ class _Forward:
 
     def linear(self, x: str, name: str, bias: bool) -> str:
         """A layer stored [out, in]."""
-        inputs = [x, self.n.weight(f"{name}.weight")] + ([self.n.weight(f"{name}.bias")] if bias else [])
-        return self.n.add("Gemm", *inputs, transB=1)
+        return self.layer(x, name, bias, in_first=False)
 
     def output(self, x: str, name: str) -> str:
         """proj or fc2, stored [in, out]."""
-        inputs = [x, self.n.weight(f"{name}.weight")]
-        return self.n.add("Gemm", *inputs, *([self.n.weight(f"{name}.bias")] if self.biased[name] else []))
+        return self.layer(x, name, self.biased[name], in_first=True)
+
+    def layer(self, x: str, name: str, bias: bool, in_first: bool) -> str:
+        """A linear layer in the precision that it has here."""
+        n, numerics = self.n, self.numerics
+        n.layer_inputs[name] = x
+        if not numerics.is_int8(name):
+            return gemm(n, x, name, bias, in_first)
+        if numerics.precision == "int8-dynamic":
+            return dynamic_int8(n, x, name, bias, in_first)
+        _, number, part = name.split(".")
+        block = self.anatomy.blocks[int(number)]
+        out = self.e if in_first else block.heads * block.head_dim if part in ("q", "k", "v") else block.hidden
+        symmetric = self.options.flavour == "portable"
+        return static_int8(n, x, name, bias, in_first, out, numerics.ranges[name], symmetric)
 
     def norm(self, x: str, name: str) -> str:
         n = self.n
@@ -210,8 +252,12 @@ class _Forward:
             return n.add("LayerNormalization", x, weight, n.weight(f"{name}.bias"), axis=-1, epsilon=eps)
         if n.opset >= 23:
             return n.add("RMSNormalization", x, weight, axis=-1, epsilon=eps)
-        mean = n.mean(n.add("Mul", x, x), axis=-1, keep=True)
-        return n.add("Mul", n.add("Div", x, n.add("Sqrt", n.add("Add", mean, n.number(eps)))), weight)
+        kind = n.float_type
+        with n.part("wide"), n.floats(FLOAT):  # squares do not fit fp16
+            x = n.cast(x, kind, FLOAT)
+            mean = n.mean(n.add("Mul", x, x), axis=-1, keep=True)
+            y = n.cast(n.add("Div", x, n.add("Sqrt", n.add("Add", mean, n.number(eps)))), FLOAT, kind)
+        return n.add("Mul", y, weight)
 
     def activate(self, x: str, kind: str) -> str:
         return ACTIVATIONS[kind](self.n, x)
@@ -230,7 +276,7 @@ class _Forward:
                 x = self.norm(x, "fc_norm")
             if wanted == "logits":
                 x = self.linear(x, "head", True)
-        n.add("Identity", x, name=wanted)
+        n.add("Identity", x, name=wanted) if n.float_type == FLOAT else n.add("Cast", x, to=FLOAT, name=wanted)
 
     def distilled(self, x: str, wanted: str) -> str:
         """Two tokens: two classifiers, and the mean of both; as features their mean."""

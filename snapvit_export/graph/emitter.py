@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .. import __version__
 from ..anatomy import Anatomy
 from ..calibration.preprocessing import Preprocessing
 from ..elastic.buffer import Buffer, write_buffer
@@ -24,11 +25,13 @@ from ..elastic.folder import Elastic
 from ..errors import GateFailed, SnapvitError, first_line
 from ..files import sha256, write_atomically
 from ..plan import Plan
+from ..target import Precision
 from ..values import to_json
 from .emit import Options, emit_nodes
 from .file import PROTOBUF_LIMIT, Sources, make_model, rows_kept, shared_sources, write_own
 from .nodes import Nodes
-from .prepare import Tensors, own_tensors, prepare, takes_bytes
+from .numerics import Tensors, int32_biases, stored
+from .prepare import ADDED, own_tensors, prepare, takes_bytes
 
 WEIGHTS = "weights.bin"
 Arrays = Mapping[str, npt.NDArray[np.float32]]
@@ -58,6 +61,7 @@ class Written:
     graph: Path
     weights: tuple[Path, ...]  # that it points into: the shared one, and its own if it has any
     read_bytes: int  # of them
+    layer_inputs: Mapping[str, str]  # the value that each linear layer reads, by its name in the graph
 
     @property
     def size_bytes(self) -> int:
@@ -66,23 +70,27 @@ class Written:
 
 
 class Emitter:
-    """Makes graphs of one model; `folder` gets the weight file when the first of them is written."""
+    """Makes graphs of one model in one precision; `folder` gets the weight file when the first of them is written."""
 
-    def __init__(self, blueprint: Blueprint, folder: Path | str, takes_bytes: bool = False) -> None:
+    def __init__(
+        self, blueprint: Blueprint, folder: Path | str, takes_bytes: bool = False, precision: Precision = "fp32"
+    ) -> None:
         """`takes_bytes`: graphs take images as (B, H, W, C) bytes, and their weights do the normalising."""
         self.blueprint, self.folder, self.takes_bytes = blueprint, Path(folder), takes_bytes
+        self.precision = precision
         self.anatomy, self.wiring = blueprint.anatomy, blueprint.wiring
 
     @cached_property
     def shared(self) -> Tensors:
-        """What all variants read."""
+        """What all variants read, as it is stored."""
         made = prepare(self.blueprint.dense, self.anatomy, self.wiring)
-        return takes_bytes(made, self.blueprint.preprocessing) if self.takes_bytes else made
+        made = takes_bytes(made, self.blueprint.preprocessing) if self.takes_bytes else made
+        return stored(made, self.precision)
 
     @cached_property
     def buffer(self) -> Buffer:
         """The index of `weights.bin`, which is written now."""
-        return write_buffer(self.folder / WEIGHTS, self.shared.items(), "float32")
+        return write_buffer(self.folder / WEIGHTS, self.shared.items())
 
     def write(
         self,
@@ -95,8 +103,11 @@ class Emitter:
         metadata: Mapping[str, str] | None = None,
     ) -> Written:
         """Write NAME.onnx, and NAME.bin if it has matrices of its own: the `corrected` proj and fc2, if any."""
-        plan.check_fits(self.anatomy)
-        own = own_tensors(self.blueprint.dense, self.anatomy, plan, corrected or {})
+        plan.check_fits(self.anatomy, least=0)
+        if options.numerics.precision != self.precision:
+            raise ValueError(f"an emitter of {self.precision} cannot write {options.numerics.precision}")
+        own = stored(own_tensors(self.blueprint.dense, self.anatomy, plan, corrected or {}), self.precision)
+        own |= self._int32_biases(plan, own, options)
         path, own_path = self.folder / f"{name}.onnx", self.folder / f"{name}.bin"
         if single_file:
             sources = Sources(inside=self._inside(plan, own))
@@ -107,10 +118,11 @@ class Emitter:
         placed = [sources.placed[weight] for weight in nodes.weights if weight not in sources.inside]
         files = sorted({each.file for each in placed}, reverse=True)
         hashes = {file: self._hash(self.folder / file) for file in files}
-        told = {**self._described(name), "snapvit.plan": to_json(plan).decode(), **(metadata or {})}
+        told = {**self._described(name, options), "snapvit.plan": to_json(plan).decode(), **(metadata or {})}
         described = {**told, "snapvit.weights": to_json(hashes).decode()}
         write_atomically(path, self._serialised(nodes, plan, sources, options, described))
-        return Written(path, tuple(self.folder / file for file in files), sum(each.size_bytes for each in placed))
+        weights, read = tuple(self.folder / file for file in files), sum(each.size_bytes for each in placed)
+        return Written(path, weights, read, nodes.layer_inputs)
 
     def _hash(self, path: Path) -> str:
         """The graph names what its weights must be; the shared file is hashed once."""
@@ -121,6 +133,11 @@ class Emitter:
         """Of the shared weight file."""
         return sha256(self.folder / self.buffer.file)
 
+    def _int32_biases(self, plan: Plan, own: Tensors, options: Options) -> Tensors:
+        if options.numerics.precision != "int8-static" or options.flavour == "portable":
+            return {}
+        return int32_biases(self._inside(plan, own), options.numerics)
+
     def _inside(self, plan: Plan, own: Tensors) -> Tensors:
         rows = {name: rows_kept(name, self.anatomy, plan, len(tensor)) for name, tensor in self.shared.items()}
         return {name: tensor[: rows[name]] for name, tensor in self.shared.items()} | own
@@ -128,6 +145,7 @@ class Emitter:
     def _nodes(self, plan: Plan, sources: Sources, options: Options) -> Nodes:
         layers = [f"blocks.{i}.{layer}" for i in range(len(self.anatomy.blocks)) for layer in ("proj", "fc2")]
         biased = {layer: f"{layer}.bias" in sources.inside or f"{layer}.bias" in sources.placed for layer in layers}
+        biased |= {ADDED: True} if ADDED in sources.inside else {}
         options = replace(options, takes_bytes=self.takes_bytes)
         return emit_nodes(self.anatomy.with_counts(plan), self.wiring, biased, options)
 
@@ -145,8 +163,13 @@ class Emitter:
         data: bytes = model.SerializeToString()
         return data
 
-    def _described(self, name: str) -> dict[str, str]:
+    def _described(self, name: str, options: Options) -> dict[str, str]:
+        numerics = options.numerics
+        kept_wide = {"snapvit.float32_parts": to_json(sorted(numerics.wide)).decode()} if numerics.wide else {}
         return {
+            "snapvit.version": __version__,
+            "snapvit.precision": numerics.precision,
+            **kept_wide,
             "snapvit.model": self.blueprint.model,
             "snapvit.variant": name,
             "snapvit.preprocessing": to_json(self.blueprint.preprocessing).decode(),

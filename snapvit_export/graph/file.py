@@ -22,7 +22,7 @@ from ..errors import SnapvitError
 from ..plan import Plan
 from .emit import INPUT, OPSETS, Options, output_name
 from .nodes import Nodes
-from .prepare import Tensors
+from .numerics import IN_FIRST, Tensors
 
 PROTOBUF_LIMIT = 2_000_000_000  # bytes: the largest message that protobuf writes, and so the largest single file
 IR_VERSIONS = {17: 8, 23: 11}  # of the file, by opset: the one that came with it
@@ -37,10 +37,11 @@ class Placed:
     file: str
     offset: int
     shape: tuple[int, ...]
+    dtype: str = "float32"
 
     @property
     def size_bytes(self) -> int:
-        return 4 * int(np.prod(self.shape))
+        return np.dtype(self.dtype).itemsize * int(np.prod(self.shape))
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def rows_kept(name: str, anatomy: Anatomy, plan: Plan, rows: int) -> int:
         return rows
     _, number, part, kind = name.split(".")
     block: Block = anatomy.blocks[int(number)]
-    if (part, kind) in (("proj", "bias"), ("fc2", "bias")):
+    if part in IN_FIRST and kind != "weight":
         return rows
     if part in HEADS:
         return plan.heads[int(number)] * block.head_dim
@@ -68,7 +69,10 @@ def shared_sources(buffer: Buffer, anatomy: Anatomy, plan: Plan) -> dict[str, Pl
     """The prefixes of the shared weight file that a Plan reads."""
     return {
         tensor.name: Placed(
-            buffer.file, tensor.offset, (rows_kept(tensor.name, anatomy, plan, tensor.shape[0]), *tensor.shape[1:])
+            buffer.file,
+            tensor.offset,
+            (rows_kept(tensor.name, anatomy, plan, tensor.shape[0]), *tensor.shape[1:]),
+            tensor.dtype,
         )
         for tensor in buffer.tensors
     }
@@ -81,12 +85,12 @@ def write_own(path: Path, own: Tensors) -> Sources:
     if not matrices:
         path.unlink(missing_ok=True)  # of an earlier variant of that name
         return Sources(inside=inside)
-    buffer = write_buffer(path, matrices.items(), "float32")
+    buffer = write_buffer(path, matrices.items())
     return Sources({tensor.name: _placed(buffer, tensor) for tensor in buffer.tensors}, inside)
 
 
 def _placed(buffer: Buffer, tensor: Tensor) -> Placed:
-    return Placed(buffer.file, tensor.offset, tensor.shape)
+    return Placed(buffer.file, tensor.offset, tensor.shape, tensor.dtype)
 
 
 def make_model(nodes: Nodes, anatomy: Anatomy, options: Options, sources: Sources, metadata: Mapping[str, str]) -> Any:
@@ -115,14 +119,16 @@ def make_model(nodes: Nodes, anatomy: Anatomy, options: Options, sources: Source
 
 
 def _initialiser(name: str, sources: Sources) -> Any:
-    from onnx import TensorProto, numpy_helper
+    from onnx import TensorProto, helper, numpy_helper
 
     if name in sources.inside:
-        return numpy_helper.from_array(np.ascontiguousarray(sources.inside[name], np.float32), name)
+        return numpy_helper.from_array(np.ascontiguousarray(sources.inside[name]), name)
     if name not in sources.placed:
         raise SnapvitError(f"the graph reads {name}, which the weights do not have")
     placed = sources.placed[name]
-    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=placed.shape)
+    tensor = TensorProto(
+        name=name, data_type=helper.np_dtype_to_tensor_dtype(np.dtype(placed.dtype)), dims=placed.shape
+    )
     tensor.data_location = TensorProto.EXTERNAL
     for key, value in (("location", placed.file), ("offset", placed.offset), ("length", placed.size_bytes)):
         tensor.external_data.add(key=key, value=str(value))

@@ -6,11 +6,14 @@ which block it speaks of. Weights are only named here; where they lie is decided
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+
+from .numerics import FLOAT, HALF
 
 
 class Nodes:
@@ -19,13 +22,24 @@ class Nodes:
     >>> y = nodes.add("Gemm", x, nodes.weight("head.weight"), transB=1)
     """
 
-    def __init__(self, opset: int) -> None:
-        self.opset = opset
+    def __init__(self, opset: int, weights_type: int = FLOAT) -> None:
+        """`weights_type`: the ONNX type that floating-point weights are stored in."""
+        self.opset, self.weights_type = opset, weights_type
+        self.float_type = FLOAT  # of the numbers that are being written
         self.nodes: list[Any] = []  # NodeProto
         self.constants: dict[str, Any] = {}  # TensorProto by name: shapes and numbers, a few bytes each
         self.weights: list[str] = []  # names of the tensors that the graph reads, in the order of their first use
         self._scope: list[str] = []
+        self.layer_inputs: dict[str, str] = {}  # the value that each linear layer reads
         self._count: dict[str, int] = {}
+        self._once: dict[str, list[str]] = {}
+
+    @contextmanager
+    def floats(self, kind: int) -> Iterator[None]:
+        """Within the block, weights and numbers are of this floating-point type."""
+        before, self.float_type = self.float_type, kind
+        yield
+        self.float_type = before
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -41,6 +55,24 @@ class Nodes:
         output = name or self._named(op)
         self.nodes.append(helper.make_node(op, list(inputs), [output], name=output, **attributes))
         return output
+
+    def cast(self, x: str, before: int, after: int) -> str:
+        """A value in another floating-point type; itself if that is the same."""
+        return x if before == after else self.add("Cast", x, to=after)
+
+    def add_many(self, op: str, *inputs: str, count: int) -> list[str]:
+        """Add a node with several outputs."""
+        from onnx import helper
+
+        outputs = [self._named(op) for _ in range(count)]
+        self.nodes.append(helper.make_node(op, list(inputs), outputs, name=outputs[0]))
+        return outputs
+
+    def once(self, x: str, make: Callable[[], list[str]]) -> list[str]:
+        """What is made of a value for all of its readers, by the first of them."""
+        if x not in self._once:
+            self._once[x] = make()
+        return self._once[x]
 
     def split(self, x: str, axis: int, parts: int) -> list[str]:
         """Cut a value into equal parts."""
@@ -61,10 +93,12 @@ class Nodes:
         return self.add("Reshape", x, self.ints(shape))
 
     def weight(self, name: str) -> str:
-        """A tensor of the model, by its name in the weight file."""
+        """A tensor of the model, by its name in the weight file, in the type of the numbers that are being written."""
         if name not in self.weights:
             self.weights.append(name)
-        return name
+        if self.float_type == self.weights_type:
+            return name
+        return self.once(name, lambda: [self.add("Cast", name, to=self.float_type, name=f"{name}.wide")])[0]
 
     def ints(self, values: Sequence[int]) -> str:
         """Whole numbers, as a shape or axes need them."""
@@ -72,7 +106,12 @@ class Nodes:
 
     def number(self, value: float) -> str:
         """One number."""
-        return self._constant(f"number.{value!r}", np.array(value, np.float32))
+        kind, end = (np.float16, ".half") if self.float_type == HALF else (np.float32, "")
+        return self._constant(f"number.{value!r}{end}", np.array(value, kind))
+
+    def array(self, name: str, value: npt.ArrayLike) -> str:
+        """A small constant of its own type."""
+        return self._constant(name, np.asarray(value))
 
     def _constant(self, name: str, array: np.ndarray) -> str:
         from onnx import numpy_helper

@@ -32,7 +32,8 @@ Array = npt.NDArray[np.float32]
 Tensors = dict[str, Array]
 FOLDED = ("pool.latent", "pool.q.weight", "pool.q.bias", "pool.k.bias", "pool.v.bias")
 SCALES = (".scale1", ".scale2")
-BYTES = ".bytes"  # after the name of a tensor that takes pixels as they are, 0 to 255
+ADDED = "added"  # what removed sub-layers before all others would add to every token
+BYTES = ".bytes"  # after the name of a tensor that takes bytes / 256
 
 
 def has_patch_bias(anatomy: Anatomy) -> bool:
@@ -66,8 +67,39 @@ def prepare(dense: Mapping[str, npt.NDArray[np.float32]], anatomy: Anatomy, wiri
 def own_tensors(dense: Mapping[str, Array], anatomy: Anatomy, plan: Plan, corrected: Mapping[str, Array]) -> Tensors:
     """What a variant does not share: proj and fc2 where they were corrected, and the bias of proj where v has one.
 
-    `dense` are the canonical tensors of the dense model; `corrected` those of the variant that differ from them.
+    `dense` are the canonical tensors of the dense model; `corrected` those of the variant that differ from them. A
+    sub-layer of which nothing is kept only adds its bias, so the one before it adds that as well.
     """
+    return _without_removed(_all_own(dense, anatomy, plan, corrected), dense, anatomy, plan)
+
+
+def _without_removed(found: Tensors, dense: Mapping[str, Array], anatomy: Anatomy, plan: Plan) -> Tensors:
+    """Move the biases of sub-layers without heads or neurons to the last layer before them, or to `ADDED`."""
+    held = ADDED
+    for i in range(len(anatomy.blocks)):
+        for layer, keep in (("proj", plan.heads[i]), ("fc2", plan.neurons[i])):
+            name = f"blocks.{i}.{layer}.bias"
+            if keep:
+                held = name
+                continue
+            found.pop(f"blocks.{i}.{layer}.weight", None)
+            bias = found.pop(name, None)
+            bias = _shared_bias(dense, anatomy, i, layer) if bias is None else bias
+            if bias is not None:
+                before = found.get(held)
+                if before is None and held != ADDED:
+                    _, number, of, _ = held.split(".")
+                    before = _shared_bias(dense, anatomy, int(number), of)
+                found[held] = bias if before is None else before + bias
+    return found
+
+
+def _shared_bias(dense: Mapping[str, Array], anatomy: Anatomy, block: int, layer: str) -> Array | None:
+    """The bias of a layer that a variant has in common with the dense model."""
+    return _output_layer(dense, dense, anatomy, block, layer).get(f"blocks.{block}.{layer}.bias")
+
+
+def _all_own(dense: Mapping[str, Array], anatomy: Anatomy, plan: Plan, corrected: Mapping[str, Array]) -> Tensors:
     found: Tensors = {}
     for i, block in enumerate(anatomy.blocks):
         for layer, rows in (("proj", plan.heads[i] * block.head_dim), ("fc2", plan.neurons[i])):
@@ -99,12 +131,12 @@ def _output_layer(
 
 
 def takes_bytes(prepared: Tensors, preprocessing: Preprocessing) -> Tensors:
-    """The patch embedding for pixels from 0 to 255, instead of that for normalised ones."""
+    """The patch embedding for bytes / 256, instead of that for normalised pixels."""
     mean, std = (np.array(values, np.float64) for values in (preprocessing.mean, preprocessing.std))
     weight = prepared["patch.weight"].astype(np.float64)  # (E, C, ph, pw)
     bias = prepared.get("patch.bias", np.zeros(len(weight))) if "positions" not in prepared else np.zeros(len(weight))
     bias = bias - (weight * (mean / std)[:, None, None]).sum((1, 2, 3))
-    scaled = weight / (255 * std)[:, None, None]
+    scaled = weight * (256 / (255 * std))[:, None, None]
     holder = "positions" if "positions" in prepared else "patch.bias"
     held = (prepared.get("positions", 0.0) + bias).astype(np.float32)
     rest = {name: tensor for name, tensor in prepared.items() if name not in ("patch.weight", "patch.bias", holder)}

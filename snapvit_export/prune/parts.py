@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from timm.layers.mlp import GluMlp, Mlp, SwiGLU
 from torch import Tensor, nn
@@ -44,6 +46,26 @@ class Share:
 def blocks_of(model: nn.Module) -> list[Any]:
     """The transformer blocks, first to last."""
     return list(model.blocks)  # type: ignore[arg-type]
+
+
+def block_outputs(model: nn.Module, images: Tensor) -> dict[int, npt.NDArray[np.float32]]:
+    """What every block gives for these images, (B, T, E)."""
+    found: dict[int, npt.NDArray[np.float32]] = {}
+
+    def keep(i: int) -> Any:
+        def hook(_: nn.Module, __: Any, output: Tensor) -> None:
+            found[i] = output.detach().cpu().float().numpy()
+
+        return hook
+
+    hooks = [block.register_forward_hook(keep(i)) for i, block in enumerate(blocks_of(model))]
+    try:
+        with torch.no_grad():
+            model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
 
 
 def head_shares(attn: Any) -> Iterator[Share]:

@@ -1,11 +1,16 @@
 """Where variants are made during an export: cut, exported, checked, timed, evaluated; each file built once.
 
-Uses torch to cut and to check; timing and accuracy go through the runtime, on the very file that is shipped.
+Uses torch to cut and to check; timing and accuracy go through the runtime, on the very file that is shipped. The gates,
+each on real images:
+
+    masked = sliced                        modules, before any repair
+    repaired module = portable = ort       graphs in float32
+    graph in fewer bits ~ in float32       if the target has another precision
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,9 +24,11 @@ from ..calibration.images import Images
 from ..evaluate.accuracy import Evaluation, top1
 from ..family import Measurement, Variant, WeightFile
 from ..files import sha256
+from ..graph.calibrate import calibrate
 from ..graph.emit import OPSETS, Flavour, Options
-from ..graph.emitter import Emitter
-from ..graph.gates import require_equal
+from ..graph.emitter import Emitter, Written
+from ..graph.gates import Streams, first_difference, require_close, require_equal
+from ..graph.probe import streams
 from ..plan import Plan
 from ..profiling.device import DeviceCard, usable_cores
 from ..profiling.measure import Profile, time_together, to_profile
@@ -29,13 +36,26 @@ from ..progress import Progress
 from ..recipe import ADDS_BIASES
 from ..runtimes.ort import OrtSession
 from ..target import Target
+from ..values import to_json
 from .load import Model
 from .masking import masked
 from .pack import blueprint, corrected_layers
+from .parts import block_outputs
 from .repair import Repair
 from .slicing import shrink
 
 GATE_IMAGES = 8
+RANGING_IMAGES = 32  # that tell how large values get, for fewer bits
+
+
+@dataclass(frozen=True)
+class Form:
+    """What the graphs look like from outside."""
+
+    flavour: Flavour = "ort"
+    single_file: bool = False  # every graph holds its own weights
+    batch: int | None = None  # fixed; None: any
+    takes_bytes: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,6 +70,7 @@ class Built:
     size_bytes: int
     evaluation: Evaluation | None
     correction: str | None
+    precision_cosine: float | None
     kept: bool  # made as well as it can be, not only to be timed
     profile: Profile | None = None
 
@@ -66,19 +87,24 @@ class Workshop:
         calibration: Images,
         held_out: Images,
         folder: Path,
+        exact: Path,
         progress: Progress,
-        flavour: Flavour = "ort",
-        single_file: bool = False,
+        form: Form,
+        provenance: Mapping[str, object],
     ) -> None:
+        """`folder` gets the variants, `exact` their graphs in float32 where the target wants fewer bits."""
         self.model, self.repair, self.target, self.device = model, repair, target, device
         self.folder, self.progress = folder, progress
         self.held_out = held_out if _labels_suit(held_out, model) else None
+        self.form, self.provenance = form, provenance
         self.gate_images = next(calibration.batches(GATE_IMAGES))  # (<=8, 3, H, W)
-        self.timed_batch = np.resize(self.gate_images, (target.batch, *self.gate_images.shape[1:]))
+        self.gate_inputs = next(calibration.inputs(GATE_IMAGES, form.takes_bytes))
+        self.ranging_images = calibration.first(RANGING_IMAGES)
+        self.timed_batch = np.resize(self.gate_inputs, (target.batch, *self.gate_inputs.shape[1:]))
         self.built: dict[str, Built] = {}
-        self.emitter = Emitter(blueprint(model, repair.ranking), folder)
-        self.flavours = sorted(OPSETS, key=lambda name: name == flavour)  # the wanted one last
-        self.single_file = single_file
+        drawn, precision = blueprint(model, repair.ranking), target.precision
+        self.emitter = Emitter(drawn, folder, form.takes_bytes, precision)
+        self.exact = self.emitter if precision == "fp32" else Emitter(drawn, exact, form.takes_bytes)
 
     def add(self, name: str, plan: Plan, keep: bool = False) -> None:
         """Cut, repair, export and check a variant, unless it is there already; `keep`: as well as we can."""
@@ -92,16 +118,78 @@ class Workshop:
             return
         wanted = self._checked_outputs(name, plan, module)
         made = corrected_layers(module, self.repair.ranking, plan, self.emitter.blueprint.dense)
-        told = {"snapvit.correction": correction or "none"}
-        for flavour in self.flavours:  # all are checked; the last one written is the one that is kept
-            written = self.emitter.write(
-                name, plan, made, options=Options(flavour), single_file=self.single_file, metadata=told
-            )
-            with OrtSession(written.graph, usable_cores()) as session:
-                require_equal(f"{name}: module and {flavour} graph", wanted, session.run(self.gate_images))
+        told = {"snapvit.correction": correction or "none", "snapvit.recipe": to_json(self.provenance).decode()}
+        write = partial(self.exact.write, name, plan, made, metadata=told)
+        written = self._checked_graphs(name, module, wanted, write)
+        cosine = None
+        if self.exact is not self.emitter:
+            write = partial(self.emitter.write, name, plan, made, metadata=told)
+            written, cosine = self._in_fewer_bits(name, written, write)
         path, size = written.graph, written.size_bytes
-        evaluation = self._evaluate(name, path)
-        self.built[name] = Built(name, path, written.weights, plan, sha256(path), size, evaluation, correction, keep)
+        self.built[name] = Built(
+            name,
+            path,
+            written.weights,
+            plan,
+            sha256(path),
+            size,
+            self._evaluate(name, path),
+            correction,
+            cosine,
+            keep,
+        )
+
+    def _checked_graphs(
+        self, name: str, module: torch.nn.Module, wanted: npt.NDArray[np.float32], write: Callable[..., Written]
+    ) -> Written:
+        """Write the graphs of both flavours in float32, pass their gates, and return the one to go on with."""
+        last, form = self.form.flavour, self.form
+        if self.exact is not self.emitter:  # only to compare and to calibrate with, which needs a portable graph
+            last, form = "portable", Form()
+        for flavour in sorted(OPSETS, key=lambda flavour: flavour == last):
+            written = write(options=Options(flavour, form.batch), single_file=form.single_file)
+            require_equal(
+                f"{name}: module and {flavour} graph",
+                wanted,
+                self._outputs(written.graph),
+                where=partial(self._where, module, written.graph),
+            )
+        return written
+
+    def _in_fewer_bits(self, name: str, exact: Written, write: Callable[..., Written]) -> tuple[Written, float]:
+        """Write the graph in the target's precision; also how close it is to the one in float32."""
+        precision = self.target.precision
+        batches = list(self.ranging_images.inputs(GATE_IMAGES, self.form.takes_bytes))
+        numerics = calibrate(precision, exact, batches)
+        if numerics.wide:
+            parts = ", ".join(sorted(numerics.wide))
+            self.progress.note(f"{name}: fp16 would overflow in {parts}, which stay in float32")
+        options = Options(self.form.flavour, self.form.batch, numerics=numerics)
+        written = write(options=options, single_file=self.form.single_file)
+        found = require_close(
+            f"{name}: {precision} and fp32 graph",
+            self._outputs(exact.graph),
+            self._outputs(written.graph),
+            precision,
+            where=lambda: first_difference(self._streams(exact.graph), self._streams(written.graph), 0.1),
+        )
+        return written, found.cosine
+
+    def _outputs(self, path: Path) -> npt.NDArray[np.float32]:
+        with OrtSession(path, usable_cores()) as session:
+            return session.run(self.gate_inputs)
+
+    def _where(self, module: torch.nn.Module, path: Path) -> str:
+        """Where a graph parts from its module."""
+        return first_difference(self._streams_of(module), self._streams(path))
+
+    def _streams(self, path: Path) -> Streams:
+        return streams(path, np.resize(self.gate_inputs, (self.form.batch or GATE_IMAGES, *self.gate_inputs.shape[1:])))
+
+    def _streams_of(self, module: torch.nn.Module) -> Streams:
+        count = self.form.batch or GATE_IMAGES
+        images = np.resize(self.gate_images, (count, *self.gate_images.shape[1:]))
+        return block_outputs(module, torch.from_numpy(images))
 
     def _anatomy(self, correction: str | None) -> Anatomy:
         """The dense anatomy; a correction gives a bias to layers that had none."""
@@ -177,6 +265,8 @@ class Workshop:
             flops_ratio=plan.flops_ratio(anatomy),
             size_bytes=built.size_bytes,
             sha256=built.sha256,
+            precision=self.target.precision,
+            precision_cosine=built.precision_cosine,
             corrected=built.correction is not None,
             correction=built.correction,
             profile=built.profile,
@@ -186,20 +276,23 @@ class Workshop:
     def _checked_outputs(self, name: str, plan: Plan, module: torch.nn.Module) -> npt.NDArray[np.float32]:
         """What the repaired module gives for the gate's images, after the first gate: masked = sliced."""
         images, ranking = torch.from_numpy(self.gate_images), self.repair.ranking
+        sliced = shrink(self.model.module, ranking, plan)
+        with torch.no_grad(), masked(self.model.module, ranking, plan) as dense:
+            require_equal(
+                f"{name}: masked and sliced",
+                dense(images).numpy(),
+                sliced(images).numpy(),
+                where=lambda: first_difference(block_outputs(dense, images), block_outputs(sliced, images)),
+            )
         with torch.no_grad():
-            result = module(images).numpy()
-            sliced = shrink(self.model.module, ranking, plan)(images).numpy()
-            with masked(self.model.module, ranking, plan) as dense:
-                reference = dense(images).numpy()
-        require_equal(f"{name}: masked and sliced", reference, sliced)
-        return result
+            return module(images).numpy()
 
     def _evaluate(self, name: str, path: Path) -> Evaluation | None:
         if self.held_out is None:
             return None
         self.progress.phase(f"evaluating {name}")
         with OrtSession(path, usable_cores()) as session:
-            return top1(session.run, self.held_out)
+            return top1(session.run, self.held_out, self.form.takes_bytes)
 
     def _profile(self, name: str) -> Profile:
         profile = self.built[name].profile

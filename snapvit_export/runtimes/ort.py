@@ -48,12 +48,28 @@ class OrtSession:
             raise SnapvitError(f"{where}: ONNX Runtime cannot open it: {first_line(error)}") from error
         if self._session.get_providers() != [PROVIDER]:
             raise SnapvitError(f"{where}: asked for {PROVIDER}, ONNX Runtime runs {self._session.get_providers()}")
-        self._input, self._where = self._session.get_inputs()[0].name, where
+        given = self._session.get_inputs()[0]
+        self._input, self._where = given.name, where
+        self._batch = given.shape[0] if isinstance(given.shape[0], int) else None  # None: any
 
-    def run(self, images: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Run a batch (B, 3, H, W) and return the first output (B, features)."""
+    def run(self, images: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        """Run a batch, (B, 3, H, W) or (B, H, W, 3) bytes, and return the first output (B, features).
+
+        A graph with a fixed batch runs as often as it must; the last run is filled up with images that are not told of.
+        """
+        if self._batch is None or len(images) == self._batch:
+            return self._run(images)[0]
+        whole = np.resize(images, (-(-len(images) // self._batch) * self._batch, *images.shape[1:]))
+        parts = [self._run(whole[start : start + self._batch])[0] for start in range(0, len(whole), self._batch)]
+        return np.concatenate(parts)[: len(images)]
+
+    def run_all(self, images: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+        """Run a batch and return every output by name."""
+        return dict(zip((output.name for output in self._session.get_outputs()), self._run(images)))
+
+    def _run(self, images: npt.NDArray[Any]) -> list[Any]:
         try:
-            return self._session.run(None, {self._input: images})[0]
+            return self._session.run(None, {self._input: images})
         except Exception as error:  # onnxruntime's own exception types share no base of their own
             raise SnapvitError(f"{self._where}: ONNX Runtime cannot run it: {first_line(error)}") from error
 

@@ -1,0 +1,92 @@
+"""Sub-layers of which a Plan keeps nothing: no node of them is left, and the graph still equals the masked model."""
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from conftest import random_ranking
+from test_families import small
+from test_graph import close, run
+from test_reference_forward import as_model
+
+from snapvit_export.errors import SnapvitError
+from snapvit_export.graph.emit import Options
+from snapvit_export.graph.emitter import Emitter
+from snapvit_export.plan import Plan
+from snapvit_export.prune.masking import masked
+from snapvit_export.prune.pack import blueprint
+from snapvit_export.prune.parts import blocks_of
+from snapvit_export.prune.slicing import shrink
+
+WITHOUT = {  # blocks without attention, blocks without MLP
+    "the first attention": ({0}, set()),
+    "the first block": ({0}, {0}),
+    "two MLPs": (set(), {0, 1}),
+    "the last attention": ({2}, set()),
+    "the last block": ({2}, {2}),
+    "all attention": ({0, 1, 2}, set()),
+    "a block in the middle, and an MLP after it": ({1}, {1, 2}),
+}
+MODELS = ["deit_tiny_patch16_224", "deit3_small_patch16_224", "vit_base_patch16_siglip_224", "eva02_tiny_patch14_224"]
+
+
+def deep(name: str):
+    module, _ = small(name)
+    generator = torch.Generator().manual_seed(3)
+    for block in blocks_of(module):  # biases that matter
+        for linear in (block.attn.proj, block.mlp.fc2):
+            if linear.bias is not None:
+                linear.bias.data = torch.randn(linear.bias.shape, generator=generator)
+    return as_model(module, name, {})
+
+
+def plan_without(model, attention: set[int], mlps: set[int]) -> Plan:
+    heads = tuple(0 if i in attention else n for i, n in enumerate(model.anatomy.heads))
+    return Plan(
+        heads=heads, neurons=tuple(0 if i in mlps else max(1, n // 2) for i, n in enumerate(model.anatomy.neurons))
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("case", sorted(WITHOUT))
+def test_a_removed_sub_layer_leaves_no_node_and_changes_nothing_else(name, case, tmp_path):
+    model = deep(name)
+    ranking = random_ranking(model.anatomy, seed=1)
+    attention, mlps = WITHOUT[case]
+    plan = plan_without(model, attention, mlps)
+    images = torch.randn(2, 3, *model.anatomy.image, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), masked(model.module, ranking, plan) as silenced:
+        wanted = silenced(images).numpy()
+    emitter = Emitter(blueprint(model, ranking), tmp_path)
+    for flavour in ("portable", "ort"):
+        path = emitter.write(flavour, plan, options=Options(flavour)).graph
+        onnx.checker.check_model(str(path), full_check=True)
+        assert close(run(path, images.numpy()), wanted), flavour
+        graph = onnx.load(path, load_external_data=False).graph
+        gone = {f"blocks.{i}.attn" for i in attention} | {f"blocks.{i}.mlp" for i in mlps}
+        left = {node.op_type for node in graph.node if ".".join(node.output[0].split(".")[:3]) in gone}
+        assert left <= {"Reshape", "Slice"}  # the last block drops the tokens that nobody reads
+        read = {tensor.name.rpartition(".")[0] for tensor in graph.initializer if tensor.name.startswith("blocks.")}
+        parts = {"attn": ("q", "k", "v", "proj", "norm1"), "mlp": ("fc1", "fc2", "gate", "up", "norm2")}
+        assert not read & {f"{sub.rpartition('.')[0]}.{part}" for sub in gone for part in parts[sub.rpartition(".")[2]]}
+
+
+def test_what_a_correction_puts_in_the_place_of_a_sub_layer_is_added_by_the_one_before(tmp_path):
+    model = deep("deit_tiny_patch16_224")
+    ranking = random_ranking(model.anatomy, seed=1)
+    plan = plan_without(model, {2}, set())
+    means = np.random.default_rng(0).standard_normal(model.anatomy.embed_dim).astype(np.float32)
+    corrected = {"blocks.2.proj.weight": np.zeros((0, len(means)), np.float32), "blocks.2.proj.bias": means}
+    blocks_of(model.module)[2].attn.proj.bias.data = torch.from_numpy(means)
+    images = torch.randn(2, 3, *model.anatomy.image, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), masked(model.module, ranking, plan) as silenced:
+        wanted = silenced(images).numpy()
+    written = Emitter(blueprint(deep("deit_tiny_patch16_224"), ranking), tmp_path).write("x", plan, corrected)
+    assert close(run(written.graph, images.numpy()), wanted)
+    assert not (tmp_path / "x.bin").exists()
+
+
+def test_modules_still_refuse_plans_without_heads():
+    model = deep("deit_tiny_patch16_224")
+    with pytest.raises(SnapvitError, match="block 0: the plan keeps 0 heads of"):
+        shrink(model.module, random_ranking(model.anatomy), plan_without(model, {0}, set()))

@@ -38,11 +38,6 @@ known somewhat better than that. The few constants of the default recipe (order,
 of the refit, size of the search) were tried out on the first half before, so that half flatters it a little. `halves`
 says how many halves a row was measured on.
 
-Not all rows are of one run. Torch-Pruning's were measured once, on the first half, and are carried over from an earlier
-version of this page (they do not depend on our code). `searched, refit` is copied from the printed output of a run some
-commits before the others, without its cosine. `searched`, `joint, backward, sequential` and `snapvit + sparsegpt` are
-rows of the script that have not been measured with this code.
-
 ![top-1 against FLOPs](quality.svg)
 
 """
@@ -68,10 +63,12 @@ LEGEND = """
 
 
 READINGS = """Readings. Correction and allocation matter most: the joint allocation with elastic correction keeps at
-0.60 what the published search keeps at 0.72. A refit adds little at 0.72 and most where much is cut. That the class
-token counts more in the statistics shows in the cosine at every cost, not in top-1. Backward and pivoted order cannot
-be told apart; variance is behind them by cosine from 0.72 down, and gradient scores are clearly worse. What a search
-adds to a refit, these images cannot tell from nothing.
+0.60 what the published search keeps at 0.72. On the published search's own Plans, elastic correction keeps more than
+the released left-to-right one from 0.60 down. A refit adds little at 0.72 and most where much is cut; fitting along
+the cut stream gives a part of that. That the class token counts more in the statistics shows in the cosine at every
+cost, not in top-1. Backward and pivoted order cannot be told apart; variance is behind them by cosine from 0.72 down,
+and gradient scores are clearly worse. A search helps the elastic correction from 0.60 down; to a refit it adds
+nothing that these images could tell.
 
 """
 

@@ -1,6 +1,7 @@
 """Family folders: the manifest is strict, and files are what it says."""
 
 import json
+import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -106,3 +107,30 @@ def test_two_variants_of_one_name_are_refused(family):
     change(family, variants=[variants[0], variants[0]])
     with pytest.raises(FileFormatError, match="same name"):
         read_family(family)
+
+
+def test_two_hundred_damaged_families_are_refused_in_one_line_or_run_what_was_exported(family, tmp_path):
+    """A changed graph or weight file never passes. A changed manifest may: it then names the same files and hashes."""
+    whole = shutil.copytree(family, tmp_path / "whole")
+    names = sorted(path.name for path in whole.iterdir() if path.name != "ranking.safetensors")
+    rng, refused = random.Random(1), 0
+    for number in range(200):
+        name = names[number % len(names)]
+        original = (whole / name).read_bytes()
+        data = bytearray(original)
+        if rng.random() < 0.3:
+            data = data[: rng.randrange(len(data))]
+        else:
+            for _ in range(rng.randint(1, 8)):
+                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        (whole / name).write_bytes(data)
+        try:
+            read_family(whole)
+            assert name == "manifest.json" or bytes(data) == original
+        except SnapvitError as error:
+            refused += 1
+            assert "\n" not in str(error)
+            assert name in str(error) or "manifest.json" in str(error)
+        (whole / name).write_bytes(original)
+    assert refused >= 150
+    read_family(whole)

@@ -8,9 +8,10 @@ single, and so does the stream between them. Two flavours:
     portable   standard operators of opset 17: TensorRT, OpenVINO, anything
     ort        opset 23 with its Attention and Gelu operators, which ONNX Runtime runs faster
 
-Where only prefix tokens are read (token pooling), the last block computes queries, proj and MLP for these alone: keys
-and values are needed of all tokens, the rest of none. What a Plan leaves out is simply not written: a block without
-heads has no attention, and what its biases would add is in the layer before (`prepare.own_tensors`).
+Where only prefix tokens are read (token pooling), the last block computes queries, proj and MLP for these alone. With
+so few queries, keys and values are not made at all: (q W_k) x and W_v (a x) are the same products in a cheaper order.
+What a Plan leaves out is simply not written: a block without heads has no attention, and what its biases would add is
+in the layer before (`prepare.own_tensors`).
 """
 
 from __future__ import annotations
@@ -165,6 +166,8 @@ class _Forward:
         block, name = self.anatomy.blocks[i], f"blocks.{i}"
         has = block.biases
         q = self.linear(short, f"{name}.q", "q" in has)
+        if read < self.tokens and self.can_reorder(i):
+            return self.output(self.attend_few(q, x, i, read), f"{name}.proj")
         k = self.linear(x, f"{name}.k", "k" in has and not drops_key_bias(self.anatomy, i))
         v = self.linear(x, f"{name}.v", "v" in has and not moves_value_bias(self.anatomy, i))
         z = self.attend(q, k, v, i, read)
@@ -195,6 +198,35 @@ class _Forward:
             weights = n.add("Softmax", n.add("MatMul", q, n.add("Transpose", k, perm=[0, 1, 3, 2])), axis=-1)
             z = n.add("MatMul", weights, v)
         return n.reshape(n.add("Transpose", z, perm=[0, 2, 1, 3]), [-1, width])
+
+    def can_reorder(self, i: int) -> bool:
+        """Whether nothing stands between the tokens, their keys and values, and the output of a head."""
+        block, anatomy = self.anatomy.blocks[i], self.anatomy
+        in_floats = not self.numerics.is_int8(f"blocks.{i}.k")
+        return in_floats and not block.attn_norm and drops_key_bias(anatomy, i) and moves_value_bias(anatomy, i)
+
+    def attend_few(self, q: str, x: str, i: int, read: int) -> str:
+        """`attend` for a few queries: these are taken to the tokens, and values are made of weighted sums of tokens."""
+        n, block, e = self.n, self.anatomy.blocks[i], self.e
+        count = block.heads
+        n.layer_inputs |= {f"blocks.{i}.k": x, f"blocks.{i}.v": x}
+        keys = n.reshape(n.weight(f"blocks.{i}.k.weight"), [count, block.head_dim, e])
+        asked = n.reshape(n.add("MatMul", self.heads(q, block, read), keys), [-1, count * read, e])
+        seen = n.reshape(self.weighted(asked, x, self.tokens), [-1, count, read, e])
+        z = n.add("MatMul", seen, self.value_matrices(f"blocks.{i}.v", count, block.head_dim))  # (B, heads, read, h)
+        return n.reshape(n.add("Transpose", z, perm=[0, 2, 1, 3]), [-1, count * block.head_dim])
+
+    def weighted(self, asked: str, x: str, tokens: int) -> str:
+        """Sums of the tokens in `x`, weighted by the softmax of their products with `asked`, (B or 1, queries, E)."""
+        n = self.n
+        x = n.reshape(x, [-1, tokens, self.e])
+        products = n.add("MatMul", asked, n.add("Transpose", x, perm=[0, 2, 1]))  # (B, queries, T)
+        return n.add("MatMul", n.add("Softmax", products, axis=-1), x)  # (B, queries, E)
+
+    def value_matrices(self, name: str, heads: int, size: int) -> str:
+        """Stored (heads*h, E), as (heads, E, h)."""
+        n = self.n
+        return n.add("Transpose", n.reshape(n.weight(f"{name}.weight"), [heads, size, self.e]), perm=[0, 2, 1])
 
     def heads(self, x: str, block: Block, tokens: int) -> str:
         """(B*T, heads*h) to (B, heads, T, h)."""
@@ -313,11 +345,9 @@ class _Forward:
         n, pool = self.n, self.anatomy.attention_pool
         assert pool is not None
         assert self.wiring.pool_activation is not None
-        shape = [-1, tokens, pool.heads, self.e // pool.heads]
-        k = n.add("Transpose", n.reshape(self.linear(x, "pool.k", False), shape), perm=[0, 2, 3, 1])  # (B, heads, h, T)
-        v = n.add("Transpose", n.reshape(self.linear(x, "pool.v", False), shape), perm=[0, 2, 1, 3])
-        weights = n.add("Softmax", n.add("MatMul", n.weight("pool.query"), k), axis=-1)
-        y = n.reshape(n.add("MatMul", weights, v), [-1, self.e])
+        seen = n.reshape(self.weighted(n.weight("pool.asked"), x, tokens), [-1, pool.heads, 1, self.e])
+        values = self.value_matrices("pool.v", pool.heads, self.e // pool.heads)
+        y = n.reshape(n.add("MatMul", seen, values), [-1, self.e])
         y = n.add("Gemm", y, n.weight("pool.proj.weight"), n.weight("pool.proj.bias"))
         hidden = self.activate(self.linear(self.norm(y, "pool.norm"), "pool.fc1", True), self.wiring.pool_activation)
         return n.add("Add", y, n.add("Gemm", hidden, n.weight("pool.fc2.weight"), n.weight("pool.fc2.bias")))

@@ -42,6 +42,7 @@ class Inspection(Value, frozen=True, kw_only=True):
     model: str | None = None
     variant: str | None = None
     correction: str | None = None
+    precision: str | None = None
     plan: Plan | None = None
 
 
@@ -73,6 +74,7 @@ def inspect(path: Path | str) -> Inspection:
         model=said.get("snapvit.model"),
         variant=said.get("snapvit.variant"),
         correction=said.get("snapvit.correction"),
+        precision=said.get("snapvit.precision"),
         plan=from_json(said["snapvit.plan"], Plan, str(path)) if "snapvit.plan" in said else None,
     )
 
@@ -107,6 +109,8 @@ def _openvino(path: Path, found: Inspection) -> str | None:
 def _tensorrt(path: Path, found: Inspection) -> str | None:
     if found.opset > TENSORRT_OPSET:
         return f"{path}: opset {found.opset}, and TensorRT 10.3 reads up to {TENSORRT_OPSET}. Emit the portable flavour"
+    if "DynamicQuantizeLinear" in found.operators:
+        return f"{path}: scales its inputs while it runs, which TensorRT does not do. Use --precision int8-static"
     if "Attention" in found.operators:
         return f"{path}: has the Attention operator, which TensorRT does not build. Emit the portable flavour"
     return None

@@ -2,6 +2,9 @@
 
 Every value gets the name of the part it belongs to, so that a graph opened in a viewer, or a gate that fails, says
 which block it speaks of. Weights are only named here; where they lie is decided when the file is written.
+
+Graphs are made from nothing here, a node a call, so `onnx.helper` is enough: onnx-graphsurgeon and onnx/ir-py pay where
+graphs of others are rewritten, which nothing here does.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from ..plan import Plan
 
 Array = npt.NDArray[np.float32]
 Tensors = dict[str, Array]
-FOLDED = ("pool.latent", "pool.q.weight", "pool.q.bias", "pool.k.bias", "pool.v.bias")
+FOLDED = ("pool.latent", "pool.q.weight", "pool.q.bias", "pool.k.weight", "pool.k.bias", "pool.v.bias")
 SCALES = (".scale1", ".scale2")
 ADDED = "added"  # what removed sub-layers before all others would add to every token
 BYTES = ".bytes"  # after the name of a tensor that takes bytes / 256
@@ -201,14 +201,15 @@ def _reordered(own: Tensors, name: str, head_dim: int, order: npt.NDArray[np.int
 
 
 def _pool(dense: Mapping[str, Array], anatomy: Anatomy) -> Tensors:
-    """Attention pooling: its query is the same for every image, so it is computed here."""
+    """Attention pooling: its query is the same for every image, so what it asks of a token is computed here."""
     if anatomy.attention_pool is None:
         return {}
     size = anatomy.embed_dim // anatomy.attention_pool.heads
-    names = ("latent", "q.weight", "q.bias", "v.bias", "proj.weight", "proj.bias")
-    latent, weight, bias, values, proj, added = (dense[f"pool.{name}"].astype(np.float64) for name in names)
+    names = ("latent", "q.weight", "q.bias", "k.weight", "v.bias", "proj.weight", "proj.bias")
+    latent, weight, bias, keys, values, proj, added = (dense[f"pool.{name}"].astype(np.float64) for name in names)
     query = (latent @ weight.T + bias) * size**-0.5  # (1, E)
+    asked = np.einsum("nh,nhe->ne", query.reshape(-1, size), keys.reshape(-1, size, keys.shape[1]))
     return {
-        "pool.query": query.reshape(1, -1, 1, size).astype(np.float32),  # (1, heads, 1, h)
+        "pool.asked": asked[None].astype(np.float32),  # (1, heads, E)
         "pool.proj.bias": (added + values @ proj).astype(np.float32),
     }

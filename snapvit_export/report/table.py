@@ -53,7 +53,8 @@ def print_inspection(found: Inspection) -> None:
     if found.plan is not None:
         blocks = zip(found.plan.heads, found.plan.neurons)
         print_rows(("block", "heads", "neurons"), [(str(i), str(k), str(n)) for i, (k, n) in enumerate(blocks)], set())
-    whose = f"{found.model}, {found.variant}, correction {found.correction}" if found.model else "not made by snapvit"
+    ours = (found.model, found.variant, found.precision, f"correction {found.correction or 'unknown'}")
+    whose = ", ".join(filter(None, ours)) if found.model else "not made by snapvit"
     print(f"{found.file}: {whose}")
     kinds = ", ".join(f"{kind} {size / 1e6:.1f} MB" for kind, size in found.weights.items())
     print(f"opset {found.opset}, {found.nodes} nodes, {found.size_bytes / 1e6:.1f} MB, weights in {kinds or 'no file'}")

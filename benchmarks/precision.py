@@ -156,7 +156,7 @@ def main() -> None:
     fit, held_out = (
         prepare(part, model.preprocessing) for part in calibration_and_held_out(args.images, 256, 0, REPORTING)
     )
-    batches = list(fit.first(RANGING).batches(8))
+    batches = list(fit.first(RANGING).batches(1))
     measure(model, fit, batches, list(held_out.batches(16)), args.flops, args.rounds)
     for name in args.random:
         measure(make_model(name), None, batches[:1], batches[:1], args.flops, max(6, args.rounds // 3))

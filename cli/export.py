@@ -68,7 +68,7 @@ def export(
     from .. import profiles
     from ..pipeline import Request
     from ..pipeline import export as run
-    from ..target import check_precision
+    from ..target import parse_precision
     from . import parsing
     from .progress import shown
 
@@ -83,7 +83,7 @@ def export(
         params=parsing.fractions(params, "--params"),
         pairs=parsing.pairs(pair, "--pair"),
         target=msgspec.structs.replace(
-            profiles.load("cpu").target, batch=batch, threads=threads, precision=check_precision(precision)
+            profiles.load("cpu").target, batch=batch, threads=threads, precision=parse_precision(precision)
         ),
         recipe=recipe,
         correct=not no_correct,

@@ -96,6 +96,14 @@ class MeasuredOn(Value, frozen=True, kw_only=True):
         )
 
 
+class Input(Value, frozen=True, kw_only=True):
+    """What the graphs of a family take: normalised pixels, or bytes that they normalise themselves."""
+
+    type: Literal["float32", "uint8"] = "float32"
+    layout: Literal["NCHW", "NHWC"] = "NCHW"
+    batch: Size | None = None  # None: any
+
+
 class Manifest(Value, frozen=True, kw_only=True):
     """What a family folder holds."""
 
@@ -109,6 +117,7 @@ class Manifest(Value, frozen=True, kw_only=True):
     dense: str
     choice: Choice | None
     weights: tuple[WeightFile, ...] = ()  # all files that graphs point into
+    input: Input = Input()
 
     def __post_init__(self) -> None:
         names = [variant.name for variant in self.variants]

@@ -23,14 +23,14 @@ from .calibration.preprocessing import Preprocessing
 from .correction.damping import Damping
 from .correction.factors import Factors
 from .errors import SnapvitError, UsageError, needs
-from .family import RANKING, Choice, Manifest, MeasuredOn, own_files, write_manifest
+from .family import RANKING, Choice, Input, Manifest, MeasuredOn, own_files, write_manifest
 from .files import refuse_foreign, staged_folder, writing
 from .graph.emit import Flavour, check_flavour
 from .plan import Plan, Planner, check_fraction, check_ratio, check_sparsity
 from .profiling.device import this_device
 from .progress import Progress, Silent
 from .ranking import Ranking
-from .target import Runtime, Target
+from .target import Runtime, Target, check_precision
 
 BUNDLED_MODEL = "bundled"
 RUNTIME_LIKES: dict[Runtime, Flavour] = {"onnxruntime": "ort"}
@@ -154,6 +154,11 @@ def _into(  # type: ignore[no-untyped-def]
         weights=workshop.weight_files(keep),
         dense="dense",
         choice=choice,
+        input=Input(
+            type="uint8" if form.takes_bytes else "float32",
+            layout="NHWC" if form.takes_bytes else "NCHW",
+            batch=form.batch,
+        ),
     )
 
 
@@ -175,6 +180,7 @@ def _check(request: Request, budget: Budget | None) -> Ranking | None:
     if not request.correct and request.correction is not None:
         raise UsageError(f"--no-correct and --correction {request.correction} contradict each other. Give one")
     _flavour(request)
+    check_precision(request.target.precision)
     for fraction in request.sparsity:
         check_sparsity(fraction)
     for what, fractions in (("FLOPs", request.flops), ("parameter", request.params)):

@@ -20,9 +20,13 @@ class Target(Value, frozen=True, kw_only=True):
     threads: Size
 
 
+def parse_precision(name: str) -> Precision:
+    """The precision that a person means: `int8` is the dynamic one, which keeps more and needs no images."""
+    return check_precision("int8-dynamic" if name == "int8" else name)
+
+
 def check_precision(name: str) -> Precision:
-    """The precision of that name; `int8` is the one that keeps more and needs no images, the dynamic one."""
-    name = "int8-dynamic" if name == "int8" else name
+    """The precision of that name."""
     if name not in get_args(Precision):
         raise UsageError(f"no precision is called '{name}'. Known: {', '.join(get_args(Precision))}")
     return name  # type: ignore[return-value]

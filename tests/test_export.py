@@ -88,6 +88,7 @@ def test_graphs_for_device_programs_take_bytes_and_a_fixed_batch(run, tmp_path, 
     given = graph.input[0].type.tensor_type
     assert given.elem_type == onnx.TensorProto.UINT8
     assert [d.dim_value for d in given.shape.dim] == [3, height, width, 3]
+    assert (manifest.input.type, manifest.input.layout, manifest.input.batch) == ("uint8", "NHWC", 3)
     assert manifest.variant("s30").evaluation is not None  # in runs of three, the last filled up
     pixels = np.random.default_rng(0).integers(0, 256, (4, height, width, 3), np.uint8)
     assert run("--sparsity", "0.3", "--flavour", "portable").code == 0

@@ -51,14 +51,21 @@ def test_fewer_bits_are_judged_by_their_cosine():
 def test_the_first_block_that_differs_is_named_with_its_figure():
     streams = {i: np.ones((2, 5, 3), np.float32) * (i + 1) for i in range(4)}
     other = {i: x.copy() for i, x in streams.items()}
-    assert "no block differs" in first_difference(streams, other)
+    assert "block 0 differs most, by 0.00e+00" in first_difference(streams, other)
     other[2][1, 0, 0] += 0.3
     other[3] += 1
     assert first_difference(streams, other) == "; the first block that differs is 2, by 1.00e-01 of its largest value"
     other[2][1, 0, 0] = np.nan
     assert "the first block that differs is 2, by nan" in first_difference(streams, other)
     short = {3: streams[3][:, :1]}  # the last block may give only the tokens that are read
-    assert "no block differs" in first_difference(streams, short)
+    assert "block 3 differs most, by 0.00e+00" in first_difference(streams, short)
+
+
+def test_outputs_that_are_all_zero_are_equal():
+    zeros = np.zeros((2, 4), np.float32)
+    assert require_close("a and b", zeros, zeros, "int8-static").cosine == 1
+    with pytest.raises(GateFailed):
+        require_close("a and b", zeros, zeros + 1, "int8-static")
 
 
 @pytest.mark.parametrize("flavour", ["ort", "portable"])

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 from snapvit_export.graph.emit import Options
 from snapvit_export.graph.emitter import Emitter
 from snapvit_export.graph.inspect import inspect
+from snapvit_export.graph.numerics import Numerics
 from snapvit_export.plan import Plan
 from snapvit_export.prune.pack import blueprint
 
@@ -45,6 +46,26 @@ def test_the_command_prints_it(snapvit, graphs):
     assert "onnxruntime can run it." in outcome.out
     printed = json.loads(snapvit("inspect", graphs["portable"], "--json").out)
     assert printed["plan"]["heads"] == [1, 4, 3]
+
+
+def test_bytes_that_are_not_cast_first_and_scales_found_while_running_are_not_for_tensorrt(snapvit, tmp_path):
+    model = make_model()
+    drawn = blueprint(model, random_ranking(model.anatomy))
+    dynamic = Emitter(drawn, tmp_path, precision="int8-dynamic")
+    path = dynamic.write("d", PLAN, options=Options("portable", numerics=Numerics("int8-dynamic"))).graph
+    assert "int8-static" in snapvit("inspect", path, "--target", "tensorrt").error_line
+    (tmp_path / "bytes").mkdir()
+    path = Emitter(drawn, tmp_path / "bytes", takes_bytes=True).write("b", PLAN).graph
+    assert snapvit("inspect", path, "--target", "tensorrt").code == 0
+    graph = onnx.load(path, load_external_data=False)
+    cast = next(node for node in graph.graph.node if node.op_type == "Cast")
+    graph.graph.node.insert(0, onnx.helper.make_node("Identity", [cast.input[0]], ["copied"]))
+    cast.input[0] = "copied"
+    path.write_bytes(graph.SerializeToString())
+    assert (
+        "Identity reads bytes, and TensorRT only casts them"
+        in snapvit("inspect", path, "--target", "tensorrt").error_line
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ import torch
 from conftest import random_ranking
 from test_families import small
 from test_graph import close, run
+from test_precision import exact_and
 from test_reference_forward import as_model
 
 from snapvit_export.errors import SnapvitError
 from snapvit_export.graph.emit import Options
 from snapvit_export.graph.emitter import Emitter
+from snapvit_export.graph.gates import agreement
 from snapvit_export.plan import Plan
 from snapvit_export.prune.masking import masked
 from snapvit_export.prune.pack import blueprint
@@ -62,6 +64,9 @@ def test_a_removed_sub_layer_leaves_no_node_and_changes_nothing_else(name, case,
         path = emitter.write(flavour, plan, options=Options(flavour)).graph
         onnx.checker.check_model(str(path), full_check=True)
         assert close(run(path, images.numpy()), wanted), flavour
+        for precision in ("fp16", "int8-dynamic", "int8-static"):
+            exact, fewer, _ = exact_and(precision, emitter.blueprint, plan, tmp_path, images.numpy(), flavour)
+            assert agreement(run(exact.graph, images.numpy()), run(fewer.graph, images.numpy())).cosine > 0.98
         graph = onnx.load(path, load_external_data=False).graph
         gone = {f"blocks.{i}.attn" for i in attention} | {f"blocks.{i}.mlp" for i in mlps}
         left = {node.op_type for node in graph.node if ".".join(node.output[0].split(".")[:3]) in gone}

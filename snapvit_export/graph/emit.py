@@ -26,7 +26,7 @@ from ..elastic.description import Wiring
 from ..errors import UsageError
 from .linear import dynamic_int8, gemm, static_int8
 from .nodes import Nodes
-from .numerics import EMBED, FLOAT, HALF, STREAM, Numerics
+from .numerics import EMBED, FLOAT, HALF, INT32, OF_STREAM, OUTPUT, STREAM, Numerics
 from .prepare import ADDED, BYTES, drops_key_bias, has_patch_bias, moves_value_bias
 
 Flavour = Literal["portable", "ort"]
@@ -82,14 +82,14 @@ class _Forward:
         with n.part(EMBED), n.floats(self.numerics.float_type(EMBED)):
             x = n.cast(self.embed(), n.float_type, self.stream)
         if ADDED in self.biased:
-            with n.floats(self.stream):
+            with n.part(OF_STREAM), n.floats(self.stream):
                 x = n.add("Add", x, n.weight(ADDED))
         last = len(self.anatomy.blocks) - 1
         for i in range(last + 1):
             with n.part(f"blocks.{i}"):
                 x = self.block(x, i, self.read if i == last else self.tokens)
-        kind = self.numerics.float_type("output")
-        with n.part("output"), n.floats(kind):
+        kind = self.numerics.float_type(OUTPUT)
+        with n.part(OUTPUT), n.floats(kind):
             self.classify(n.cast(x, self.stream, kind))
         return n
 
@@ -97,7 +97,9 @@ class _Forward:
         """Images to (B*T, E)."""
         n, end, patches = self.n, "", self.anatomy.patches
         if self.options.takes_bytes:  # bytes/256, exactly: the weights of whole bytes would be too small for fp16
-            x = n.add("Cast", n.add("Transpose", INPUT, perm=[0, 3, 1, 2]), to=n.float_type)
+            x = n.add(
+                "Transpose", n.add("Cast", INPUT, to=n.float_type), perm=[0, 3, 1, 2]
+            )  # TensorRT only casts bytes
             x, end = n.add("Mul", x, n.number(2**-8)), BYTES
         else:
             x = n.cast(INPUT, FLOAT, n.float_type)
@@ -136,7 +138,9 @@ class _Forward:
             y = self.from_stream(x, f"{name}.norm1") if block.heads else ""
             short = y
             if read < self.tokens:
-                x, short = self.first(x, read), self.first(y, read) if y else ""
+                short = self.first(y, read) if y else ""
+                with n.part(OF_STREAM):
+                    x = self.first(x, read)
             if block.heads:
                 y = n.cast(self.attention(short, y, i, read), kind, self.stream)
                 x = n.add("Add", x, y, name=f"{name}.attended" if block.hidden else f"{name}.stream")
@@ -188,8 +192,8 @@ class _Forward:
         if block.qk_norm:
             q, k = self.norm(q, f"blocks.{i}.q_norm"), self.norm(k, f"blocks.{i}.k_norm")
         if self.anatomy.rope != "none":
-            k = self.turn(k, block)
-            q = q if read <= self.prefix else self.turn(q, block)  # prefix tokens are not turned
+            k = self.turn(k, self.tokens)
+            q = q if read <= self.prefix else self.turn(q, read)  # prefix tokens are not turned
         scale = block.head_dim**-0.5 if block.qk_norm else 1.0
         if self.options.flavour == "ort":
             z = n.add("Attention", q, k, v, scale=scale)
@@ -232,12 +236,15 @@ class _Forward:
         """(B*T, heads*h) to (B, heads, T, h)."""
         return self.n.add("Transpose", self.n.reshape(x, [-1, tokens, block.heads, block.head_dim]), perm=[0, 2, 1, 3])
 
-    def turn(self, x: str, block: Block) -> str:
-        """Rotary embedding: x cos + (halves swapped) sin; the sign is in the table."""
+    def turn(self, x: str, tokens: int) -> str:
+        """Rotary embedding of the first tokens: x cos + (halves swapped) sin; the sign is in the table."""
         n = self.n
         a, b = n.split(x, axis=-1, parts=2)
         swapped = n.add("Concat", b, a, axis=-1)
-        return n.add("Add", n.add("Mul", x, n.weight("rope.cos")), n.add("Mul", swapped, n.weight("rope.sin")))
+        tables = [n.weight("rope.cos"), n.weight("rope.sin")]
+        if tokens < self.tokens:
+            tables = [n.add("Slice", table, n.ints([0]), n.ints([tokens]), n.ints([0])) for table in tables]
+        return n.add("Add", n.add("Mul", x, tables[0]), n.add("Mul", swapped, tables[1]))
 
     def mlp(self, x: str, i: int) -> str:
         block, name = self.anatomy.blocks[i], f"blocks.{i}"
@@ -274,7 +281,8 @@ class _Forward:
         block = self.anatomy.blocks[int(number)]
         out = self.e if in_first else block.heads * block.head_dim if part in ("q", "k", "v") else block.hidden
         symmetric = self.options.flavour == "portable"
-        return static_int8(n, x, name, bias, in_first, out, numerics.ranges[name], symmetric)
+        whole_bias = f"{name}{INT32}" in self.biased
+        return static_int8(n, x, name, bias, in_first, out, numerics.ranges[name], symmetric, whole_bias)
 
     def norm(self, x: str, name: str) -> str:
         n = self.n

@@ -30,7 +30,7 @@ from ..values import to_json
 from .emit import Options, emit_nodes
 from .file import PROTOBUF_LIMIT, Sources, make_model, rows_kept, shared_sources, write_own
 from .nodes import Nodes
-from .numerics import Tensors, int32_biases, stored
+from .numerics import INT32, Tensors, int32_biases, stored
 from .prepare import ADDED, own_tensors, prepare, takes_bytes
 
 WEIGHTS = "weights.bin"
@@ -145,7 +145,7 @@ class Emitter:
     def _nodes(self, plan: Plan, sources: Sources, options: Options) -> Nodes:
         layers = [f"blocks.{i}.{layer}" for i in range(len(self.anatomy.blocks)) for layer in ("proj", "fc2")]
         biased = {layer: f"{layer}.bias" in sources.inside or f"{layer}.bias" in sources.placed for layer in layers}
-        biased |= {ADDED: True} if ADDED in sources.inside else {}
+        biased |= {name: True for name in sources.inside if name == ADDED or name.endswith(INT32)}
         options = replace(options, takes_bytes=self.takes_bytes)
         return emit_nodes(self.anatomy.with_counts(plan), self.wiring, biased, options)
 
@@ -169,6 +169,7 @@ class Emitter:
         return {
             "snapvit.version": __version__,
             "snapvit.precision": numerics.precision,
+            "snapvit.input": "uint8 NHWC, not normalised" if self.takes_bytes else "float32 NCHW, normalised",
             **kept_wide,
             "snapvit.model": self.blueprint.model,
             "snapvit.variant": name,

@@ -18,6 +18,7 @@ from ..values import Value
 Outputs = npt.NDArray[np.float32]
 Streams = Mapping[int, npt.NDArray[np.float32]]  # the output of each block, (images, tokens, E); or of first tokens
 TOLERANCE = 1e-4  # of the largest value, between forms in float32
+NEAR: dict[Precision, float] = {"fp16": 0.01, "int8-dynamic": 0.1, "int8-static": 0.1}  # blocks in fewer bits
 LEAST_COSINE: dict[Precision, float] = {"fp16": 0.9999, "int8-dynamic": 0.9, "int8-static": 0.9}  # to float32
 
 
@@ -33,7 +34,7 @@ def agreement(reference: Outputs, other: Outputs) -> Agreement:
     scale = max(float(np.abs(reference).max()), 1e-12)
     a, b = reference.astype(np.float64), other.astype(np.float64)
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    cosine = (a * b).sum(1) / np.maximum(norms, 1e-300)
+    cosine = np.where((a == b).all(1), 1.0, (a * b).sum(1) / np.maximum(norms, 1e-300))  # also where both are zero
     return Agreement(max_abs=float(np.abs(a - b).max()) / scale, cosine=float(cosine.min()))
 
 
@@ -78,7 +79,8 @@ def first_difference(reference: Streams, other: Streams, tolerance: float = TOLE
         return ""
     beyond = [i for i, value in found.items() if not value <= tolerance]
     if not beyond:
-        return "; no block differs, so it comes after them"
+        worst = max(found, key=lambda i: found[i])
+        return f"; block {worst} differs most, by {found[worst]:.2e} of its largest value, so it may come after them"
     return f"; the first block that differs is {beyond[0]}, by {found[beyond[0]]:.2e} of its largest value"
 
 

@@ -109,11 +109,21 @@ def _openvino(path: Path, found: Inspection) -> str | None:
 def _tensorrt(path: Path, found: Inspection) -> str | None:
     if found.opset > TENSORRT_OPSET:
         return f"{path}: opset {found.opset}, and TensorRT 10.3 reads up to {TENSORRT_OPSET}. Emit the portable flavour"
+    if (stray := _not_cast(path)) is not None:
+        return f"{path}: {stray} reads bytes, and TensorRT only casts them. Cast the input first"
     if "DynamicQuantizeLinear" in found.operators:
         return f"{path}: scales its inputs while it runs, which TensorRT does not do. Use --precision int8-static"
     if "Attention" in found.operators:
         return f"{path}: has the Attention operator, which TensorRT does not build. Emit the portable flavour"
     return None
+
+
+def _not_cast(path: Path) -> str | None:
+    """An operator other than Cast that reads an input of bytes."""
+    graph = read_graph(path).graph
+    inputs = {value.name for value in graph.input if _type(value.type.tensor_type.elem_type) == "uint8"}
+    readers = (node.op_type for node in graph.node if inputs & set(node.input))
+    return next((reader for reader in readers if reader != "Cast"), None)
 
 
 TARGETS: dict[str, Callable[[Path, Inspection], str | None]] = {

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from .nodes import Nodes
-from .numerics import FLOAT, Range
+from .numerics import FLOAT, INT32, Range
 
 
 def gemm(n: Nodes, x: str, layer: str, biased: bool, in_first: bool) -> str:
@@ -35,18 +35,26 @@ def dynamic_int8(n: Nodes, x: str, layer: str, biased: bool, in_first: bool) -> 
 
 
 def static_int8(
-    n: Nodes, x: str, layer: str, biased: bool, in_first: bool, out: int, span: Range, symmetric: bool
+    n: Nodes, x: str, layer: str, biased: bool, in_first: bool, out: int, span: Range, symmetric: bool, whole_bias: bool
 ) -> str:
-    """Inputs are scaled by the range that calibration images had; `symmetric`: as TensorRT wants it."""
-    steps = [n.array(f"{layer}.input.{what}", value) for what, value in zip(("scale", "zero"), span.step(symmetric))]
-    read = n.once(x, lambda: [n.add("DequantizeLinear", n.add("QuantizeLinear", x, *steps), *steps)])[0]
+    """Inputs are scaled by the range that calibration images had; `symmetric`: as TensorRT wants it.
+
+    `whole_bias`: the bias is there in int32.
+    """
+
+    def quantised() -> list[str]:
+        scale, zero = span.step(symmetric)
+        steps = n.array(f"{layer}.input.scale", scale), n.array(f"{layer}.input.zero", zero)
+        return [n.add("DequantizeLinear", n.add("QuantizeLinear", x, *steps), *steps)]
+
+    read = n.once(x, quantised)[0]
     zeros = n.array(f"zeros.{out}", np.zeros(out, np.int8))  # without them ONNX Runtime does not see the pattern
     stored = n.weight(f"{layer}.weight"), n.weight(f"{layer}.scale"), zeros
     weight = n.add("DequantizeLinear", *stored, axis=1 if in_first else 0)
     bias = []
-    if biased and symmetric:
-        bias = [n.weight(f"{layer}.bias")]
-    elif biased:
-        whole, step = n.weight(f"{layer}.bias.int32"), n.weight(f"{layer}.bias.step")
+    if biased and whole_bias:
+        whole, step = n.weight(f"{layer}{INT32}"), n.weight(f"{layer}.bias.step")
         bias = [n.add("DequantizeLinear", whole, step, axis=0)]
+    elif biased:
+        bias = [n.weight(f"{layer}.bias")]
     return n.add("Gemm", read, weight, *bias, transB=int(not in_first))

@@ -30,8 +30,9 @@ from ..target import Precision
 Tensors = dict[str, npt.NDArray[Any]]
 IN_INT8 = ("q", "k", "v", "proj", "fc1", "gate", "up", "fc2")  # layers of a block
 IN_FIRST = ("proj", "fc2")  # stored (in, out); the others (out, in)
-STREAM, EMBED = "stream", "embed"  # parts of a graph, beside "blocks.0.attn", "blocks.0.mlp" and "output"
-LEAST_SCALE = 1e-4  # of the largest in the layer: below it a feature hardly counts, and its bias would not fit int32
+STREAM, EMBED, OUTPUT = "stream", "embed", "output"  # parts of a graph, beside "blocks.0.attn" and "blocks.0.mlp"
+OF_STREAM = "of_stream"  # in the name of a value of the stream that lies in another part
+LEAST_SCALE = 1e-4  # of the largest in the layer: a feature with smaller weights hardly counts
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class Numerics:
         return HALF if self.precision == "fp16" and part not in self.wide else FLOAT
 
 
+INT32 = ".bias.int32"  # after the name of a layer
+MOST_STEPS = 2**30  # of a bias in int32, so that the sum of the products still fits
 FLOAT, HALF = 1, 10  # onnx.TensorProto.FLOAT and FLOAT16
 
 
@@ -91,13 +94,18 @@ def stored(tensors: Mapping[str, npt.NDArray[np.float32]], precision: Precision)
 
 
 def int32_biases(tensors: Mapping[str, npt.NDArray[Any]], numerics: Numerics) -> Tensors:
-    """Biases in the steps of their layer's products, as ONNX Runtime wants them for int8 layers with a fixed range."""
+    """Biases in the steps of their layer's products, as ONNX Runtime wants them for int8 layers with a fixed range.
+
+    A layer has none here if a bias is too large for that: beside weights or inputs that are all zero.
+    """
     found: Tensors = {}
     for layer, span in numerics.ranges.items():
         if (bias := tensors.get(f"{layer}.bias")) is not None:
             step = span.step(symmetric=False)[0] * tensors[f"{layer}.scale"].astype(np.float32)  # (out,)
-            found[f"{layer}.bias.int32"] = np.rint(bias.astype(np.float64) / step).astype(np.int32)
-            found[f"{layer}.bias.step"] = step.astype(np.float32)
+            whole = np.rint(bias.astype(np.float64) / step)
+            if np.abs(whole).max(initial=0) < MOST_STEPS:
+                found[f"{layer}{INT32}"] = whole.astype(np.int32)
+                found[f"{layer}.bias.step"] = step.astype(np.float32)
     return found
 
 

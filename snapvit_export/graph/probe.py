@@ -48,7 +48,7 @@ def largest_values(path: Path, batches: Iterable[Array], threads: int = 1) -> di
         for images in batches:
             for key, value in session.run_all(images).items():
                 if key in largest:
-                    found[largest[key]] = max(found[largest[key]], float(value))
+                    found[largest[key]] = float(np.maximum(found[largest[key]], value))  # NaN stays
     return found
 
 

@@ -27,7 +27,7 @@ from ..files import sha256
 from ..graph.calibrate import calibrate
 from ..graph.emit import OPSETS, Flavour, Options
 from ..graph.emitter import Emitter, Written
-from ..graph.gates import Streams, first_difference, require_close, require_equal
+from ..graph.gates import NEAR, Streams, first_difference, require_close, require_equal
 from ..graph.probe import streams
 from ..plan import Plan
 from ..profiling.device import DeviceCard, usable_cores
@@ -99,7 +99,8 @@ class Workshop:
         self.form, self.provenance = form, provenance
         self.gate_images = next(calibration.batches(GATE_IMAGES))  # (<=8, 3, H, W)
         self.gate_inputs = next(calibration.inputs(GATE_IMAGES, form.takes_bytes))
-        self.ranging_images = calibration.first(RANGING_IMAGES)
+        others = replace(calibration, pixels=calibration.pixels[GATE_IMAGES:], labels=None)  # than those of the gates
+        self.ranging_images = (others if len(others) >= GATE_IMAGES else calibration).first(RANGING_IMAGES)
         self.timed_batch = np.resize(self.gate_inputs, (target.batch, *self.gate_inputs.shape[1:]))
         self.built: dict[str, Built] = {}
         drawn, precision = blueprint(model, repair.ranking), target.precision
@@ -159,8 +160,9 @@ class Workshop:
     def _in_fewer_bits(self, name: str, exact: Written, write: Callable[..., Written]) -> tuple[Written, float]:
         """Write the graph in the target's precision; also how close it is to the one in float32."""
         precision = self.target.precision
-        batches = list(self.ranging_images.inputs(GATE_IMAGES, self.form.takes_bytes))
-        numerics = calibrate(precision, exact, batches)
+        images = list(self.ranging_images.inputs(1, self.form.takes_bytes))
+        symmetric = self.form.flavour == "portable"
+        numerics = calibrate(precision, exact, images, symmetric, usable_cores())
         if numerics.wide:
             parts = ", ".join(sorted(numerics.wide))
             self.progress.note(f"{name}: fp16 would overflow in {parts}, which stay in float32")
@@ -171,8 +173,11 @@ class Workshop:
             self._outputs(exact.graph),
             self._outputs(written.graph),
             precision,
-            where=lambda: first_difference(self._streams(exact.graph), self._streams(written.graph), 0.1),
+            where=lambda: first_difference(self._streams(exact.graph), self._streams(written.graph), NEAR[precision]),
         )
+        self.progress.note(f"{name}: cosine to fp32 {found.cosine:.6f}")
+        exact.graph.unlink()
+        exact.graph.with_suffix(".bin").unlink(missing_ok=True)
         return written, found.cosine
 
     def _outputs(self, path: Path) -> npt.NDArray[np.float32]:

@@ -10,7 +10,7 @@ import typer
 
 from .. import __version__
 from ..errors import SnapvitError
-from . import doctor, export, import_scores, inspect, models, pack, rank
+from . import choose, doctor, export, fleet, import_scores, inspect, models, pack, profile, rank
 
 app = typer.Typer(
     name="snapvit",
@@ -24,6 +24,9 @@ app = typer.Typer(
 app.command("export")(export.export)
 app.command("rank")(rank.rank)
 app.command("pack")(pack.pack)
+app.command("profile")(profile.profile)
+app.command("choose")(choose.choose)
+app.command("fleet")(fleet.fleet)
 app.command("inspect")(inspect.inspect)
 app.command("import-scores")(import_scores.import_scores)
 app.command("models")(models.models)

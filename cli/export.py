@@ -10,6 +10,11 @@ import typer
 
 def export(
     budget: Annotated[Optional[str], typer.Option(help="Latency to keep: 10ms, 60% (of dense) or 100fps.")] = None,
+    at: Annotated[str, typer.Option(help="Percentile that must keep the budget: p50, p90 or p99.")] = "p50",
+    max_size: Annotated[
+        Optional[str], typer.Option(help="Also at most this size, graph and weights: 12MB, 500kB or 1.5GB.")
+    ] = None,
+    max_params: Annotated[Optional[str], typer.Option(help="Also at most so many parameters: 3.5M, 800k.")] = None,
     model: Annotated[str, typer.Option(help="A timm name, a folder saved by us, or 'bundled'.")] = "bundled",
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
     data: Annotated[
@@ -22,8 +27,11 @@ def export(
     params: Annotated[Optional[str], typer.Option(help="Fractions of all parameters to keep: 0.7,0.5")] = None,
     pair: Annotated[Optional[str], typer.Option(help="Ratios of neurons and heads to cut: 0.35:0.2")] = None,
     ranking: Annotated[Optional[Path], typer.Option(help="Use this ranking instead of scoring anew.")] = None,
-    threads: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads the model may use.")] = 1,
-    batch: Annotated[int, typer.Option(min=1, max=65536, help="Images per run.")] = 1,
+    card: Annotated[str, typer.Option(help="Kind of device: cpu, raspberry-pi-5, jetson-orin-nano, ...")] = "cpu",
+    threads: Annotated[
+        Optional[int], typer.Option(min=1, max=1024, help="CPU threads the model may use; 1 on the card cpu.")
+    ] = None,
+    batch: Annotated[Optional[int], typer.Option(min=1, max=65536, help="Images per run; 1 on all cards.")] = None,
     recipe: Annotated[str, typer.Option(help="How to rank: default, snapvit (as released) or local.")] = "default",
     no_correct: Annotated[
         bool, typer.Option("--no-correct", help="Leave the weights of what is kept as they are.")
@@ -42,8 +50,8 @@ def export(
         Optional[int], typer.Option(min=0, max=10**6, help="Of the search, the longest part; 0 for none.")
     ] = None,
     precision: Annotated[
-        str, typer.Option(help="Numbers to compute with: fp32, fp16, int8 (which is int8-dynamic) or int8-static.")
-    ] = "fp32",
+        Optional[str], typer.Option(help="Numbers to compute with: fp32, fp16, int8 (int8-dynamic) or int8-static.")
+    ] = None,
     flavour: Annotated[
         Optional[str],
         typer.Option(
@@ -72,6 +80,7 @@ def export(
     from . import parsing
     from .progress import shown
 
+    known = profiles.load(card)
     request = Request(
         model=model,
         checkpoint=checkpoint,
@@ -83,8 +92,12 @@ def export(
         params=parsing.fractions(params, "--params"),
         pairs=parsing.pairs(pair, "--pair"),
         target=msgspec.structs.replace(
-            profiles.load("cpu").target, batch=batch, threads=threads, precision=parse_precision(precision)
+            known.target,
+            batch=batch or known.target.batch,
+            threads=threads or known.target.threads,
+            precision=parse_precision(precision or known.target.precision),
         ),
+        width_multiple=known.width_multiple,
         recipe=recipe,
         correct=not no_correct,
         correction=correction,
@@ -97,6 +110,7 @@ def export(
         single_file=single_file,
         static_batch=static_batch,
         takes_bytes=takes_bytes,
+        limits=parsing.limits(at, max_size, max_params),
     )
     with shown(quiet) as progress:
         manifest = run(request, progress)

@@ -1,8 +1,18 @@
-"""Options that hold several numbers: `0.1,0.3` and `0.35:0.2`."""
+"""Options that hold several numbers, `0.1,0.3` and `0.35:0.2`, or a number with a unit, `12MB` and `3.5M`."""
 
 from __future__ import annotations
 
+import re
+from typing import TYPE_CHECKING
+
 from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from ..family import Limits
+
+SIZES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+COUNTS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+_QUANTITY = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE | re.ASCII)
 
 
 def fractions(text: str | None, option: str) -> list[float]:
@@ -23,6 +33,28 @@ def pairs(text: str | None, option: str) -> list[tuple[float, float]]:
             raise UsageError(f"{option} '{part}' is not a pair. Write the ratio of neurons and of heads as 0.35:0.2")
         found.append((_number(mlp, option, "0.35:0.2"), _number(head, option, "0.35:0.2")))
     return found
+
+
+def limits(at: str, max_size: str | None, max_params: str | None) -> Limits:
+    """What a choice keeps beside its budget."""
+    from ..family import Limits
+    from ..profiling.profile import check_percentile
+
+    return Limits(
+        at=check_percentile(at),
+        max_size_bytes=_quantity(max_size, "--max-size", SIZES, "12MB"),
+        max_params=_quantity(max_params, "--max-params", COUNTS, "3.5M"),
+    )
+
+
+def _quantity(text: str | None, option: str, units: dict[str, int], example: str) -> int | None:
+    if text is None:
+        return None
+    match = _QUANTITY.fullmatch(text)
+    number = float(match[1]) * units.get(match[2].lower(), 0) if match else 0.0
+    if not 1 <= number <= 2**53:
+        raise UsageError(f"{option} '{text}' is not understood. Write it like {example}")
+    return int(number)
 
 
 def _number(text: str, option: str, example: str) -> float:

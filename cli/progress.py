@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..progress import Progress, Silent
+from ..progress import Intervals, Progress, Silent
 
 
 @contextmanager
@@ -36,6 +36,9 @@ class _Lines:
     def note(self, text: str) -> None:
         print(f"  {text}", file=sys.stderr, flush=True)
 
+    def latencies(self, found: Intervals, budget_ms: float | None) -> None:
+        pass  # the last of them becomes a note
+
 
 class _JsonLines:
     """One JSON object per line: what is being done, how far it is, and remarks."""
@@ -64,10 +67,14 @@ class _JsonLines:
 
         print(json.dumps({"note": text}), file=sys.stderr, flush=True)
 
+    def latencies(self, found: Intervals, budget_ms: float | None) -> None:
+        self._print(latencies_ms=found, budget_ms=budget_ms)
+
 
 @contextmanager
 def _live() -> Iterator[Progress]:
-    from rich.console import Console
+    from rich.console import Console, Group
+    from rich.live import Live as Screen
     from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
@@ -77,9 +84,9 @@ def _live() -> Iterator[Progress]:
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True, highlight=False),
-        transient=True,
     )
+    console = Console(stderr=True, highlight=False)
+    screen = Screen(bars, console=console, transient=True)
 
     class Live:
         task = bars.add_task("starting", total=None)
@@ -87,6 +94,7 @@ def _live() -> Iterator[Progress]:
         def phase(self, what: str, total: int | None = None) -> None:
             bars.remove_task(self.task)  # a reset would keep the old total where there is none
             self.task = bars.add_task(what, total=total)
+            screen.update(bars)
 
         def advance(self, steps: int = 1) -> None:
             bars.advance(self.task, steps)
@@ -95,7 +103,29 @@ def _live() -> Iterator[Progress]:
             bars.update(self.task, description=what)
 
         def note(self, text: str) -> None:
-            bars.console.print(text, style="dim", markup=False)
+            console.print(text, style="dim", markup=False)
 
-    with bars:
+        def latencies(self, found: Intervals, budget_ms: float | None) -> None:
+            from rich.text import Text
+
+            screen.update(Group(bars, Text("\n".join(drawn(found, budget_ms)))))
+
+    with screen:
         yield Live()
+
+
+def drawn(found: Intervals, budget_ms: float | None, width: int = 40) -> list[str]:
+    """Latencies as bars with their intervals, and the budget as a line through all of them."""
+    most = max([high for _, _, high in found.values()] + [budget_ms or 0.0]) * 1.05
+    name_width = max(len(name) for name in found)
+    mark = None if budget_ms is None else min(width - 1, int(width * budget_ms / most))
+    lines = []
+    for name, (ms, low, high) in found.items():
+        first, last = int(width * low / most), max(int(width * low / most) + 1, int(width * high / most))
+        cells = ["━" if cell < first else "╌" if cell < last else " " for cell in range(width)]
+        if mark is not None:
+            cells[mark] = "│"
+        lines.append(f"  {name:<{name_width}} {''.join(cells)} {ms:8.2f} ms ({low:.2f} to {high:.2f})")
+    if budget_ms is not None:
+        lines.append(f"  {'':<{name_width}} {' ' * (mark or 0)}└ budget {budget_ms:.4g} ms")
+    return lines

@@ -6,22 +6,30 @@ from importlib import resources
 
 from ..errors import UsageError
 from ..target import Target
-from ..values import Value, from_json
+from ..values import Size, Value, from_json
 
 
 class Card(Value, frozen=True, kw_only=True):
-    """A kind of device and the target that it defaults to."""
+    """A kind of device, the target that it defaults to, and how to hold it still while timing."""
 
     name: str
     description: str
     target: Target
+    width_multiple: Size  # MLPs keep a multiple of so many neurons: what the hardware would round up to anyway
+    clock: str  # what to do with its clocks before timing
+    sources: tuple[str, ...]  # where that comes from
+    measured: bool  # whether anything was timed on such a device by this project
 
 
 def load(name: str) -> Card:
     """Read the card of a kind of device."""
-    folder = resources.files(__name__)
-    file = folder / f"{name}.json"
-    if not name.isidentifier() or not file.is_file():
-        known = sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
-        raise UsageError(f"no device card is called '{name}'. There are: {', '.join(known)}")
+    if name not in names():
+        raise UsageError(f"no device card is called '{name}'. There are: {', '.join(names())}")
+    file = resources.files(__name__) / f"{name}.json"
     return from_json(file.read_bytes(), Card, f"profiles/{name}.json")
+
+
+def names() -> list[str]:
+    """All cards that there are."""
+    entries = (entry.name for entry in resources.files(__name__).iterdir())
+    return sorted(name.removesuffix(".json") for name in entries if name.endswith(".json"))

@@ -21,6 +21,8 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "pack": (("torch", "timm", "sklearn"), "prune"),
     "import-scores": (("torch", "timm"), "prune"),
     "models": (("torch", "timm"), "prune"),
+    "profile": (("onnx", "onnxruntime"), "ort"),
+    "choose": (("onnx", "onnxruntime"), "ort"),
 }
 
 

@@ -15,7 +15,8 @@ from .errors import FileFormatError
 from .evaluate.accuracy import Evaluation
 from .files import inside, sha256
 from .profiling.device import DeviceCard
-from .profiling.measure import Profile
+from .profiling.latency_model import LatencyModel
+from .profiling.profile import Percentile, Profile
 from .target import Precision, Runtime, Target
 from .values import Count, Ratio, Size, Value, read_json, write_json
 
@@ -66,6 +67,14 @@ class Measurement(Value, frozen=True, kw_only=True):
     fits: bool
 
 
+class Limits(Value, frozen=True, kw_only=True):
+    """What a choice keeps beside its budget."""
+
+    at: Percentile = "p50"  # of the latency that the budget is compared with
+    max_size_bytes: Count | None = None
+    max_params: Count | None = None
+
+
 class Choice(Value, frozen=True, kw_only=True):
     """The densest variant that fits, the next denser one that does not, and every measurement that led there."""
 
@@ -73,6 +82,8 @@ class Choice(Value, frozen=True, kw_only=True):
     budget_ms: float
     next_denser: str | None  # None: the dense model fits
     decided: bool  # False: the machine was too noisy to tell the two apart, and the sparser one was taken
+    limits: Limits = Limits()
+    model: LatencyModel | None = None  # which proposed what to build; it decides nothing
     measurements: tuple[Measurement, ...]
 
 

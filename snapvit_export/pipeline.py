@@ -23,17 +23,18 @@ from .calibration.preprocessing import Preprocessing
 from .correction.damping import Damping
 from .correction.factors import Factors
 from .errors import SnapvitError, UsageError, needs
-from .family import RANKING, Choice, Input, Manifest, MeasuredOn, own_files, write_manifest
+from .family import RANKING, Input, Limits, Manifest, MeasuredOn, own_files, write_manifest
 from .files import refuse_foreign, staged_folder, writing
 from .graph.emit import Flavour, check_flavour
 from .plan import Plan, Planner, check_fraction, check_ratio, check_sparsity
 from .profiling.device import this_device
 from .progress import Progress, Silent
 from .ranking import Ranking
+from .stand import Form, choose_on
 from .target import Runtime, Target, check_precision
 
 BUNDLED_MODEL = "bundled"
-RUNTIME_LIKES: dict[Runtime, Flavour] = {"onnxruntime": "ort"}
+RUNTIME_LIKES: dict[Runtime, Flavour] = {"onnxruntime": "ort", "tensorrt": "portable"}
 MOST_HELD_OUT = 500  # images that report accuracy
 SHOWN_UNREADABLE = 5  # names of pictures; the others are counted
 
@@ -77,6 +78,8 @@ class Request:
     single_file: bool = False  # True: every graph holds its own weights
     static_batch: bool = False  # True: graphs take exactly the target's batch
     takes_bytes: bool = False  # True: graphs take (B, H, W, 3) bytes and normalise them
+    limits: Limits = field(default_factory=Limits)  # beside the budget
+    width_multiple: int = 1  # of the neurons that an MLP keeps
 
 
 def export(request: Request, progress: Progress | None = None) -> Manifest:
@@ -115,14 +118,20 @@ def _into(  # type: ignore[no-untyped-def]
     """Fill the folder with the variants and the ranking, and describe them."""
     from .prune.load import load_model
     from .prune.repair import Repair
-    from .prune.workshop import Form, Workshop
+    from .prune.workshop import Workshop
 
     progress.phase(f"loading {request.model}")
     model = load_model(request.model, request.checkpoint)
     _refuse_early(request, given, model)
     images, reporting = read_images(split, model.preprocessing, progress)
     ranking, factors = _ranking(request, settings, given, model, images, progress)
-    planner = Planner(ranking, model.anatomy, ranking.protection, corrected=settings.correction in recipe.ADDS_BIASES)
+    planner = Planner(
+        ranking,
+        model.anatomy,
+        ranking.protection,
+        corrected=settings.correction in recipe.ADDS_BIASES,
+        multiple=request.width_multiple,
+    )
     wanted = _requested_plans(request, planner)
     damping = Damping.parse(settings.damping)
     repair = Repair(model, ranking, settings.correction, images, progress, factors, damping)
@@ -141,7 +150,7 @@ def _into(  # type: ignore[no-untyped-def]
         for name, plan in wanted.items():
             workshop.add(name, plan, keep=True)
         workshop.time(["dense", *wanted])
-        choice = _choose(budget, request, planner, workshop) if budget else None
+        choice = choose_on(workshop, planner, budget, request.limits) if budget else None
     keep = {"dense", *wanted, *((choice.variant, choice.next_denser) if choice else ())}
     ranking.save(stage / RANKING)
     return Manifest(
@@ -181,6 +190,11 @@ def _check(request: Request, budget: Budget | None) -> Ranking | None:
         raise UsageError(f"--no-correct and --correction {request.correction} contradict each other. Give one")
     _flavour(request)
     check_precision(request.target.precision)
+    if request.target.runtime != "onnxruntime":
+        raise SnapvitError(
+            f"{request.target.runtime} cannot be timed by this version. Export a portable family here "
+            "(--flavour portable --sparsity 0.1,0.3,0.5) and build it there"
+        )
     for fraction in request.sparsity:
         check_sparsity(fraction)
     for what, fractions in (("FLOPs", request.flops), ("parameter", request.params)):
@@ -305,28 +319,3 @@ def _requested_plans(request: Request, planner: Planner) -> dict[str, Plan]:
     plans = {f"{prefix}{percent(f)}": plan(f) for prefix, fractions, plan in ways for f in fractions}
     plans |= {f"pair{percent(mlp)}-{percent(head)}": planner.pair(mlp, head) for mlp, head in request.pairs}
     return plans
-
-
-def _choose(budget: Budget, request: Request, planner: Planner, workshop) -> Choice:  # type: ignore[no-untyped-def]
-    from .choose import choose
-
-    grid = planner.steps()
-    names = list(grid)
-    dense_ms = workshop.p50_ms("dense")
-    budget_ms = budget.to_ms(dense_ms, request.target.batch)
-
-    def time(numbers: Sequence[int]) -> dict[int, float]:
-        chosen = [names[number] for number in numbers]
-        for name in chosen:  # two are timed together when they decide: then it must be the files that are kept
-            workshop.add(name, grid[name], keep=len(chosen) > 1)
-        workshop.time(chosen, seconds=1.0 if len(chosen) == 1 else 3.0)  # a look, or the comparison that decides
-        return {number: workshop.p50_ms(names[number]) for number in numbers}
-
-    bracket = choose(len(names), budget_ms, time, dense_ms=dense_ms)
-    return Choice(
-        variant=names[bracket.chosen],
-        budget_ms=budget_ms,
-        next_denser=None if bracket.next_denser is None else names[bracket.next_denser],
-        decided=bracket.decided,
-        measurements=workshop.measurements(budget_ms),
-    )

@@ -181,8 +181,34 @@ class Planner:
             raise UsageError("an allocation under a cost needs a ranking with damage curves")
         return Allocator(self._damage, costs, self.protection.least(self.anatomy), self.multiple).within(budget)
 
+    @property
+    def allocates(self) -> bool:
+        """Whether heads and neurons are traded against each other under a cost."""
+        return self._damage is not None
+
+    def steps_of(self, costs: Costs) -> dict[str, Plan]:
+        """Plans from dense to the sparsest, one per hundredth of the dense cost, such as a latency model's.
+
+        `t63` has the least damage of all that cost at most 0.63; it needs damage curves.
+        """
+        from .allocate import Allocator  # which needs Plan
+
+        if self._damage is None:
+            raise UsageError("an allocation under a cost needs a ranking with damage curves")
+        dense, least = Plan.dense(self.anatomy), self.protection.least(self.anatomy)
+        allocator = Allocator(self._damage, costs, least, self.multiple)
+        whole, smallest = costs.of(dense), costs.of(least)
+        plans, last = {"dense": dense}, whole
+        for percent in range(99, 0, -1):
+            if (budget := whole * percent / 100) >= smallest:
+                plan = allocator.within(budget)
+                if costs.of(plan) < last:
+                    plans[f"t{percent}"], last = plan, costs.of(plan)
+        sparsest = allocator.within(smallest * (1 + 1e-9))  # what costs nothing is kept
+        return plans if costs.of(sparsest) >= last else {**plans, "sparsest": sparsest}
+
     def steps(self) -> dict[str, Plan]:
-        """Plans from dense to the sparsest, one per hundredth: what a budget chooses from, by name.
+        """Plans from dense to the sparsest, one per hundredth, by name.
 
         With damage curves the hundredths are of FLOPs, which latency follows; `flops63` is `flops(0.63)`, left out
         where it would not need less than the step before. Without, they are of sparsity; `s37` is `sparsity(0.37)`.

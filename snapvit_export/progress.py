@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
+
+Intervals = Mapping[str, tuple[float, float, float]]  # by candidate: milliseconds, and between which they lie
 
 
 class Progress(Protocol):
@@ -15,6 +18,8 @@ class Progress(Protocol):
     def describe(self, what: str) -> None: ...  # another word for the phase, its count goes on
 
     def note(self, text: str) -> None: ...
+
+    def latencies(self, found: Intervals, budget_ms: float | None) -> None: ...  # while they are being measured
 
 
 class Silent:
@@ -30,4 +35,7 @@ class Silent:
         pass
 
     def note(self, text: str) -> None:
+        pass
+
+    def latencies(self, found: Intervals, budget_ms: float | None) -> None:
         pass

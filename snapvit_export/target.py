@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from .errors import UsageError
 from .values import Size, Value
 
-Runtime = Literal["onnxruntime"]
+Runtime = Literal["onnxruntime", "tensorrt"]
 Precision = Literal["fp32", "fp16", "int8-dynamic", "int8-static"]
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapvit_export.budget import Budget
-from snapvit_export.choose import Bracket, choose
+from snapvit_export.choose import Bracket, Latency, choose
 from snapvit_export.errors import BudgetNotMet, UsageError
 
 
@@ -26,52 +26,88 @@ def test_other_budgets_are_refused_with_an_example(text):
         Budget.parse(text)
 
 
-@given(st.lists(st.floats(1, 100), min_size=1, max_size=60, unique=True), st.floats(0.5, 110))
-def test_the_densest_that_fits_is_found_and_bracketed(latencies, budget):
-    falling = sorted(latencies, reverse=True)
-    timed: list[int] = []
+def sharp(ms: float) -> Latency:
+    return Latency(ms, ms, ms)
 
-    def time(numbers):
-        timed.extend(numbers)
-        return {n: falling[n] for n in numbers}
+
+@given(
+    st.lists(st.floats(1, 100), min_size=1, max_size=60, unique=True), st.floats(0.5, 110), st.floats(0.2, 5), st.data()
+)
+def test_the_densest_that_fits_is_found_and_bracketed_whatever_the_guesses(latencies, budget, scale, data):
+    falling = sorted(latencies, reverse=True)
+    bend = data.draw(st.floats(0.7, 1.3))
+    guesses = [scale * ms**bend for ms in falling]
+
+    def time(numbers, seconds):
+        return {n: sharp(falling[n]) for n in numbers}
 
     if falling[-1] > budget:
         with pytest.raises(BudgetNotMet, match="smallest reaches"):
-            choose(len(falling), budget, time)
+            choose(guesses, budget, time)
         return
-    bracket = choose(len(falling), budget, time)
+    bracket = choose(guesses, budget, time)
     densest = next(n for n, ms in enumerate(falling) if ms <= budget)
-    assert bracket == Bracket(densest, densest - 1 if densest else None)
-    assert len(set(timed)) <= 2 + np.ceil(np.log2(len(falling) + 1))
+    assert (bracket.chosen, bracket.next_denser) == (densest, densest - 1 if densest else None)
+
+
+@given(st.floats(0.05, 0.98), st.floats(0.3, 3), st.floats(-0.04, 0.04))
+def test_a_model_that_is_a_few_per_cent_off_needs_four_looks(share, scale, bend):
+    falling = [100 * (1 - 0.0095 * n) for n in range(100)]
+    guesses = [scale * ms * (1 + bend * n / 100) for n, ms in enumerate(falling)]
+    timed: set[int] = set()
+
+    def time(numbers, seconds):
+        timed.update(numbers)
+        return {n: sharp(falling[n]) for n in numbers}
+
+    budget = 100 * (1 - 0.94 * (1 - share))
+    bracket = choose(guesses, budget, time, dense=sharp(100.0))
+    assert falling[bracket.chosen] <= budget < falling[bracket.next_denser]
+    assert len(timed) <= 5
 
 
 def test_noise_that_contradicts_itself_is_said():
     rng = np.random.default_rng(0)
     budget = 10.0
 
-    def time(numbers):  # candidates 4 to 6 cannot be told apart
-        return {n: (20 - 2 * n if n < 4 else 8 - n / 10 if n > 6 else float(rng.uniform(8, 12))) for n in numbers}
+    def time(numbers, seconds):  # candidates 4 to 6 cannot be told apart
+        return {n: sharp(20 - 2 * n if n < 4 else 8 - n / 10 if n > 6 else float(rng.uniform(8, 12))) for n in numbers}
 
-    answers = [choose(12, budget, time) for _ in range(200)]
+    guesses = [20 - 1.2 * n for n in range(12)]
+    answers = [choose(guesses, budget, time) for _ in range(200)]
     assert any(not answer.decided for answer in answers)
     assert all(4 <= answer.chosen <= 7 for answer in answers)
     assert all(answer.next_denser == answer.chosen - 1 for answer in answers)
 
 
-def test_of_two_contradicting_looks_the_sparser_is_taken():
-    looks = iter([{5: True, 6: True}, {4: True, 5: True}, {3: False, 4: False}])
+def test_a_budget_within_the_noise_of_a_neighbour_is_timed_for_longer_and_then_said():
+    asked: list[float] = []
 
-    def time(numbers):
-        if len(numbers) == 1:  # first looks: 6 fits, 5 does not
-            return {n: 9.0 if n >= 6 else 11.0 for n in numbers}
-        return {n: 9.0 if fits else 11.0 for n, fits in next(looks).items()}
+    def time(numbers, seconds):
+        asked.append(seconds)
+        width = 0.5 if seconds < 6 or not sharp_later else 0.0
+        truth = [20.0, 15.0, 10.2, 9.8, 5.0]
+        return {n: Latency(truth[n], truth[n] - width, truth[n] + width) for n in numbers}
 
-    assert choose(12, 10.0, time) == Bracket(5, 4, decided=False)
+    for sharp_later in (True, False):
+        asked.clear()
+        bracket = choose([20.0, 15.0, 10.2, 9.8, 5.0], 10.0, time, dense=sharp(20.0))
+        assert (bracket.chosen, bracket.next_denser, bracket.decided) == (3, 2, sharp_later)
+        assert asked[-1] == 6.0
+
+
+def test_candidates_that_are_too_large_for_another_limit_are_passed_over():
+    truth = [float("inf"), float("inf"), float("inf"), 6.0, 5.0]
+
+    def time(numbers, seconds):
+        return {n: sharp(truth[n]) for n in numbers}
+
+    assert choose([10.0, 9.0, 8.0, 6.0, 5.0], 20.0, time) == Bracket(3, 2)
 
 
 def test_the_named_smallest_latency_is_enough_when_typed_in():
     with pytest.raises(BudgetNotMet) as refused:
-        choose(2, 1.0, lambda numbers: dict.fromkeys(numbers, 1.23449))
+        choose([2.0, 1.0], 1.0, lambda numbers, seconds: {n: sharp(1.23449) for n in numbers})
     allowed = str(refused.value).split("Allow at least ")[1].split(",")[0]
     assert Budget.parse(allowed).value == 1.24
 
@@ -81,9 +117,9 @@ def test_a_bracket_that_was_wrong_moves():
     truth = [20, 15, 10.4, 10.1, 9.7, 9.0]
     seen: set[int] = set()
 
-    def time(numbers):
-        fresh = {n: first_look[n] if len(numbers) == 1 and n not in seen else truth[n] for n in numbers}
+    def time(numbers, seconds):
+        fresh = {n: first_look.get(n, truth[n]) if len(numbers) == 1 and n not in seen else truth[n] for n in numbers}
         seen.update(numbers)
-        return fresh
+        return {n: sharp(ms) for n, ms in fresh.items()}
 
-    assert choose(6, 10.0, time) == Bracket(4, 3)
+    assert choose([20.0, 15.0, 9.9, 9.5, 9.2, 9.0], 10.0, time) == Bracket(4, 3)

@@ -1,22 +1,39 @@
-"""Timing: samples of real calls, side by side, on a described device."""
+"""Timing: samples of real calls, side by side, on a described device, and how far they can be trusted."""
 
 import itertools
+import os
 import time
 
+import numpy as np
 import pytest
 
-from snapvit_export.errors import SnapvitError
+from snapvit_export.errors import SnapvitError, UsageError
+from snapvit_export.profiling.affinity import pin_to
+from snapvit_export.profiling.conditions import Conditions, Energy, Watch
 from snapvit_export.profiling.device import this_device, usable_cores
-from snapvit_export.profiling.measure import MIN_RUNS, time_together, to_profile
+from snapvit_export.profiling.measure import BURST, MIN_RUNS, time_together
+from snapvit_export.profiling.profile import Profile, check_percentile, to_profile
+from snapvit_export.profiling.samples import Samples
 from snapvit_export.runtimes import ort
+from snapvit_export.target import Target
+from snapvit_export.values import from_json, to_json
+
+TARGET = Target(runtime="onnxruntime", precision="fp32", batch=2, threads=3)
+QUIET = Conditions(noise=0.0, drift=0.0, waited=0.0, others=None)
+
+
+def profile_of(samples: Samples, **changes) -> Profile:
+    given = dict(target=TARGET, sha256="ab", device=this_device("1"), conditions=QUIET)
+    return to_profile(samples, **{**given, **changes})
+
+
+def taken(*wall_ms: float, burst: int = BURST) -> Samples:
+    return Samples(burst, list(wall_ms), list(wall_ms))
 
 
 def test_longer_calls_measure_longer():
     samples = time_together({"short": lambda: time.sleep(0.002), "long": lambda: time.sleep(0.006)})
-    device = this_device("none")
-    profiles = {
-        name: to_profile(taken, batch=1, threads=1, sha256="", device=device) for name, taken in samples.items()
-    }
+    profiles = {name: profile_of(found) for name, found in samples.items()}
     assert all(profile.runs >= MIN_RUNS for profile in profiles.values())
     assert 2 <= profiles["short"].p50_ms < profiles["long"].p50_ms
     assert profiles["long"].p50_ms >= 6
@@ -32,10 +49,132 @@ def test_candidates_alternate_in_bursts():
     assert switches > 10
 
 
+def test_two_clocks_tell_sleeping_from_working():
+    def work():
+        end = time.process_time() + 0.003
+        while time.process_time() < end:
+            pass
+
+    found = time_together({"sleeps": lambda: time.sleep(0.003), "works": work}, seconds=0.1)
+    assert found["sleeps"].percentile(50) >= 3
+    assert found["sleeps"].quiet_cpu_ms < 1
+    assert found["works"].quiet_cpu_ms >= 2.9
+    assert found["sleeps"].waited > 0.7
+
+
+def test_with_a_pause_every_run_comes_after_a_sleep():
+    calls: list[float] = []
+    found = time_together({"a": lambda: calls.append(time.monotonic())}, seconds=0.0, pause_ms=5)
+    assert found["a"].burst == 1
+    gaps = np.diff(calls[-MIN_RUNS:])
+    assert gaps.min() >= 0.005
+
+
+def test_rounds_are_reported_and_samples_can_be_added_to():
+    rounds: list[int] = []
+    first = time_together({"a": lambda: None}, seconds=0.0, report=lambda samples: rounds.append(len(samples["a"])))
+    assert rounds == sorted(rounds)
+    assert rounds[-1] == len(first["a"])
+    more = time_together({"a": lambda: None}, seconds=0.0, more=first)
+    assert len(more["a"]) >= 2 * MIN_RUNS
+
+
 def test_percentiles_of_known_samples():
-    profile = to_profile(list(range(101)), batch=2, threads=3, sha256="ab", device=this_device("1"))
+    profile = profile_of(taken(*range(101)))
     assert (profile.p50_ms, profile.p90_ms, profile.p99_ms, profile.spread_ms, profile.runs) == (50, 90, 99, 50, 101)
-    assert (profile.batch, profile.threads, profile.sha256) == (2, 3, "ab")
+    assert (profile.batch, profile.threads, profile.sha256, profile.precision) == (2, 3, "ab", "fp32")
+    assert profile.at_ms("p90") == 90
+    assert from_json(to_json(profile), Profile, "x") == profile
+    with pytest.raises(UsageError, match="no percentile is called 'p75'. Known: p50, p90, p99"):
+        check_percentile("p75")
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say():
+    random = np.random.default_rng(0)
+    held = 0
+    for _ in range(200):  # a slow machine every now and then, for a whole burst
+        wall = np.concatenate([random.normal(10, 0.1, BURST) + random.exponential(0.3) for _ in range(40)])
+        low, high = taken(*wall).interval(50)
+        held += low <= TRUE_MEDIAN <= high
+    assert 0.85 <= held / 200 <= 1.0
+
+
+TRUE_MEDIAN = float(
+    np.median(np.random.default_rng(1).normal(10, 0.1, 10**6) + np.random.default_rng(2).exponential(0.3, 10**6))
+)
+
+
+def test_intervals_are_narrow_where_nothing_varies_and_wide_where_bursts_differ():
+    assert taken(*[5.0] * 80).interval(50) == (5.0, 5.0)
+    uneven = [10.0 + (n // BURST) % 2 for n in range(80)]
+    low, high = taken(*uneven).interval(50)
+    assert high - low >= 0.5
+
+
+def test_noise_drift_and_load_are_found():
+    same = [10.0, 10.1] * 60
+    assert taken(*same).noise == pytest.approx(0, abs=0.01)
+    odd_bursts = [10.0 + 2 * ((n // BURST) % 2) for n in range(120)]
+    assert taken(*odd_bursts).noise == pytest.approx(0.2)
+    heating = list(np.linspace(10, 13, 120))
+    assert taken(*heating).drift > 0.15
+    kinds = {kind for kind, _, _ in Conditions(noise=0.1, drift=0.2, waited=0.0, others=1.5).warnings()}
+    assert kinds == {"load", "heat", "noise"}
+    assert not QUIET.warnings()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="the system does not tell how busy it is")
+def test_work_of_others_is_seen(tmp_path):
+    import subprocess
+    import sys
+
+    watch = Watch()
+    hog = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        time.sleep(1.0)
+        others = watch.conditions(taken(1.0)).others
+    finally:
+        hog.kill()
+        hog.wait()
+    assert others > 0.5
+
+
+def test_energy_is_read_where_there_is_a_counter_and_absent_elsewhere(tmp_path):
+    assert not Energy(tmp_path).known
+    assert Energy(tmp_path).since([]) is None
+    for name, text in (("intel-rapl:0", "1000"), ("intel-rapl:0:0", "7"), ("intel-rapl:1", "90")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "energy_uj").write_text(text)
+        (tmp_path / name / "max_energy_range_uj").write_text("100")
+    counter = Energy(tmp_path)
+    before = counter.read()
+    assert before == [1000, 90]  # packages, not their parts
+    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("5000")
+    (tmp_path / "intel-rapl:1" / "energy_uj").write_text("20")  # the counter began again
+    assert counter.since(before) == pytest.approx((4000 + 30) / 1000)
+
+
+def test_a_profile_of_another_file_device_or_way_is_not_used_again():
+    profile, device = profile_of(taken(1.0, 2.0)), this_device("1")
+    assert profile.belongs_to("ab", TARGET, device)
+    assert not profile.belongs_to("cd", TARGET, device)
+    assert not profile.belongs_to("ab", TARGET, this_device("2"))
+    other = Target(runtime="onnxruntime", precision="fp32", batch=1, threads=3)
+    assert not profile.belongs_to("ab", other, device)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system cannot pin a process")
+def test_pinning_keeps_the_process_on_the_cores_that_were_named():
+    before = os.sched_getaffinity(0)
+    try:
+        pin_to(str(min(before)))
+        assert os.sched_getaffinity(0) == {min(before)}
+        assert usable_cores() == 1
+    finally:
+        os.sched_setaffinity(0, before)
+    for text, says in (("x", "not a list of cores"), ("99999", "may use the cores")):
+        with pytest.raises(UsageError, match=says):
+            pin_to(text)
 
 
 def test_the_device_card_describes_this_machine():

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, TextIO
 
 from ..family import Manifest, Measurement, Variant
 from ..graph.inspect import Inspection
+from ..on_device import FamilyProfile
+from ..profiling.profile import Profile
 from ..ranking import Ranking
 
 if TYPE_CHECKING:
@@ -46,6 +48,38 @@ def print_ranking(ranking: Ranking, path: Path) -> None:
         evaluations = found["history"][-1]["evaluations"] if found["history"] else 0
         print(f"Fitness {found['start_fitness']:.5f} at the start, {found['best_fitness']:.5f} after {evaluations}.")
     print(f"Written to {path}: {ranking.model}, {sum(ranking.heads)} heads, {sum(ranking.neurons)} neurons")
+
+
+def print_profiles(found: FamilyProfile) -> None:
+    """How long each variant takes, and what to know of the machine."""
+    device = found.target.device
+    print(f"{found.model} on {device.cpu}, {found.target.threads} thread(s), batch {found.target.batch}")
+    columns = ("variant", "p50 ms", "between", "p90 ms", "p99 ms", "CPU ms", "mJ")
+    rows = [
+        (
+            name,
+            f"{p.p50_ms:.2f}",
+            "{:.2f} - {:.2f}".format(*p.intervals_ms["p50"]),
+            f"{p.p90_ms:.2f}",
+            f"{p.p99_ms:.2f}",
+            f"{p.cpu_ms:.2f}",
+            "-" if p.energy_mj is None else f"{p.energy_mj:.0f}",
+        )
+        for name, p in found.profiles.items()
+    ]
+    print_rows(columns, rows, left={"variant", "between"})
+    for warning in _warnings(found.profiles.values()):
+        print(f"Beware: {warning}.")
+
+
+def _warnings(profiles: Iterable[Profile]) -> list[str]:
+    """What disturbed the timings, each thing once, at its worst."""
+    worst: dict[str, tuple[float, str]] = {}
+    for profile in profiles:
+        for kind, size, text in profile.conditions.warnings():
+            if size > worst.get(kind, (0.0, ""))[0]:
+                worst[kind] = (size, text)
+    return [text for _, text in worst.values()]
 
 
 def print_inspection(found: Inspection) -> None:
@@ -120,11 +154,15 @@ def _sentence(manifest: Manifest) -> str:
     assert choice is not None
     by_name = {row.variant: row for row in choice.measurements}
     chosen = by_name[choice.variant]
-    text = f"{choice.variant}: {chosen.profile.p50_ms:.2f} ms fits {choice.budget_ms:.4g} ms"
+    at = choice.limits.at
+    between = "{:.2f} to {:.2f}".format(*chosen.profile.intervals_ms[at])
+    text = f"{choice.variant}: {at} {chosen.profile.at_ms(at):.2f} ms ({between}) fits {choice.budget_ms:.4g} ms"
     if choice.next_denser is None:
         return text + "; it is the dense model, nothing had to be cut."
     denser = by_name[choice.next_denser]
-    text += f"; the next denser, {choice.next_denser}, takes {denser.profile.p50_ms:.2f} ms."
+    between = "{:.2f} to {:.2f}".format(*denser.profile.intervals_ms[at])
+    text += f"; the next denser, {choice.next_denser}, takes {denser.profile.at_ms(at):.2f} ms ({between})"
+    text += "." if denser.profile.at_ms(at) > choice.budget_ms else " and is too large, or was slower before."
     if not choice.decided:
-        text += " The machine is too noisy to tell these two apart; the smaller one was taken."
-    return text
+        text += f" Too noisy to decide between {choice.next_denser} and {choice.variant}: the smaller one was taken."
+    return " ".join([text, *(f"Beware: {warning}." for warning in _warnings([chosen.profile, denser.profile]))])

@@ -1,0 +1,144 @@
+"""Is a budget kept, and is nothing denser possible? The choice on this machine, looked at again by other means.
+
+    snapvit export --model deit_tiny_patch16_224 --checkpoint deit_tiny_patch16_224.safetensors --data imagenet-sample \
+        --sparsity 0.5 --out family
+    snapvit pack --model deit_tiny_patch16_224 --checkpoint deit_tiny_patch16_224.safetensors --data imagenet-sample \
+        --ranking family/ranking.safetensors --out elastic
+    python benchmarks/budget.py family elastic [--budgets 80%,70%,60%,50%,40%] [--hogs 2]
+
+For every budget `snapvit choose --elastic` picks a variant. Then
+
+1. a new process times the chosen file for five seconds: is it within the budget?
+2. every candidate of the grid, a hundredth of the dense latency apart, is built and timed by CPU time, in turns with
+   the dense one: how many FLOPs has the densest that fits, and how many of them does the chosen one keep?
+
+With `--hogs N` the same choice is made once more beside N processes that only compute: it must end within one step of
+the other, or say that it cannot decide. Prints Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from snapvit_export.budget import Budget
+from snapvit_export.elastic.folder import Elastic
+from snapvit_export.family import Choice, Limits, Manifest, MeasuredOn, read_family
+from snapvit_export.files import sha256
+from snapvit_export.graph.emit import Options
+from snapvit_export.graph.emitter import Blueprint, Emitter
+from snapvit_export.on_device import choose_in_family, noise
+from snapvit_export.plan import Plan
+from snapvit_export.profiling.device import this_device
+from snapvit_export.profiling.timer import File, Timer
+from snapvit_export.progress import Silent
+from snapvit_export.runtimes import ort
+from snapvit_export.target import Target
+
+TARGET = Target(runtime="onnxruntime", precision="fp32", batch=1, threads=1)
+GROUP = 8  # candidates that are timed in turns, with the dense one
+
+
+def chosen(family: Path, elastic: Path, budget: str, folder: Path) -> Manifest:
+    copy = shutil.copytree(family, folder / "family")
+    return choose_in_family(copy, Budget.parse(budget), Limits(), TARGET, Silent(), elastic)
+
+
+def again(folder: Path, name: str) -> tuple[float, tuple[float, float]]:
+    """The latency of a variant in a new process, and between what it lies."""
+    call = [sys.executable, "-m", "snapvit_export.cli", "profile", str(folder), "--json", "-q", "--seconds", "5"]
+    told = subprocess.run([*call, "--out", str(folder / "again.json")], check=True, capture_output=True, text=True)
+    (folder / "again.json").unlink()
+    profile = json.loads(told.stdout)["profiles"][name]
+    return profile["p50_ms"], tuple(profile["intervals_ms"]["p50"])
+
+
+def grid_of(choice: Choice, packed: Elastic) -> dict[str, Plan]:
+    assert choice.model is not None, "the dense model fitted"
+    return packed.planner.steps_of(choice.model.costs(packed.anatomy))
+
+
+def exhaustive(grid: dict[str, Plan], packed: Elastic, manifest: Manifest, folder: Path) -> dict[str, float]:
+    """Every candidate's CPU time, relative to the dense one's in the same turns."""
+    emitter = Emitter(Blueprint.of(packed), folder)
+    timer = Timer(TARGET, this_device(ort.version()), noise(manifest, 1))
+    paths = {name: emitter.write(name, plan, options=Options("ort")).graph for name, plan in grid.items()}
+    files = {name: File(path, sha256(path)) for name, path in paths.items()}
+    names, found = [name for name in grid if name != "dense"], {"dense": 1.0}
+    for start in range(0, len(names), GROUP):
+        part = ["dense", *names[start : start + GROUP]]
+        profiles = timer.time({name: files[name] for name in part}, seconds=0.5)
+        found |= {name: profiles[name].cpu_ms / profiles["dense"].cpu_ms for name in part}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("family", type=Path)
+    parser.add_argument("elastic", type=Path)
+    parser.add_argument("--budgets", default="80%,70%,60%,50%,40%")
+    parser.add_argument("--hogs", type=int, default=0)
+    args = parser.parse_args()
+    packed, manifest = Elastic.load(args.elastic), read_family(args.family)
+    device = MeasuredOn.of(TARGET, this_device(ort.version())).device
+    print(f"{manifest.model} on {device.cpu}, one thread, ONNX Runtime {device.runtime_version}\n")
+    print("| budget | ms | chosen | decided | p50 ms there | in a new process | within | nets timed | model off by "
+          "| FLOPs of the best of the grid | kept |" + (" beside others | verdict |" if args.hogs else ""))  # fmt: skip
+    print("|---" * (13 if args.hogs else 11) + "|")
+    for budget in args.budgets.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            found = chosen(args.family, args.elastic, budget, Path(folder))
+            choice = found.choice
+            assert choice is not None
+            ms, (low, high) = again(Path(folder) / "family", choice.variant)
+            grid = grid_of(choice, packed)
+            (Path(folder) / "grid").mkdir()
+            times = exhaustive(grid, packed, manifest, Path(folder) / "grid")
+        profiles = {m.variant: m.profile for m in choice.measurements}
+        dense_ms = profiles["dense"].p50_ms
+        fitting = [name for name in grid if times[name] * dense_ms <= choice.budget_ms]
+        best = max(packed.anatomy.block_flops(grid[name]) for name in fitting)
+        kept = packed.anatomy.block_flops(grid[choice.variant]) / best
+        new = len(choice.measurements) - len(manifest.variants) + choice.model.nets
+        within = "yes" if ms <= choice.budget_ms else "interval" if low <= choice.budget_ms else "no"
+        cells = [budget, f"{choice.budget_ms:.2f}", choice.variant, "yes" if choice.decided else "no"]
+        cells += [f"{profiles[choice.variant].p50_ms:.2f}", f"{ms:.2f} ({low:.2f} to {high:.2f})", within, str(new)]
+        cells += [
+            f"{100 * choice.model.mean_error:.1f} %",
+            f"{best / packed.anatomy.block_flops():.3f}",
+            f"**{kept:.3f}**",
+        ]
+        if args.hogs:
+            cells += beside(args, budget, choice, list(grid))
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def beside(args: argparse.Namespace, budget: str, quiet: Choice, grid: list[str]) -> list[str]:
+    """The choice of the same milliseconds while others compute."""
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.hogs)]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            found = chosen(args.family, args.elastic, f"{quiet.budget_ms:.4f}ms", Path(folder)).choice
+    except Exception as error:
+        return ["none", f"refused: {type(error).__name__}"]
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+    assert found is not None
+    steps = abs(_percent(found.variant) - _percent(quiet.variant))
+    verdict = "within a step" if steps <= 1 else "says so" if not found.decided else f"**{steps} steps off**"
+    return [found.variant, verdict]
+
+
+def _percent(name: str) -> int:
+    return 100 if name == "dense" else int(name.removeprefix("t")) if name != "sparsest" else 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""`snapvit choose`: the variant of a family that keeps a budget on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+
+def choose(
+    family: Annotated[Path, typer.Argument(help="A family folder; its manifest gets the answer.")],
+    budget: Annotated[str, typer.Option(help="Latency to keep: 10ms, 60% (of dense) or 100fps.")],
+    at: Annotated[str, typer.Option(help="Percentile that must keep the budget: p50, p90 or p99.")] = "p50",
+    max_size: Annotated[Optional[str], typer.Option(help="Also at most this size, graph and weights: 12MB.")] = None,
+    max_params: Annotated[Optional[str], typer.Option(help="Also at most so many parameters: 3.5M.")] = None,
+    elastic: Annotated[
+        Optional[Path], typer.Option(help="Elastic folder of the same ranking: cut new variants from it.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads the model may use.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, max=65536, help="Images per run.")] = 1,
+    pause: Annotated[float, typer.Option(min=0, max=60000, help="Milliseconds to sleep before every run.")] = 0.0,
+    pin: Annotated[Optional[str], typer.Option(help="Cores to run on: 0 or 0,2.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
+) -> None:
+    """Time a family here and choose the densest variant that keeps the budget, with the proof in its manifest."""
+    from ..budget import Budget
+    from ..family import read_family
+    from ..on_device import choose_in_family
+    from ..profiling.affinity import pin_to
+    from ..target import Target
+    from . import parsing
+    from .progress import shown
+
+    limits, wanted = parsing.limits(at, max_size, max_params), Budget.parse(budget)
+    pin_to(pin)
+    target = Target(runtime="onnxruntime", precision=read_family(family).target.precision, batch=batch, threads=threads)
+    with shown(quiet) as progress:
+        manifest = choose_in_family(family, wanted, limits, target, progress, elastic, pause)
+    if as_json:
+        from ..values import to_json
+
+        print(to_json(manifest).decode(), end="")
+        return
+    from ..report.table import print_family
+
+    print_family(manifest)

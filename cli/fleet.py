@@ -1,0 +1,45 @@
+"""`snapvit fleet`: one family, one variant for each of many devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def fleet(
+    family: Annotated[Path, typer.Argument(help="A family folder.")],
+    budget: Annotated[
+        str, typer.Option(help="Device and latency: cpu=40ms,orin.json=10ms. A file of `snapvit profile`, or cpu.")
+    ],
+    at: Annotated[str, typer.Option(help="Percentile that must keep the budget: p50, p90 or p99.")] = "p50",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Pick the densest variant for each device by the latencies that were taken there."""
+    from ..family import read_family
+    from ..fleet import parse_budgets, pick_all
+    from ..profiling.profile import check_percentile
+
+    percentile, budgets = check_percentile(at), parse_budgets(budget)
+    picks = pick_all(read_family(family), budgets, percentile)
+    if as_json:
+        from ..values import to_json
+
+        print(to_json(picks).decode(), end="")
+        return
+    from ..report.table import print_rows
+
+    columns = ("device", "budget ms", "variant", f"{at} ms", "next denser", "ms")
+    rows = [
+        (
+            pick.device,
+            f"{pick.budget_ms:.2f}",
+            pick.variant,
+            f"{pick.latency_ms:.2f}",
+            pick.next_denser or "-",
+            "-" if pick.next_denser_ms is None else f"{pick.next_denser_ms:.2f}",
+        )
+        for pick in picks
+    ]
+    print_rows(columns, rows, left={"device", "variant", "next denser"})

@@ -1,0 +1,241 @@
+"""A family on the device that will run it: time its variants there, choose one, cut new ones there. Light: no torch.
+
+The family's files are timed as they are, with noise for images: latency does not depend on what is in a picture. If an
+Elastic folder of the same ranking came along, variants that the family does not have are cut from it, corrected, and
+checked against each other in both flavours; they are made beside the family and moved into it when they are whole.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from .budget import Budget
+from .elastic.folder import Elastic
+from .errors import FileFormatError, SnapvitError, UsageError
+from .family import MANIFEST, RANKING, Choice, Limits, Manifest, MeasuredOn, Variant, read_family, write_manifest
+from .files import sha256, writing
+from .graph.emit import OPSETS, Flavour, Options
+from .graph.emitter import WEIGHTS, Blueprint, Emitter
+from .graph.gates import require_equal
+from .graph.inspect import inspect
+from .plan import Plan
+from .profiling.device import DeviceCard, this_device, usable_cores
+from .profiling.profile import Profile
+from .profiling.timer import File, Timer
+from .progress import Progress
+from .ranking import Ranking
+from .runtimes import ort
+from .runtimes.ort import OrtSession
+from .stand import Built, Form, Stand, choose_on, decide
+from .target import Target
+from .values import Value, read_json, write_json
+
+GATE_IMAGES = 4
+
+
+class FamilyProfile(Value, frozen=True, kw_only=True):
+    """How long the variants of a family take on one device: what `snapvit profile` writes."""
+
+    format_version: Literal[1] = 1
+    model: str
+    target: MeasuredOn
+    profiles: dict[str, Profile]  # by variant
+
+    def save(self, path: Path | str) -> None:
+        """Write it as JSON."""
+        write_json(Path(path), self)
+
+    @staticmethod
+    def load(path: Path | str) -> FamilyProfile:
+        """Read what `save` wrote."""
+        return read_json(Path(path), FamilyProfile)
+
+
+def profile_family(
+    folder: Path | str, target: Target, progress: Progress, seconds: float = 2.0, pause_ms: float = 0.0
+) -> FamilyProfile:
+    """Time all variants of a family side by side on this machine."""
+    folder = Path(folder)
+    manifest = read_family(folder)
+    _check_form(manifest, target)
+    device = this_device(ort.version())
+    files = {variant.name: File(folder / variant.file, variant.sha256) for variant in manifest.variants}
+    progress.phase(f"timing {', '.join(files)}")
+    timer = Timer(target, device, noise(manifest, target.batch), pause_ms)
+    return FamilyProfile(
+        model=manifest.model, target=MeasuredOn.of(target, device), profiles=timer.time(files, seconds)
+    )
+
+
+def choose_in_family(
+    folder: Path | str,
+    budget: Budget,
+    limits: Limits,
+    target: Target,
+    progress: Progress,
+    elastic: Path | None = None,
+    pause_ms: float = 0.0,
+) -> Manifest:
+    """Choose the variant of a family that keeps a budget on this machine; the manifest says so from now on."""
+    folder = Path(folder)
+    manifest = read_family(folder)
+    _check_form(manifest, target)
+    device = this_device(ort.version())
+    packed = None if elastic is None else _same_ranking(Elastic.load(elastic), folder, manifest)
+    with writing(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".cut-") as scratch:
+        stand = DeviceStand(folder, manifest, target, device, progress, packed, Path(scratch), pause_ms)
+        names = [variant.name for variant in manifest.variants]
+        stand.time(names)
+        choice = _choice(stand, manifest, budget, limits, packed)
+        made = [stand.moved(name) for name in (choice.variant, choice.next_denser) if name and name not in names]
+    variants = (*(stand.described(stand.built[name]) for name in names), *(stand.described(built) for built in made))
+    new = msgspec.structs.replace(
+        manifest,
+        target=MeasuredOn.of(target, device),
+        variants=tuple(sorted(variants, key=lambda v: (-v.flops, v.name))),
+        weights=stand.weight_files({*names, *(built.name for built in made)}),
+        choice=choice,
+    )
+    write_manifest(folder, new)
+    return new
+
+
+def _choice(stand: DeviceStand, manifest: Manifest, budget: Budget, limits: Limits, packed: Elastic | None) -> Choice:
+    if packed is not None:
+        return choose_on(stand, packed.planner, budget, limits)
+    budget_ms = budget.to_ms(stand.latency(manifest.dense, limits.at).ms, stand.target.batch)
+    falling = sorted(manifest.variants, key=lambda v: -stand.latency(v.name, limits.at).ms)
+    falling.sort(key=lambda v: v.name != manifest.dense)  # the dense one first, whatever the noise says
+    grid = {variant.name: _plan(variant) for variant in falling}
+    guesses = [stand.latency(name, limits.at).ms for name in grid]
+    return decide(stand, grid, guesses, budget_ms, limits)
+
+
+class DeviceStand(Stand):
+    """The variants of a family, and those that an Elastic folder gives."""
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        target: Target,
+        device: DeviceCard,
+        progress: Progress,
+        packed: Elastic | None,
+        scratch: Path,
+        pause_ms: float = 0.0,
+    ) -> None:
+        form = _form(folder, manifest)
+        self.folder, self.packed = folder, packed
+        emitter = None
+        if packed is not None:
+            emitter = Emitter(Blueprint.of(packed), scratch, form.takes_bytes, target.precision)
+        images = noise(manifest, GATE_IMAGES)
+        super().__init__(manifest.anatomy, emitter, target, device, images, form, progress, pause_ms)
+        self.gate_inputs = noise(manifest, manifest.input.batch or GATE_IMAGES)
+        for variant in manifest.variants:
+            self.built[variant.name] = _as_built(folder, variant)
+
+    def add(self, name: str, plan: Plan, keep: bool = False) -> None:
+        """Cut a variant from the Elastic folder, unless the family has it."""
+        if name in self.built:
+            return
+        assert self.packed is not None, "only a packed model gives new variants"
+        self.progress.phase(f"cutting {name}")
+        corrected = self.packed.corrected_layers(plan) if self.packed.corrects else None
+        told = {"snapvit.correction": "elastic" if corrected else "none"}
+        outputs = []
+        for flavour in sorted(OPSETS, key=lambda flavour: flavour == self.form.flavour):  # the wanted one last
+            written = self.emitter.write(
+                name,
+                plan,
+                corrected,
+                options=Options(flavour, self.form.batch, numerics=self.numerics),
+                single_file=self.form.single_file,
+                metadata=told,
+            )
+            with OrtSession(written.graph, usable_cores()) as session:
+                outputs.append(session.run(self.gate_inputs))
+        tolerance = 1e-4 if self.target.precision == "fp32" else 0.05  # int8 sums differ by the order of operators
+        require_equal(f"{name}: graphs of both flavours", outputs[0], outputs[1], tolerance)
+        path = written.graph
+        how = "elastic" if corrected else None
+        self.built[name] = Built(
+            name, path, written.weights, plan, sha256(path), written.size_bytes, None, how, None, True
+        )
+
+    def moved(self, name: str) -> Built:
+        """A new variant as part of the family; its graph points into the family's weight file, which is the same."""
+        built = self.built[name]
+        for path in (built.path, *built.weights):
+            if path.name != WEIGHTS:
+                path.replace(self.folder / path.name)
+            elif sha256(path) != sha256(self.folder / WEIGHTS):
+                where = self.folder / WEIGHTS
+                raise SnapvitError(f"{where}: not what the Elastic folder gives. Export the family again")
+        weights = tuple(self.folder / path.name for path in built.weights)
+        self.built[name] = replace(built, path=self.folder / built.path.name, weights=weights)
+        return self.built[name]
+
+
+def noise(manifest: Manifest, count: int) -> npt.NDArray[Any]:
+    """Images of noise in the form that a family's graphs take."""
+    height, width = manifest.anatomy.image
+    shape = (count, height, width, manifest.anatomy.channels)
+    pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    return pixels if manifest.input.type == "uint8" else manifest.preprocessing.normalise(pixels)
+
+
+def _check_form(manifest: Manifest, target: Target) -> None:
+    if target.precision != manifest.target.precision:
+        has = manifest.target.precision
+        raise UsageError(f"the family is in {has}, not {target.precision}. Export it in that precision")
+    if manifest.input.batch not in (None, target.batch):
+        raise UsageError(f"the family takes exactly {manifest.input.batch} images. Give --batch {manifest.input.batch}")
+
+
+def _form(folder: Path, manifest: Manifest) -> Form:
+    """How the graphs of a family were written, as their files tell."""
+    dense = manifest.variant(manifest.dense)
+    opset = inspect(folder / dense.file).opset
+    flavour: Flavour = "ort" if opset == OPSETS["ort"] else "portable"
+    return Form(flavour, not dense.weights, manifest.input.batch, manifest.input.type == "uint8")
+
+
+def _same_ranking(packed: Elastic, folder: Path, manifest: Manifest) -> Elastic:
+    """The Elastic folder, if it belongs to the family."""
+    ranking = Ranking.load(folder / RANKING)
+    if ranking.order_sha256 != packed.ranking.order_sha256 or packed.anatomy != manifest.anatomy:
+        raise FileFormatError(f"{packed.folder}: of another model or ranking than {folder}. Pack with its {RANKING}")
+    if manifest.target.precision not in ("fp32", "int8-dynamic"):
+        raise SnapvitError(
+            f"{folder / MANIFEST}: new variants in {manifest.target.precision} need calibration images. "
+            "Leave --elastic out, or export them where the images are"
+        )
+    return packed
+
+
+def _plan(variant: Variant) -> Plan:
+    return Plan(heads=variant.heads, neurons=variant.neurons)
+
+
+def _as_built(folder: Path, variant: Variant) -> Built:
+    return Built(
+        variant.name,
+        folder / variant.file,
+        tuple(folder / name for name in variant.weights),
+        _plan(variant),
+        variant.sha256,
+        variant.size_bytes,
+        variant.evaluation,
+        variant.correction,
+        variant.precision_cosine,
+        True,
+    )

@@ -1,0 +1,104 @@
+"""Under which conditions something was timed: other work on the machine, heat, energy. Light: standard library.
+
+Everything is read from Linux's own files; where they are missing the answer is None, never a guess.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from ..values import Value
+from .samples import Samples
+
+RAPL = Path("/sys/class/powercap")
+SLOWED = 0.05  # by so much while timing: heat, or a clock that was lowered
+BUSY = 0.2  # share of a core that others used
+NOISY = 0.02  # difference of a candidate from itself
+
+
+class Conditions(Value, frozen=True, kw_only=True):
+    """How far a timing can be trusted."""
+
+    noise: float  # relative difference of a candidate from itself (A/A)
+    drift: float  # how much slower it was at the end than at the beginning
+    waited: float  # share of the time in which the process did not run
+    others: float | None  # cores that other processes kept busy; None where the system does not tell
+
+    def warnings(self) -> list[tuple[str, float, str]]:
+        """What a person should know: the kind of trouble, its size, and a clause that says what to do."""
+        found = []
+        if self.others is not None and self.others > BUSY:
+            text = f"other programs kept {self.others:.1f} cores busy; stop them and time again"
+            found.append(("load", self.others, text))
+        if self.drift > SLOWED:
+            text = f"it slowed down by {100 * self.drift:.0f} % while it was timed; let it cool or fix its clock"
+            found.append(("heat", self.drift, text))
+        if self.noise > NOISY:
+            text = f"the same model differed by {100 * self.noise:.1f} % from itself; time it for longer"
+            found.append(("noise", self.noise, text))
+        return found
+
+
+class Watch:
+    """Looks at the machine from its making until `conditions` is asked."""
+
+    def __init__(self) -> None:
+        self._started, self._own, self._all = time.monotonic(), time.process_time(), _busy_seconds()
+
+    def conditions(self, samples: Samples) -> Conditions:
+        """What was seen, with what the samples themselves tell."""
+        return Conditions(noise=samples.noise, drift=samples.drift, waited=samples.waited, others=self._others())
+
+    def _others(self) -> float | None:
+        """Cores' worth of work by other processes, on average."""
+        now, elapsed = _busy_seconds(), time.monotonic() - self._started
+        if now is None or self._all is None or elapsed < 0.2:  # the kernel counts in hundredths
+            return None
+        return max(0.0, (now - self._all - (time.process_time() - self._own)) / elapsed)
+
+
+def _busy_seconds() -> float | None:
+    """Seconds that the cores this process may use have worked, since the machine started."""
+    try:
+        lines = Path("/proc/stat").read_text().splitlines()
+        tick = os.sysconf("SC_CLK_TCK")
+        mine = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    except (OSError, AttributeError, ValueError):
+        return None
+    rows = [line.split() for line in lines if line.split(" ", 1)[0] in mine]
+    return sum(int(row[1]) + int(row[2]) + int(row[3]) + int(row[6]) + int(row[7]) for row in rows) / tick
+
+
+class Energy:
+    """The energy counter of the processor's packages (RAPL); without one, or without permission, no energy."""
+
+    def __init__(self, folder: Path = RAPL) -> None:
+        zones = [zone for zone in sorted(folder.glob("*-rapl:*")) if zone.name.count(":") == 1]
+        self._zones = [zone for zone in zones if _number(zone / "energy_uj") is not None]
+
+    @property
+    def known(self) -> bool:
+        return bool(self._zones)
+
+    def read(self) -> list[int]:
+        """Microjoules of every package; the counters wrap."""
+        return [_number(zone / "energy_uj") or 0 for zone in self._zones]
+
+    def since(self, before: list[int]) -> float | None:
+        """Millijoules since an earlier reading; None without a counter."""
+        if not self._zones:
+            return None
+        total = 0
+        for zone, first, last in zip(self._zones, before, self.read()):
+            wrap = (_number(zone / "max_energy_range_uj") or 0) if last < first else 0
+            total += last - first + wrap
+        return total / 1000
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

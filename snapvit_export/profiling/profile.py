@@ -1,0 +1,86 @@
+"""A Profile: the measured latency of one file on one device, and how far it can be trusted. Light."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from ..errors import UsageError
+from ..target import Precision, Target
+from ..values import Count, Value
+from .conditions import Conditions
+from .device import DeviceCard
+from .samples import Samples
+
+Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
+Percentile = Literal["p50", "p90", "p99"]
+PERCENTILES: dict[Percentile, float] = {"p50": 50, "p90": 90, "p99": 99}
+
+
+class Profile(Value, frozen=True, kw_only=True):
+    """A distribution of wall-clock latencies, and how it was taken."""
+
+    p50_ms: Milliseconds
+    p90_ms: Milliseconds
+    p99_ms: Milliseconds
+    spread_ms: Milliseconds  # between the quartiles
+    intervals_ms: dict[Percentile, tuple[Milliseconds, Milliseconds]]  # 95 % of these hold the percentile
+    cpu_ms: Milliseconds  # CPU time of an undisturbed run, all threads: to compare files with
+    energy_mj: float | None = None  # of one run, with all that the processor did meanwhile; None: it does not tell
+    samples_ms: tuple[Milliseconds, ...]  # every run, in order
+    runs: Count
+    pause_ms: Milliseconds = 0.0  # slept before every run
+    conditions: Conditions
+    precision: Precision
+    batch: Count
+    threads: Count
+    sha256: str  # of the file that was timed
+    device: DeviceCard
+
+    def at_ms(self, percentile: Percentile) -> float:
+        """The latency that a budget at this percentile is compared with."""
+        return float(getattr(self, f"{percentile}_ms"))
+
+    def belongs_to(self, sha256: str, target: Target, device: DeviceCard) -> bool:
+        """Whether it is of this file, and was taken on such a device in this way; only then it may be used again."""
+        same_way = (self.precision, self.batch, self.threads) == (target.precision, target.batch, target.threads)
+        return self.sha256 == sha256 and same_way and self.device == device
+
+
+def to_profile(
+    samples: Samples,
+    *,
+    target: Target,
+    sha256: str,
+    device: DeviceCard,
+    conditions: Conditions,
+    pause_ms: float = 0.0,
+    energy_mj: float | None = None,
+) -> Profile:
+    """Summarise the samples of one candidate."""
+    return Profile(
+        p50_ms=samples.percentile(50),
+        p90_ms=samples.percentile(90),
+        p99_ms=samples.percentile(99),
+        spread_ms=samples.percentile(75) - samples.percentile(25),
+        intervals_ms={name: samples.interval(at) for name, at in PERCENTILES.items()},
+        cpu_ms=samples.quiet_cpu_ms,
+        energy_mj=energy_mj,
+        samples_ms=tuple(round(ms, 4) for ms in samples.wall_ms),
+        runs=len(samples),
+        pause_ms=pause_ms,
+        conditions=conditions,
+        precision=target.precision,
+        batch=target.batch,
+        threads=target.threads,
+        sha256=sha256,
+        device=device,
+    )
+
+
+def check_percentile(name: str) -> Percentile:
+    """The percentile of that name."""
+    if name not in PERCENTILES:
+        raise UsageError(f"no percentile is called '{name}'. Known: {', '.join(PERCENTILES)}")
+    return name

@@ -1,0 +1,73 @@
+"""What timing gives: a wall-clock and a CPU time for every run, and what can be said of them. Light: numpy.
+
+Runs come in bursts, and neighbours in time are alike: a busy second slows all runs in it. So intervals are found by
+drawing whole bursts again and again (a block bootstrap), not single runs, which would promise too much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Bounds = tuple[float, float]
+COVERS = 0.95  # share of the intervals that hold what they are about
+DRAWS = 400
+QUIET_PERCENTILE = 20  # of CPU times: what a run takes that nothing disturbs
+
+
+@dataclass
+class Samples:
+    """Milliseconds of every run of one candidate, in the order they were taken."""
+
+    burst: int  # runs in a row
+    wall_ms: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)  # of all threads of this process
+
+    def __len__(self) -> int:
+        return len(self.wall_ms)
+
+    def percentile(self, at: float) -> float:
+        """Wall-clock milliseconds that this percentage of the runs did not exceed."""
+        return float(np.percentile(self.wall_ms, at))
+
+    def interval(self, at: float) -> Bounds:
+        """Between which values that percentile lies, as far as these samples can tell."""
+        bursts = self._bursts(self.wall_ms)
+        drawn = np.random.default_rng(0).integers(0, len(bursts), (DRAWS, len(bursts)))
+        found = np.percentile(bursts[drawn].reshape(DRAWS, -1), at, axis=1)
+        low, high = np.percentile(found, [50 * (1 - COVERS), 50 * (1 + COVERS)])
+        return float(low), float(high)
+
+    @property
+    def quiet_cpu_ms(self) -> float:
+        """The CPU time of an undisturbed run: the clock that compares candidates on a busy machine."""
+        return float(np.percentile(self.cpu_ms, QUIET_PERCENTILE))
+
+    @property
+    def noise(self) -> float:
+        """How much two candidates seem to differ that are the same: bursts with even and with odd numbers."""
+        bursts = self._bursts(self.wall_ms)
+        if len(bursts) < 2:
+            return 0.0
+        even, odd = float(np.median(bursts[::2])), float(np.median(bursts[1::2]))
+        return abs(even - odd) / max(min(even, odd), 1e-9)
+
+    @property
+    def drift(self) -> float:
+        """How much slower the last third was than the first; negative if it was faster."""
+        third = max(1, len(self) // 3)
+        first, last = np.median(self.wall_ms[:third]), np.median(self.wall_ms[-third:])
+        return float(last / max(first, 1e-9) - 1)
+
+    @property
+    def waited(self) -> float:
+        """The share of the wall-clock time in which the process computed nothing; a thread more hides it."""
+        return max(0.0, 1 - sum(self.cpu_ms) / max(sum(self.wall_ms), 1e-9))
+
+    def _bursts(self, values: Sequence[float]) -> npt.NDArray[np.float64]:
+        whole = max(1, len(values) // self.burst)
+        size = min(self.burst, len(values))
+        return np.array(values[: whole * size], np.float64).reshape(whole, size)

@@ -1,0 +1,84 @@
+"""Time files side by side in the target's runtime, and say under which conditions. Light: onnxruntime, when used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from ..runtimes.ort import OrtSession
+from ..target import Target
+from .conditions import Energy, Watch
+from .device import DeviceCard
+from .measure import Report, time_together
+from .profile import Profile, to_profile
+
+ENERGY_SECONDS = 1.0  # of runs between two readings of the counter
+
+
+@dataclass(frozen=True)
+class File:
+    """An artefact on disk."""
+
+    path: Path
+    sha256: str
+
+
+@dataclass(frozen=True, eq=False)
+class Timer:
+    """Takes Profiles of files on one target.
+
+    >>> timer.time({"dense": File(path, digest), "s30": File(other, its_digest)})["s30"].p50_ms
+    """
+
+    target: Target
+    device: DeviceCard
+    inputs: npt.NDArray[Any]  # one batch, as the files take it
+    pause_ms: float = 0.0
+
+    def time(
+        self, files: Mapping[str, File], seconds: float = 1.0, report: Report = lambda s: None
+    ) -> dict[str, Profile]:
+        """Time files in turns, each for `seconds`."""
+        with ExitStack() as opened:
+            sessions = {
+                name: opened.enter_context(OrtSession(file.path, self.target.threads)) for name, file in files.items()
+            }
+            calls: dict[str, Callable[[], object]] = {
+                name: partial(session.run, self.inputs) for name, session in sessions.items()
+            }
+            watch = Watch()
+            samples = time_together(calls, seconds, self.pause_ms, report)
+            conditions = {name: watch.conditions(taken) for name, taken in samples.items()}
+            energy = {name: _energy_mj(call) for name, call in calls.items()}
+        return {
+            name: to_profile(
+                samples[name],
+                target=self.target,
+                sha256=file.sha256,
+                device=self.device,
+                conditions=conditions[name],
+                pause_ms=self.pause_ms,
+                energy_mj=energy[name],
+            )
+            for name, file in files.items()
+        }
+
+
+def _energy_mj(call: Callable[[], object]) -> float | None:
+    """Millijoules of one run; None where no counter can be read."""
+    counter = Energy()
+    if not counter.known:
+        return None
+    before, end, runs = counter.read(), time.monotonic() + ENERGY_SECONDS, 0
+    while time.monotonic() < end:
+        call()
+        runs += 1
+    spent = counter.since(before)
+    return None if spent is None else spent / runs

@@ -1,0 +1,264 @@
+"""A stand: variants that were built, timed side by side and compared with a budget. Light.
+
+What builds them is for others to say: `prune.workshop` cuts and repairs with torch, `on_device` emits from an Elastic
+folder or takes the files of a family as they are.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .anatomy import Anatomy
+from .budget import Budget
+from .choose import Latency, choose
+from .evaluate.accuracy import Evaluation
+from .family import Choice, Limits, Measurement, Variant, WeightFile
+from .files import sha256
+from .graph.emit import Flavour, Options
+from .graph.emitter import Emitter
+from .graph.numerics import Numerics
+from .plan import Plan, Planner
+from .profiling.device import DeviceCard
+from .profiling.latency_model import LatencyModel, design, fit
+from .profiling.measure import Report
+from .profiling.profile import Percentile, Profile
+from .profiling.samples import Samples
+from .profiling.timer import File, Timer
+from .progress import Progress
+from .recipe import ADDS_BIASES
+from .target import Target
+
+SHOWN_EVERY = 0.5  # seconds
+FIT_SECONDS = 0.5  # of every net that the latency model is fitted to
+
+
+@dataclass(frozen=True)
+class Form:
+    """What graphs look like from outside."""
+
+    flavour: Flavour = "ort"
+    single_file: bool = False  # every graph holds its own weights
+    batch: int | None = None  # fixed; None: any
+    takes_bytes: bool = False
+
+
+@dataclass(frozen=True)
+class Built:
+    """A file on disk and all that is known of it so far."""
+
+    name: str
+    path: Path
+    weights: tuple[Path, ...]
+    plan: Plan
+    sha256: str
+    size_bytes: int
+    evaluation: Evaluation | None
+    correction: str | None
+    precision_cosine: float | None
+    kept: bool  # made as well as it can be, not only to be timed
+    profile: Profile | None = None
+
+
+class Stand(ABC):
+    """Variants of one model by name, and what was measured of them."""
+
+    def __init__(
+        self,
+        anatomy: Anatomy,
+        emitter: Emitter | None,
+        target: Target,
+        device: DeviceCard,
+        inputs: npt.NDArray[Any],
+        form: Form,
+        progress: Progress,
+        pause_ms: float = 0.0,
+    ) -> None:
+        """`emitter` makes new graphs, if there can be any; `inputs` are some images as the graphs take them."""
+        self.anatomy, self.target, self.form, self.progress = anatomy, target, form, progress
+        self._emitter = emitter
+        batch = np.resize(inputs, (target.batch, *inputs.shape[1:]))
+        self.timer = Timer(target, device, batch, pause_ms)
+        self.numerics = Numerics(target.precision)  # of the dense model; others may know more when it is built
+        self.built: dict[str, Built] = {}
+        self.budget_ms: float | None = None  # only to be shown while timing
+
+    @property
+    def emitter(self) -> Emitter:
+        assert self._emitter is not None, "there is nothing to make new graphs from"
+        return self._emitter
+
+    @abstractmethod
+    def add(self, name: str, plan: Plan, keep: bool = False) -> None:
+        """Build a variant, unless it is there already; `keep`: as well as can be, not only to be timed."""
+
+    def time(self, names: Sequence[str], seconds: float = 1.0) -> None:
+        """Time variants side by side, each for `seconds`; a variant timed before gets the newer profile."""
+        self.progress.phase(f"timing {', '.join(names)}")
+        files = {name: File(self.built[name].path, self.built[name].sha256) for name in names}
+        for name, profile in self.timer.time(files, seconds, self._report()).items():
+            self.built[name] = replace(self.built[name], profile=profile)
+            between = "{:.2f} to {:.2f}".format(*profile.intervals_ms["p50"])
+            self.progress.note(f"{name}: p50 {profile.p50_ms:.2f} ms ({between}), p90 {profile.p90_ms:.2f} ms")
+
+    def _report(self) -> Report:
+        """Show the latencies so far, twice a second: drawing must not disturb what is timed."""
+        shown = time.monotonic()
+
+        def report(samples: Mapping[str, Samples]) -> None:
+            nonlocal shown
+            if time.monotonic() - shown > SHOWN_EVERY:
+                found = {name: (taken.percentile(50), *taken.interval(50)) for name, taken in samples.items()}
+                self.progress.latencies(found, self.budget_ms)
+                shown = time.monotonic()
+
+        return report
+
+    def latency_model(self) -> LatencyModel:
+        """Fit a model of this target to some nets of uncorrected weights, timed side by side and then removed."""
+        plans = {f".fit{n}": plan for n, plan in enumerate(design(self.anatomy))}
+        self.progress.phase(f"timing {len(plans)} nets for a latency model")
+        options = Options(self.form.flavour, self.form.batch, numerics=self.numerics)
+        paths = {
+            name: self.emitter.write(name, plan, options=options, single_file=self.form.single_file).graph
+            for name, plan in plans.items()
+        }
+        profiles = self.timer.time({name: File(path, sha256(path)) for name, path in paths.items()}, FIT_SECONDS)
+        for path in paths.values():
+            path.unlink()
+        one_thread = self.target.threads == 1  # CPU time of several threads counts their waiting for each other
+        found = [(plans[name], profile.cpu_ms if one_thread else profile.p50_ms) for name, profile in profiles.items()]
+        model = fit(self.anatomy, found)
+        self.progress.note(f"latency model: {100 * model.mean_error:.1f} % off on nets that it has not seen")
+        return model
+
+    def latency(self, name: str, at: Percentile) -> Latency:
+        """The latency that a budget means, by the last timing."""
+        profile = self._profile(name)
+        return Latency(profile.at_ms(at), *profile.intervals_ms[at])
+
+    def is_small(self, name: str, limits: Limits) -> bool:
+        """Whether a variant keeps the limits beside the budget."""
+        built = self.built[name]
+        small = built.size_bytes <= (limits.max_size_bytes or math.inf)
+        return small and self._params(built) <= (limits.max_params or math.inf)
+
+    def limited(self, name: str, limits: Limits) -> Latency:
+        """The latency of a variant; one that is too large for another limit takes forever."""
+        return self.latency(name, limits.at) if self.is_small(name, limits) else Latency(*[math.inf] * 3)
+
+    def measurements(self, budget_ms: float, limits: Limits) -> tuple[Measurement, ...]:
+        """Everything that was built and timed, densest first."""
+        found = [
+            Measurement(
+                variant=built.name,
+                sparsity=built.plan.sparsity(self.anatomy),
+                correction=built.correction,
+                params=self._params(built),
+                flops=self.anatomy.flops(built.plan),
+                size_bytes=built.size_bytes,
+                profile=self._profile(built.name),
+                evaluation=built.evaluation,
+                fits=self.limited(built.name, limits).ms <= budget_ms,
+            )
+            for built in self.built.values()
+            if built.profile is not None
+        ]
+        return tuple(sorted(found, key=lambda m: (-m.flops, m.variant)))
+
+    def finish(self, keep: Collection[str | None]) -> tuple[Variant, ...]:
+        """Remove the files of variants that are not kept, and describe the rest, densest first."""
+        for built in self.built.values():
+            if built.name not in keep:
+                built.path.unlink()
+                built.path.with_suffix(".bin").unlink(missing_ok=True)
+        variants = [self.described(built) for built in self.built.values() if built.name in keep]
+        return tuple(sorted(variants, key=lambda v: (-v.flops, v.name)))
+
+    def weight_files(self, keep: Collection[str | None]) -> tuple[WeightFile, ...]:
+        """All files that the graphs of these variants point into, the shared one first."""
+        paths = dict.fromkeys(path for built in self.built.values() if built.name in keep for path in built.weights)
+        return tuple(WeightFile(file=path.name, size_bytes=path.stat().st_size, sha256=sha256(path)) for path in paths)
+
+    def described(self, built: Built) -> Variant:
+        """A variant as the manifest has it."""
+        anatomy, plan = self.anatomy, built.plan
+        return Variant(
+            name=built.name,
+            file=built.path.name,
+            weights=tuple(path.name for path in built.weights),
+            sparsity=plan.sparsity(anatomy),
+            heads=plan.heads,
+            neurons=plan.neurons,
+            params=self._params(built),
+            flops=anatomy.flops(plan),
+            flops_ratio=plan.flops_ratio(anatomy),
+            size_bytes=built.size_bytes,
+            sha256=built.sha256,
+            precision=self.target.precision,
+            precision_cosine=built.precision_cosine,
+            corrected=built.correction is not None,
+            correction=built.correction,
+            profile=built.profile,
+            evaluation=built.evaluation,
+        )
+
+    def _params(self, built: Built) -> int:
+        """Parameters of a variant; a correction gives a bias to layers that had none."""
+        anatomy: Anatomy = self.anatomy.with_output_biases() if built.correction in ADDS_BIASES else self.anatomy
+        return anatomy.params(built.plan)
+
+    def _profile(self, name: str) -> Profile:
+        profile = self.built[name].profile
+        assert profile is not None, f"{name} was not timed"
+        return profile
+
+
+def choose_on(stand: Stand, planner: Planner, budget: Budget, limits: Limits) -> Choice:
+    """Find the densest variant that keeps a budget; "dense" must have been built and timed."""
+    anatomy, dense = stand.anatomy, stand.limited("dense", limits)
+    budget_ms = budget.to_ms(stand.latency("dense", limits.at).ms, stand.target.batch)
+    model = stand.latency_model() if dense.ms > budget_ms else None
+    grid = {"dense": Plan.dense(anatomy)}
+    if model is not None:
+        grid = planner.steps_of(model.costs(anatomy)) if planner.allocates else planner.steps()
+    guesses = [dense.ms if model is None else model.predict_ms(plan) for plan in grid.values()]
+    return decide(stand, grid, guesses, budget_ms, limits, model)
+
+
+def decide(
+    stand: Stand,
+    grid: dict[str, Plan],
+    guesses: Sequence[float],
+    budget_ms: float,
+    limits: Limits,
+    model: LatencyModel | None = None,
+) -> Choice:
+    """Choose among named Plans from dense to sparse, building and timing what is needed."""
+    names, stand.budget_ms = list(grid), budget_ms
+
+    def time_pair(numbers: Sequence[int], seconds: float) -> dict[int, Latency]:
+        chosen = [names[number] for number in numbers]
+        for name in chosen:  # two are timed together when they decide: then it must be the files that are kept
+            stand.add(name, grid[name], keep=len(chosen) > 1)
+        stand.time(chosen, seconds)
+        return {number: stand.limited(names[number], limits) for number in numbers}
+
+    bracket = choose(guesses, budget_ms, time_pair, stand.limited(names[0], limits))
+    return Choice(
+        variant=names[bracket.chosen],
+        budget_ms=budget_ms,
+        next_denser=None if bracket.next_denser is None else names[bracket.next_denser],
+        decided=bracket.decided,
+        limits=limits,
+        model=model,
+        measurements=stand.measurements(budget_ms, limits),
+    )

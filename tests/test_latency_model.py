@@ -1,0 +1,87 @@
+"""The latency model: exact where it is true, honest where it is not, and a cost that Plans can be allocated under."""
+
+import numpy as np
+import pytest
+from conftest import make_model, random_ranking
+from test_plan import anatomy_of
+
+from snapvit_export.calibration.images import Images
+from snapvit_export.errors import SnapvitError
+from snapvit_export.plan import Plan, Planner
+from snapvit_export.profiling.latency_model import LatencyModel, design, fit
+from snapvit_export.prune.damage import damage_ranking
+from snapvit_export.prune.observe import observe
+from snapvit_export.values import from_json, to_json
+
+
+def tokens_read(anatomy):
+    """The same model, but all tokens are read, so no block is free."""
+    import msgspec
+
+    return msgspec.structs.replace(anatomy, pooling="avg")
+
+
+def truth(plan: Plan) -> float:
+    return 0.5 + 0.3 * sum(plan.heads) + 0.01 * sum(plan.neurons)
+
+
+def test_a_latency_that_is_a_sum_is_found_exactly():
+    anatomy = tokens_read(anatomy_of([6] * 4, [200] * 4))
+    model = fit(anatomy, [(plan, truth(plan)) for plan in design(anatomy)])
+    assert model.fixed_ms == pytest.approx(0.5)
+    assert model.head_ms == pytest.approx([0.3] * 4)
+    assert model.neuron_ms == pytest.approx([0.01] * 4)
+    assert model.most_error < 1e-9
+    plan = Plan(heads=(1, 2, 3, 4), neurons=(7, 90, 3, 200))
+    assert model.predict_ms(plan) == pytest.approx(truth(plan)) == pytest.approx(model.costs(anatomy).of(plan))
+    assert from_json(to_json(model), LatencyModel, "x") == model
+
+
+def test_held_out_errors_tell_of_noise_and_no_cost_is_negative():
+    anatomy = tokens_read(anatomy_of([6] * 4, [200] * 4))
+    random = np.random.default_rng(0)
+    plans = design(anatomy)
+    noisy = fit(anatomy, [(plan, truth(plan) * random.uniform(0.9, 1.1)) for plan in plans])
+    assert 0.01 < noisy.mean_error <= noisy.most_error < 0.5
+    flat = fit(anatomy, [(plan, 5.0 - 0.001 * sum(plan.heads)) for plan in plans])
+    assert min(flat.fixed_ms, *flat.head_ms, *flat.neuron_ms) >= 0
+    with pytest.raises(ValueError, match="at least four"):
+        fit(anatomy, [(plans[0], 1.0)] * 3)
+
+
+def test_the_last_block_is_free_where_only_one_token_is_read():
+    anatomy = anatomy_of([6] * 4, [200] * 4)
+    assert anatomy.pooling == "token"
+    model = fit(anatomy, [(plan, truth(plan)) for plan in design(anatomy)])
+    assert (model.head_ms[-1], model.neuron_ms[-1]) == (0, 0)
+    assert model.head_ms[0] > 0
+
+
+def test_the_nets_that_are_timed_are_few_apart_and_begin_with_the_dense_one():
+    anatomy = anatomy_of([6] * 4, [200] * 4)
+    plans = design(anatomy)
+    assert plans[0] == Plan.dense(anatomy)
+    assert 6 <= len(plans) <= 9
+    shares = np.array([[1, sum(p.heads), sum(p.neurons)] for p in plans], float)
+    assert np.linalg.matrix_rank(shares) == 3
+    for plan in design(anatomy_of([1], [3])):
+        plan.check_fits(anatomy_of([1], [3]))
+
+
+def test_steps_of_a_latency_model_fall_and_keep_what_costs_nothing():
+    model = make_model()
+    anatomy = model.anatomy
+    pixels = np.random.default_rng(0).integers(0, 256, (24, *anatomy.image, 3), np.uint8)
+    ranking, _ = damage_ranking(model, observe(model, Images(pixels, None, model.preprocessing, "noise")), "variance")
+    latencies = fit(anatomy, [(plan, truth(plan)) for plan in design(anatomy)])
+    steps = Planner(ranking, anatomy).steps_of(latencies.costs(anatomy))
+    predicted = [latencies.predict_ms(plan) for plan in steps.values()]
+    assert predicted == sorted(predicted, reverse=True)
+    assert len(set(predicted)) == len(predicted) > 20
+    for name, plan in steps.items():
+        plan.check_fits(anatomy)
+        if name.startswith("t"):
+            assert latencies.predict_ms(plan) <= predicted[0] * int(name[1:]) / 100
+        assert (plan.heads[-1], plan.neurons[-1]) == (anatomy.heads[-1], anatomy.neurons[-1])
+    with pytest.raises(SnapvitError, match="damage curves"):
+        Planner(random_ranking(anatomy), anatomy).steps_of(latencies.costs(anatomy))

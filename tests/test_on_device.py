@@ -1,0 +1,167 @@
+"""A family on a device: timed, chosen from and cut anew there, without torch."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import make_image_folder, make_model_folder
+
+from snapvit_export import choose
+from snapvit_export.family import read_family
+from snapvit_export.on_device import FamilyProfile
+from snapvit_export.pipeline import Request, export
+from snapvit_export.runtimes.ort import OrtSession
+
+MEDIUM = dict(img_size=96, patch_size=8, embed_dim=96, depth=4, num_heads=6, num_classes=5)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A family and an Elastic folder of the same ranking."""
+    folder = tmp_path_factory.mktemp("made")
+    make_model_folder(folder / "model", MEDIUM)
+    make_image_folder(folder / "images")
+    request = Request(model=str(folder / "model"), data=str(folder / "images"), out=folder / "family", images=16)
+    export(replace(request, sparsity=[0.3, 0.6]))
+    command = ["pack", "--model", folder / "model", "--data", folder / "images", "--images", "16"]
+    command += ["--ranking", folder / "family" / "ranking.safetensors", "--out", folder / "elastic"]
+    subprocess.run([sys.executable, "-m", "snapvit_export.cli", *map(str, command)], check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch) -> None:
+    """What is chosen does not matter here, so comparisons may be short."""
+    monkeypatch.setattr(choose, "COMPARE_SECONDS", (0.3,))
+
+
+@pytest.fixture
+def folder(made, tmp_path) -> Path:
+    return shutil.copytree(made, tmp_path / "made")
+
+
+def test_profile_times_all_variants_and_says_on_what(snapvit, folder):
+    out = folder / "here.json"
+    outcome = snapvit("profile", folder / "family", "--out", out, "--seconds", 0.1, "--pause", 1)
+    assert outcome.code == 0, outcome.err
+    found, manifest = FamilyProfile.load(out), read_family(folder / "family")
+    assert set(found.profiles) == {"dense", "s30", "s60"}
+    for name, profile in found.profiles.items():
+        assert profile.sha256 == manifest.variant(name).sha256
+        assert profile.intervals_ms["p50"][0] <= profile.p50_ms <= profile.intervals_ms["p50"][1]
+        assert (len(profile.samples_ms), profile.pause_ms) == (profile.runs, 1)
+    assert found.target.device.cpu
+    assert "s60" in outcome.out
+    printed = snapvit("profile", folder / "family", "--out", out, "--seconds", 0.1, "--json")
+    assert json.loads(printed.out) == json.loads(out.read_text())
+
+
+def test_choose_takes_the_densest_of_the_family_and_writes_it_down(snapvit, folder):
+    family = folder / "family"
+    before = {path.name for path in family.iterdir()}
+    outcome = snapvit("choose", family, "--budget", "95%")
+    assert outcome.code == 0, outcome.err
+    manifest = read_family(family)
+    latencies = {m.variant: m.profile.p50_ms for m in manifest.choice.measurements}
+    assert set(latencies) == {"dense", "s30", "s60"}
+    assert latencies[manifest.choice.variant] <= manifest.choice.budget_ms or not manifest.choice.decided
+    assert manifest.choice.variant in outcome.out
+    assert {path.name for path in family.iterdir()} == before
+    assert snapvit("choose", family, "--budget", "100s").code == 2
+    refused = snapvit("choose", family, "--budget", "0.001ms")
+    assert (refused.code, "smallest reaches" in refused.error_line) == (1, True)
+    assert read_family(family) == manifest
+
+
+def test_limits_beside_the_budget_are_kept(snapvit, folder):
+    family = folder / "family"
+    params = read_family(family).variant("s30").params
+    assert snapvit("choose", family, "--budget", "1000ms", "--max-params", params).code == 0
+    choice = read_family(family).choice
+    assert (choice.variant, choice.next_denser) == ("s30", "dense")
+    assert not next(m for m in choice.measurements if m.variant == "dense").fits
+    size = read_family(family).variant("s60").size_bytes
+    assert snapvit("choose", family, "--budget", "1000ms", "--max-size", f"{size}B", "--at", "p90").code == 0
+    assert read_family(family).choice.variant == "s60"
+    assert read_family(family).choice.limits.at == "p90"
+    for option, text in (("--max-size", "12 apples"), ("--max-params", "-3"), ("--at", "p51")):
+        assert snapvit("choose", family, "--budget", "10ms", option, text).code == 2
+
+
+def test_with_an_elastic_folder_new_variants_are_cut_without_torch(folder):
+    family = folder / "family"
+    script = """
+import sys
+for name in ("torch", "timm", "torchvision", "sklearn"):
+    sys.modules[name] = None
+from snapvit_export import choose
+from snapvit_export.cli.app import main
+choose.COMPARE_SECONDS = (0.3,)
+sys.argv = ["snapvit", "choose", sys.argv[1], "--budget", "75%", "--elastic", sys.argv[2], "--json", "-q"]
+main()
+"""
+    call = [sys.executable, "-c", script, str(family), str(folder / "elastic")]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    manifest = read_family(family)  # all hashes hold
+    assert json.loads(done.stdout)["choice"]["variant"] == manifest.choice.variant
+    chosen = manifest.variant(manifest.choice.variant)
+    assert chosen.name.startswith(("t", "sparsest"))
+    assert chosen.correction == "elastic"
+    assert manifest.choice.model.nets >= 6
+    images = np.random.default_rng(0).standard_normal((2, 3, 96, 96)).astype(np.float32)
+    with OrtSession(family / chosen.file, 1) as session:
+        assert np.isfinite(session.run(images)).all()
+    assert not [path.name for path in family.iterdir() if path.name.startswith(".")]
+
+
+def test_an_elastic_folder_of_another_ranking_is_refused(snapvit, folder):
+    manifest = json.loads((folder / "family" / "manifest.json").read_text())
+    pack = ["--model", folder / "model", "--data", folder / "images", "--images", 16, "--recipe", "local"]
+    assert snapvit("pack", *pack, "--out", folder / "other").code == 0
+    outcome = snapvit("choose", folder / "family", "--budget", "75%", "--elastic", folder / "other")
+    assert outcome.code == 1
+    assert "of another model or ranking" in outcome.error_line
+    assert json.loads((folder / "family" / "manifest.json").read_text()) == manifest
+
+
+def test_a_fleet_gets_one_variant_for_each_device(snapvit, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert snapvit("profile", "family", "--out", "fast.json", "--seconds", 0.1).code == 0
+    fast = json.loads(Path("fast.json").read_text())
+    for profile in fast["profiles"].values():  # a device that takes a tenth of the time
+        for key in ("p50_ms", "p90_ms", "p99_ms"):
+            profile[key] /= 10
+    Path("fast.json").write_text(json.dumps(fast))
+    own = {v.name: v.profile.p50_ms for v in read_family("family").variants}
+    budget = (own["s60"] + own["s30"]) / 2
+    outcome = snapvit("fleet", "family", "--budget", f"cpu={budget:.4f}ms,fast.json={budget:.4f}ms", "--json")
+    assert outcome.code == 0, outcome.err
+    picks = {pick["device"]: pick for pick in json.loads(outcome.out)}
+    assert (picks["cpu"]["variant"], picks["cpu"]["next_denser"]) == ("s60", "s30")
+    assert (picks["fast.json"]["variant"], picks["fast.json"]["next_denser"]) == ("dense", None)
+    assert "fast.json" in snapvit("fleet", "family", "--budget", f"fast.json={budget:.4f}ms").out
+    for text, code, says in (
+        ("10ms", 2, "does not name a device"),
+        ("cpu=10ms,cpu=3ms", 2, "names cpu twice"),
+        ("nowhere.json=10ms", 1, "nowhere.json: cannot be read"),
+        ("cpu=0.0001ms", 1, "no variant fits"),
+    ):
+        refused = snapvit("fleet", "family", "--budget", text)
+        assert (refused.code, says in refused.error_line) == (code, True), refused.error_line
+
+
+def test_bad_requests_get_one_line(snapvit, folder):
+    for arguments, code, says in (
+        (("profile", folder / "nowhere"), 1, "manifest.json: cannot be read"),
+        (("profile", folder / "family", "--pin", "x"), 2, "not a list of cores"),
+        (("profile", folder / "family", "--target", "http://x"), 2, "neither local nor ssh://"),
+        (("choose", folder / "family", "--budget", "10ms", "--elastic", folder / "images"), 1, "elastic.json"),
+    ):
+        outcome = snapvit(*arguments)
+        assert (outcome.code, says in outcome.error_line) == (code, True), outcome.err

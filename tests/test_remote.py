@@ -1,0 +1,114 @@
+"""Timing on another machine over ssh: a real sshd on this one, with keys made here."""
+
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_on_device import folder as folder
+from test_on_device import made as made
+
+from snapvit_export.errors import SnapvitError, UsageError
+from snapvit_export.family import read_family
+from snapvit_export.progress import Silent
+from snapvit_export.remote import Host, profile_there
+
+SSHD = shutil.which("sshd") or next((p for p in ("/usr/sbin/sshd", "/usr/local/sbin/sshd") if os.path.exists(p)), None)
+needs_sshd = pytest.mark.skipif(
+    SSHD is None or shutil.which("ssh") is None, reason="needs an OpenSSH client and server"
+)
+
+
+@pytest.fixture
+def host(tmp_path):
+    """A server that lets only our key in, on a port of its own."""
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
+    (tmp_path / "authorized").write_text((tmp_path / "user.pub").read_text())
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = ["Port", port, "ListenAddress", "127.0.0.1", "HostKey", tmp_path / "host", "PidFile", "none"]
+    settings += ["AuthorizedKeysFile", tmp_path / "authorized", "StrictModes", "no", "UsePAM", "no"]
+    settings += ["PasswordAuthentication", "no", "PermitRootLogin", "prohibit-password"]
+    pairs = zip(settings[::2], settings[1::2])
+    (tmp_path / "sshd_config").write_text("".join(f"{key} {value}\n" for key, value in pairs))
+    os.makedirs("/run/sshd", exist_ok=True) if os.access("/run", os.W_OK) else None
+    server = subprocess.Popen([SSHD, "-D", "-e", "-f", tmp_path / "sshd_config"], stderr=subprocess.PIPE)
+    key = (tmp_path / "host.pub").read_text().split()
+    (tmp_path / "known").write_text(f"[127.0.0.1]:{port} {key[0]} {key[1]}\n")
+    options = ("-i", str(tmp_path / "user"), "-o", f"UserKnownHostsFile={tmp_path / 'known'}", "-F", "none")
+    made = Host("127.0.0.1", getpass.getuser(), port, sys.executable, options)
+    _wait_for(port, server)
+    yield made
+    server.terminate()
+    server.communicate()
+
+
+def _wait_for(port: int, server: subprocess.Popen) -> None:
+    for _ in range(100):
+        with socket.socket() as there:
+            if there.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        assert server.poll() is None, server.stderr.read().decode()
+        time.sleep(0.05)
+    raise AssertionError("the server did not begin to listen")
+
+
+@needs_sshd
+def test_a_family_is_timed_there_and_nothing_is_left(host, folder):
+    before = _left_there()
+    found = profile_there(folder / "family", host, ["--seconds", "0.1", "--threads", "1"], Silent())
+    wanted = {variant.name: variant.sha256 for variant in read_family(folder / "family").variants}
+    assert {name: profile.sha256 for name, profile in found.profiles.items()} == wanted
+    assert all(profile.p50_ms > 0 for profile in found.profiles.values())
+    assert _left_there() == before
+
+
+def _left_there() -> set[str]:
+    import tempfile
+
+    return {path.name for path in Path(tempfile.gettempdir()).glob("snapvit-*")}
+
+
+@needs_sshd
+def test_what_is_missing_there_is_said(host, folder):
+    family = folder / "family"
+    with pytest.raises(SnapvitError, match=r"127\.0\.0\.1: no program is called nopython there. Give --python"):
+        profile_there(family, replace(host, python="nopython"), [], Silent())
+    bare = [sys.executable, "-m", "venv", "--without-pip", folder / "bare"]
+    subprocess.run(bare, check=True)
+    with pytest.raises(SnapvitError, match=r"No module named 'snapvit_export'.*pip install 'snapvit-export\[ort\]'"):
+        profile_there(family, replace(host, python=str(folder / "bare" / "bin" / "python")), [], Silent())
+    with pytest.raises(SnapvitError, match="exactly|images|Give|batch|is not"):
+        profile_there(family, host, ["--batch", "0"], Silent())
+
+
+@needs_sshd
+def test_unknown_hosts_wrong_keys_and_closed_ports_are_no_connection(host, folder, tmp_path):
+    family = folder / "family"
+    (tmp_path / "empty").write_text("")
+    unknown = (*host.options[:2], "-o", f"UserKnownHostsFile={tmp_path / 'empty'}", "-F", "none")
+    with pytest.raises(SnapvitError, match="no connection: Host key verification failed"):
+        profile_there(family, replace(host, options=unknown), [], Silent())
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "stranger"], check=True)
+    stranger = ("-i", str(tmp_path / "stranger"), "-o", "IdentitiesOnly=yes", *host.options[2:])
+    with pytest.raises(SnapvitError, match="no connection: .*Permission denied"):
+        profile_there(family, replace(host, options=stranger), [], Silent())
+    with pytest.raises(SnapvitError, match="no connection: .*refused"):
+        profile_there(family, replace(host, port=1), [], Silent())
+
+
+def test_addresses():
+    assert Host.parse("ssh://pi@10.0.0.7:2222") == Host("10.0.0.7", "pi", 2222)
+    assert Host.parse("ssh://orin") == Host("orin")
+    assert Host.parse("ssh://[fe80::1]/") == Host("fe80::1")
+    for text in ("orin", "ssh://", "ssh://a b", "ssh://-oProxyCommand=x", "ssh://u@-h", "ssh://h;ls", "http://h"):
+        with pytest.raises(UsageError, match="neither local nor ssh://"):
+            Host.parse(text)

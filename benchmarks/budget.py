@@ -9,8 +9,8 @@
 For every budget `snapvit choose --elastic` picks a variant. Then
 
 1. a new process times the chosen file for five seconds: is it within the budget?
-2. every candidate of the grid, a hundredth of the dense latency apart, is built and timed by CPU time, in turns with
-   the dense one: how many FLOPs has the densest that fits, and how many of them does the chosen one keep?
+2. every candidate of the grid within ten hundredths of the budget, one hundredth apart, is built and timed by CPU time,
+   in turns with the dense one: how many FLOPs has the densest that fits, and how many of them does the chosen one keep?
 
 With `--hogs N` the same choice is made once more beside N processes that only compute: it must end within one step of
 the other, or say that it cannot decide. Prints Markdown.
@@ -58,9 +58,13 @@ def again(folder: Path, name: str) -> tuple[float, tuple[float, float]]:
     return profile["p50_ms"], tuple(profile["intervals_ms"]["p50"])
 
 
-def grid_of(choice: Choice, packed: Elastic) -> dict[str, Plan]:
+def grid_of(choice: Choice, packed: Elastic, dense_ms: float) -> dict[str, Plan]:
+    """The dense Plan, and all that may be near the budget."""
     assert choice.model is not None, "the dense model fitted"
-    return packed.planner.steps_of(choice.model.costs(packed.anatomy))
+    whole = packed.planner.steps_of(choice.model.costs(packed.anatomy))
+    share = 100 * choice.budget_ms / dense_ms
+    near = {name: plan for name, plan in whole.items() if abs(_percent(name) - share) <= 10}
+    return {"dense": whole["dense"], **near, choice.variant: whole[choice.variant]}
 
 
 def exhaustive(grid: dict[str, Plan], packed: Elastic, manifest: Manifest, folder: Path) -> dict[str, float]:
@@ -96,11 +100,11 @@ def main() -> None:
             choice = found.choice
             assert choice is not None
             ms, (low, high) = again(Path(folder) / "family", choice.variant)
-            grid = grid_of(choice, packed)
+            profiles = {m.variant: m.profile for m in choice.measurements}
+            dense_ms = profiles["dense"].p50_ms
+            grid = grid_of(choice, packed, dense_ms)
             (Path(folder) / "grid").mkdir()
             times = exhaustive(grid, packed, manifest, Path(folder) / "grid")
-        profiles = {m.variant: m.profile for m in choice.measurements}
-        dense_ms = profiles["dense"].p50_ms
         fitting = [name for name in grid if times[name] * dense_ms <= choice.budget_ms]
         best = max(packed.anatomy.block_flops(grid[name]) for name in fitting)
         kept = packed.anatomy.block_flops(grid[choice.variant]) / best
@@ -114,11 +118,11 @@ def main() -> None:
             f"**{kept:.3f}**",
         ]
         if args.hogs:
-            cells += beside(args, budget, choice, list(grid))
+            cells += beside(args, choice)
         print("| " + " | ".join(cells) + " |", flush=True)
 
 
-def beside(args: argparse.Namespace, budget: str, quiet: Choice, grid: list[str]) -> list[str]:
+def beside(args: argparse.Namespace, quiet: Choice) -> list[str]:
     """The choice of the same milliseconds while others compute."""
     hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.hogs)]
     try:

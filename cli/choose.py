@@ -17,6 +17,9 @@ def choose(
     elastic: Annotated[
         Optional[Path], typer.Option(help="Elastic folder of the same ranking: cut new variants from it.")
     ] = None,
+    profile: Annotated[
+        Optional[Path], typer.Option(help="Latencies that `snapvit profile` took here, instead of timing them again.")
+    ] = None,
     threads: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads the model may use.")] = 1,
     batch: Annotated[int, typer.Option(min=1, max=65536, help="Images per run.")] = 1,
     pause: Annotated[float, typer.Option(min=0, max=60000, help="Milliseconds to sleep before every run.")] = 0.0,
@@ -27,7 +30,7 @@ def choose(
     """Time a family here and choose the densest variant that keeps the budget, with the proof in its manifest."""
     from ..budget import Budget
     from ..family import read_family
-    from ..on_device import choose_in_family
+    from ..on_device import FamilyProfile, choose_in_family
     from ..profiling.affinity import pin_to
     from ..target import Target
     from . import parsing
@@ -36,8 +39,9 @@ def choose(
     limits, wanted = parsing.limits(at, max_size, max_params), Budget.parse(budget)
     pin_to(pin)
     target = Target(runtime="onnxruntime", precision=read_family(family).target.precision, batch=batch, threads=threads)
+    known = None if profile is None else FamilyProfile.load(profile)
     with shown(quiet) as progress:
-        manifest = choose_in_family(family, wanted, limits, target, progress, elastic, pause)
+        manifest = choose_in_family(family, wanted, limits, target, progress, elastic, pause, known)
     if as_json:
         from ..values import to_json
 

@@ -9,10 +9,10 @@ import typer
 
 
 def fleet(
-    family: Annotated[Path, typer.Argument(help="A family folder.")],
     budget: Annotated[
         str, typer.Option(help="Device and latency: cpu=40ms,orin.json=10ms. A file of `snapvit profile`, or cpu.")
     ],
+    family: Annotated[Path, typer.Argument(help="A family folder.")] = Path("snapvit-family"),
     at: Annotated[str, typer.Option(help="Percentile that must keep the budget: p50, p90 or p99.")] = "p50",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

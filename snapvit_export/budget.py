@@ -35,6 +35,11 @@ class Budget:
             raise UsageError(f"budget '{text}' is more than the dense model takes. Write at most 100%")
         return Budget(value, unit)  # type: ignore[arg-type]
 
+    @property
+    def is_relative(self) -> bool:
+        """Whether it says how much of the dense latency is allowed."""
+        return self.unit == "%"
+
     def to_ms(self, dense_ms: float, batch: int) -> float:
         """Milliseconds that one batch may take."""
         if self.unit == "ms":

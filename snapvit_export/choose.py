@@ -28,6 +28,10 @@ class Latency:
     low: float
     high: float
 
+    def scaled(self, by: float) -> Latency:
+        """The same on a machine that is so many times as slow."""
+        return Latency(self.ms * by, self.low * by, self.high * by)
+
 
 TimeTogether = Callable[[Sequence[int], float], Mapping[int, Latency]]  # candidates, side by side, for so many seconds
 

@@ -82,8 +82,12 @@ def choose_in_family(
     progress: Progress,
     elastic: Path | None = None,
     pause_ms: float = 0.0,
+    known: FamilyProfile | None = None,
 ) -> Manifest:
-    """Choose the variant of a family that keeps a budget on this machine; the manifest says so from now on."""
+    """Choose the variant of a family that keeps a budget on this machine; the manifest says so from now on.
+
+    `known`: latencies that were taken here before; they must be of these files, this device and this target.
+    """
     folder = Path(folder)
     manifest = read_family(folder)
     _check_form(manifest, target)
@@ -92,7 +96,10 @@ def choose_in_family(
     with writing(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".cut-") as scratch:
         stand = DeviceStand(folder, manifest, target, device, progress, packed, Path(scratch), pause_ms)
         names = [variant.name for variant in manifest.variants]
-        stand.time(names)
+        if known is None:
+            stand.time(names)
+        else:
+            stand.take(known)
         choice = _choice(stand, manifest, budget, limits, packed)
         made = [stand.moved(name) for name in (choice.variant, choice.next_denser) if name and name not in names]
     variants = (*(stand.described(stand.built[name]) for name in names), *(stand.described(built) for built in made))
@@ -110,12 +117,11 @@ def choose_in_family(
 def _choice(stand: DeviceStand, manifest: Manifest, budget: Budget, limits: Limits, packed: Elastic | None) -> Choice:
     if packed is not None:
         return choose_on(stand, packed.planner, budget, limits)
-    budget_ms = budget.to_ms(stand.latency(manifest.dense, limits.at).ms, stand.target.batch)
     falling = sorted(manifest.variants, key=lambda v: -stand.latency(v.name, limits.at).ms)
     falling.sort(key=lambda v: v.name != manifest.dense)  # the dense one first, whatever the noise says
     grid = {variant.name: _plan(variant) for variant in falling}
     guesses = [stand.latency(name, limits.at).ms for name in grid]
-    return decide(stand, grid, guesses, budget_ms, limits)
+    return decide(stand, grid, guesses, budget, limits)
 
 
 class DeviceStand(Stand):
@@ -170,6 +176,17 @@ class DeviceStand(Stand):
         self.built[name] = Built(
             name, path, written.weights, plan, sha256(path), written.size_bytes, None, how, None, True
         )
+
+    def take(self, known: FamilyProfile) -> None:
+        """Use latencies that were taken before, if they were taken here."""
+        for name, built in self.built.items():
+            profile = known.profiles.get(name)
+            if profile is None or not profile.belongs_to(built.sha256, self.target, self.timer.device):
+                raise FileFormatError(
+                    f"the given latencies of {name} are of another file or device, or were taken in another way. "
+                    "Leave --profile out"
+                )
+            self.built[name] = replace(built, profile=profile)
 
     def moved(self, name: str) -> Built:
         """A new variant as part of the family; its graph points into the family's weight file, which is the same."""

@@ -37,6 +37,7 @@ from .progress import Progress
 from .recipe import ADDS_BIASES
 from .target import Target
 
+DENSE = "dense"  # the name of the variant that cuts nothing
 SHOWN_EVERY = 0.5  # seconds
 FIT_SECONDS = 0.5  # of every net that the latency model is fitted to
 
@@ -224,35 +225,44 @@ class Stand(ABC):
 
 def choose_on(stand: Stand, planner: Planner, budget: Budget, limits: Limits) -> Choice:
     """Find the densest variant that keeps a budget; "dense" must have been built and timed."""
-    anatomy, dense = stand.anatomy, stand.limited("dense", limits)
-    budget_ms = budget.to_ms(stand.latency("dense", limits.at).ms, stand.target.batch)
+    anatomy, dense = stand.anatomy, stand.limited(DENSE, limits)
+    budget_ms = budget.to_ms(stand.latency(DENSE, limits.at).ms, stand.target.batch)
     model = stand.latency_model() if dense.ms > budget_ms else None
-    grid = {"dense": Plan.dense(anatomy)}
+    grid = {DENSE: Plan.dense(anatomy)}
     if model is not None:
         grid = planner.steps_of(model.costs(anatomy)) if planner.allocates else planner.steps()
     guesses = [dense.ms if model is None else model.predict_ms(plan) for plan in grid.values()]
-    return decide(stand, grid, guesses, budget_ms, limits, model)
+    return decide(stand, grid, guesses, budget, limits, model)
 
 
 def decide(
     stand: Stand,
     grid: dict[str, Plan],
     guesses: Sequence[float],
-    budget_ms: float,
+    budget: Budget,
     limits: Limits,
     model: LatencyModel | None = None,
 ) -> Choice:
-    """Choose among named Plans from dense to sparse, building and timing what is needed."""
-    names, stand.budget_ms = list(grid), budget_ms
+    """Choose among named Plans from dense, the first, to sparse, building and timing what is needed.
 
-    def time_pair(numbers: Sequence[int], seconds: float) -> dict[int, Latency]:
+    A budget relative to the dense model is a relation between two that were timed in turns: the dense one is timed with
+    every candidate, and a machine that has become slower in between does not count.
+    """
+    names, first = list(grid), next(iter(grid))
+    reference_ms = stand.latency(first, limits.at).ms
+    stand.budget_ms = budget_ms = budget.to_ms(reference_ms, stand.target.batch)
+
+    def timed(numbers: Sequence[int], seconds: float) -> dict[int, Latency]:
         chosen = [names[number] for number in numbers]
         for name in chosen:  # two are timed together when they decide: then it must be the files that are kept
             stand.add(name, grid[name], keep=len(chosen) > 1)
-        stand.time(chosen, seconds)
-        return {number: stand.limited(names[number], limits) for number in numbers}
+        beside = [first] if budget.is_relative and first not in chosen else []
+        stand.time([*beside, *chosen], seconds)
+        slower = stand.latency(first, limits.at).ms / reference_ms if budget.is_relative else 1.0
+        return {number: stand.limited(names[number], limits).scaled(1 / slower) for number in numbers}
 
-    bracket = choose(guesses, budget_ms, time_pair, stand.limited(names[0], limits))
+    bracket = choose(guesses, budget_ms, timed, stand.limited(first, limits))
+    budget_ms = budget.to_ms(stand.latency(first, limits.at).ms, stand.target.batch)  # by the dense one beside the last
     return Choice(
         variant=names[bracket.chosen],
         budget_ms=budget_ms,

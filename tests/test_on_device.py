@@ -78,6 +78,22 @@ def test_choose_takes_the_densest_of_the_family_and_writes_it_down(snapvit, fold
     assert read_family(family) == manifest
 
 
+def test_latencies_taken_here_are_used_again_and_those_of_others_refused(snapvit, folder):
+    family, out = folder / "family", folder / "here.json"
+    assert snapvit("profile", family, "--out", out, "--seconds", 0.1).code == 0
+    outcome = snapvit("choose", family, "--budget", "1000ms", "--profile", out)
+    assert outcome.code == 0, outcome.err
+    found, choice = FamilyProfile.load(out), read_family(family).choice
+    assert {m.variant: m.profile for m in choice.measurements} == found.profiles
+    other = json.loads(out.read_text())
+    for profile in other["profiles"].values():
+        profile["device"]["cpu"] = "another"
+    out.write_text(json.dumps(other))
+    refused = snapvit("choose", family, "--budget", "1000ms", "--profile", out)
+    assert (refused.code, "of another file or device" in refused.error_line) == (1, True)
+    assert snapvit("choose", family, "--budget", "1000ms", "--profile", out, "--threads", 2).code == 1
+
+
 def test_limits_beside_the_budget_are_kept(snapvit, folder):
     family = folder / "family"
     params = read_family(family).variant("s30").params
@@ -145,14 +161,15 @@ def test_a_fleet_gets_one_variant_for_each_device(snapvit, folder, monkeypatch):
     picks = {pick["device"]: pick for pick in json.loads(outcome.out)}
     assert (picks["cpu"]["variant"], picks["cpu"]["next_denser"]) == ("s60", "s30")
     assert (picks["fast.json"]["variant"], picks["fast.json"]["next_denser"]) == ("dense", None)
-    assert "fast.json" in snapvit("fleet", "family", "--budget", f"fast.json={budget:.4f}ms").out
+    Path("family").rename("snapvit-family")  # where a family is by default
+    assert "fast.json" in snapvit("fleet", "--budget", f"fast.json={budget:.4f}ms").out
     for text, code, says in (
         ("10ms", 2, "does not name a device"),
         ("cpu=10ms,cpu=3ms", 2, "names cpu twice"),
         ("nowhere.json=10ms", 1, "nowhere.json: cannot be read"),
         ("cpu=0.0001ms", 1, "no variant fits"),
     ):
-        refused = snapvit("fleet", "family", "--budget", text)
+        refused = snapvit("fleet", "--budget", text)
         assert (refused.code, says in refused.error_line) == (code, True), refused.error_line
 
 

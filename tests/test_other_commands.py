@@ -65,3 +65,14 @@ def test_version_and_help(snapvit):
     assert snapvit("--version").out.strip() == f"snapvit {snapvit_export.__version__}"
     assert "Usage: snapvit" in snapvit("--help").out
     assert snapvit("nonsense").code == 2
+
+
+def test_latencies_are_drawn_with_their_intervals_and_the_budget():
+    from snapvit_export.cli.progress import drawn
+
+    lines = drawn({"t61": (10.4, 10.2, 10.9), "dense": (20.0, 19.9, 20.1)}, budget_ms=10.0)
+    assert lines[0].startswith("  t61   ━")
+    assert "10.40 ms (10.20 to 10.90)" in lines[0]
+    assert {line.index("│") for line in lines[:2]} == {lines[2].index("└")}
+    assert "budget 10 ms" in lines[2]
+    assert len(drawn({"a": (1.0, 1.0, 1.0)}, None)) == 1

@@ -100,14 +100,19 @@ def choose_in_family(
             stand.time(names)
         else:
             stand.take(known)
+        timed = dict(stand.built)  # the family's own, which a new one of the same name may push aside
         choice = _choice(stand, manifest, budget, limits, packed)
-        made = [stand.moved(name) for name in (choice.variant, choice.next_denser) if name and name not in names]
-    variants = (*(stand.described(stand.built[name]) for name in names), *(stand.described(built) for built in made))
+        for name in (choice.variant, choice.next_denser):
+            if name is not None and stand.built[name].path.parent != folder:
+                timed[name] = stand.moved(name)
+            elif name is not None:
+                timed[name] = stand.built[name]
+        stand.built = timed
     new = msgspec.structs.replace(
         manifest,
         target=MeasuredOn.of(target, device),
-        variants=tuple(sorted(variants, key=lambda v: (-v.flops, v.name))),
-        weights=stand.weight_files({*names, *(built.name for built in made)}),
+        variants=tuple(sorted(map(stand.described, timed.values()), key=lambda v: (-v.flops, v.name))),
+        weights=stand.weight_files(timed),
         choice=choice,
     )
     write_manifest(folder, new)
@@ -150,8 +155,8 @@ class DeviceStand(Stand):
             self.built[variant.name] = _as_built(folder, variant)
 
     def add(self, name: str, plan: Plan, keep: bool = False) -> None:
-        """Cut a variant from the Elastic folder, unless the family has it."""
-        if name in self.built:
+        """Cut a variant from the Elastic folder, unless it is there; `t63` of an earlier choice may be another Plan."""
+        if name in self.built and self.built[name].plan == plan:
             return
         assert self.packed is not None, "only a packed model gives new variants"
         self.progress.phase(f"cutting {name}")

@@ -13,6 +13,7 @@ from conftest import make_image_folder, make_model_folder
 
 from snapvit_export import choose
 from snapvit_export.family import read_family
+from snapvit_export.graph.inspect import inspect
 from snapvit_export.on_device import FamilyProfile
 from snapvit_export.pipeline import Request, export
 from snapvit_export.runtimes.ort import OrtSession
@@ -134,6 +135,13 @@ main()
     with OrtSession(family / chosen.file, 1) as session:
         assert np.isfinite(session.run(images)).all()
     assert not [path.name for path in family.iterdir() if path.name.startswith(".")]
+    for _ in range(2):  # names of earlier choices may come again for other Plans, since every latency model is new
+        again = subprocess.run(call, capture_output=True, text=True, check=False)
+        assert again.returncode == 0, again.stderr
+        manifest = read_family(family)
+        kept = manifest.variant(manifest.choice.variant)
+        told = inspect(family / kept.file)
+        assert (told.plan.heads, told.plan.neurons) == (kept.heads, kept.neurons)
 
 
 def test_an_elastic_folder_of_another_ranking_is_refused(snapvit, folder):

@@ -162,7 +162,8 @@ def _sentence(manifest: Manifest) -> str:
     denser = by_name[choice.next_denser]
     between = "{:.2f} to {:.2f}".format(*denser.profile.intervals_ms[at])
     text += f"; the next denser, {choice.next_denser}, takes {denser.profile.at_ms(at):.2f} ms ({between})"
-    text += "." if denser.profile.at_ms(at) > choice.budget_ms else " and is too large, or was slower before."
+    slow = denser.profile.at_ms(at) > choice.budget_ms
+    text += "." if slow else ", which fits by this look, not by another." if denser.fits else ", but is too large."
     if not choice.decided:
         text += f" Too noisy to decide between {choice.next_denser} and {choice.variant}: the smaller one was taken."
     return " ".join([text, *(f"Beware: {warning}." for warning in _warnings([chosen.profile, denser.profile]))])

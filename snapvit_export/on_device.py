@@ -122,9 +122,8 @@ def choose_in_family(
 def _choice(stand: DeviceStand, manifest: Manifest, budget: Budget, limits: Limits, packed: Elastic | None) -> Choice:
     if packed is not None:
         return choose_on(stand, packed.planner, budget, limits)
-    falling = sorted(manifest.variants, key=lambda v: -stand.latency(v.name, limits.at).ms)
-    falling.sort(key=lambda v: v.name != manifest.dense)  # the dense one first, whatever the noise says
-    grid = {variant.name: _plan(variant) for variant in falling}
+    densest_first = sorted(manifest.variants, key=lambda v: -v.flops)
+    grid = {variant.name: _plan(variant) for variant in densest_first}
     guesses = [stand.latency(name, limits.at).ms for name in grid]
     return decide(stand, grid, guesses, budget, limits)
 
@@ -186,7 +185,8 @@ class DeviceStand(Stand):
         """Use latencies that were taken before, if they were taken here."""
         for name, built in self.built.items():
             profile = known.profiles.get(name)
-            if profile is None or not profile.belongs_to(built.sha256, self.target, self.timer.device):
+            timer = self.timer
+            if profile is None or not profile.belongs_to(built.sha256, timer.target, timer.device, timer.pause_ms):
                 raise FileFormatError(
                     f"the given latencies of {name} are of another file or device, or were taken in another way. "
                     "Leave --profile out"

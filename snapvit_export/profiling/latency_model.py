@@ -78,24 +78,6 @@ def fit(anatomy: Anatomy, measured: Sequence[tuple[Plan, float]]) -> LatencyMode
     )
 
 
-def by_flops(anatomy: Anatomy, dense_ms: float) -> LatencyModel:
-    """The model of somebody who has only timed the dense net: latency follows FLOPs."""
-    head_units, neuron_units = _units(anatomy)
-    heads, neurons = (np.array([anatomy.flops_per_structure(b)[k] for b in anatomy.blocks], float) for k in (0, 1))
-    heads, neurons = heads * (np.array(head_units) > 0), neurons * (np.array(neuron_units) > 0)
-    blocks = float((heads * anatomy.heads).sum() + (neurons * anatomy.neurons).sum())
-    outside = anatomy.flops() - anatomy.block_flops()
-    each = dense_ms / max(blocks + outside, 1.0)
-    return LatencyModel(
-        fixed_ms=outside * each,
-        head_ms=tuple(heads * each),
-        neuron_ms=tuple(neurons * each),
-        nets=1,
-        mean_error=0.0,
-        most_error=0.0,
-    )
-
-
 def _units(anatomy: Anatomy) -> tuple[list[float], list[float]]:
     """What one head and one neuron of each block count, relative to the first block's; 0 where they are free."""
     first = anatomy.flops_per_structure(anatomy.blocks[0])

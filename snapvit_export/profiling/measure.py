@@ -27,19 +27,16 @@ def time_together(
     seconds: float = 1.0,
     pause_ms: float = 0.0,
     report: Report = lambda samples: None,
-    more: Mapping[str, Samples] | None = None,
 ) -> dict[str, Samples]:
     """Time calls side by side, each for at least `seconds`; every run by name.
 
-    `pause_ms`: sleep before every run, which is then a burst of its own. `report` is called after each round. `more`:
-    earlier samples of the same candidates, to go on from.
+    `pause_ms`: sleep before every run, which is then a burst of its own. `report` is called after each round.
     """
     for run in candidates.values():
         _warm_up(run)
     burst = 1 if pause_ms else BURST
-    samples = {name: more[name] if more else Samples(burst) for name in candidates}
-    ends = {name: (len(taken) + MIN_RUNS, sum(taken.wall_ms) + 1000 * seconds) for name, taken in samples.items()}
-    while any(len(samples[name]) < runs or sum(samples[name].wall_ms) < ms for name, (runs, ms) in ends.items()):
+    samples = {name: Samples(burst) for name in candidates}
+    while any(len(taken) < MIN_RUNS or sum(taken.wall_ms) < 1000 * seconds for taken in samples.values()):
         for name, run in candidates.items():
             if pause_ms:
                 time.sleep(pause_ms / 1000)

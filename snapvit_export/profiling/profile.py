@@ -42,9 +42,10 @@ class Profile(Value, frozen=True, kw_only=True):
         """The latency that a budget at this percentile is compared with."""
         return float(getattr(self, f"{percentile}_ms"))
 
-    def belongs_to(self, sha256: str, target: Target, device: DeviceCard) -> bool:
+    def belongs_to(self, sha256: str, target: Target, device: DeviceCard, pause_ms: float = 0.0) -> bool:
         """Whether it is of this file, and was taken on such a device in this way; only then it may be used again."""
-        same_way = (self.precision, self.batch, self.threads) == (target.precision, target.batch, target.threads)
+        way = (target.precision, target.batch, target.threads, pause_ms)
+        same_way = (self.precision, self.batch, self.threads, self.pause_ms) == way
         return self.sha256 == sha256 and same_way and self.device == device
 
 

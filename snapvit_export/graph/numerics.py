@@ -12,7 +12,7 @@ classifier lose much and gain nothing. Stored values stay in rank order along ax
 one file in every precision; a scale serves every width, since it comes from the widest.
 
 Written here instead of by ONNX Runtime's quantiser or onnxconverter-common: these turn one finished file into another
-with weights of its own, and a family has one weight file. `benchmarks/precision.py` puts both side by side.
+with weights of its own, and a family has one weight file. `benchmarks/precision.py` times the quantiser beside ours.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from snapvit_export.family import Choice, Limits, Manifest, MeasuredOn, read_fam
 from snapvit_export.files import sha256
 from snapvit_export.graph.emit import Options
 from snapvit_export.graph.emitter import Blueprint, Emitter
-from snapvit_export.on_device import choose_in_family, noise
+from snapvit_export.on_device import Way, choose_in_family, noise
 from snapvit_export.plan import Plan
 from snapvit_export.profiling.device import this_device
 from snapvit_export.profiling.timer import File, Timer
@@ -46,7 +46,7 @@ GROUP = 8  # candidates that are timed in turns, with the dense one
 
 def chosen(family: Path, elastic: Path, budget: str, folder: Path) -> Manifest:
     copy = shutil.copytree(family, folder / "family")
-    return choose_in_family(copy, Budget.parse(budget), Limits(), TARGET, Silent(), elastic)
+    return choose_in_family(copy, Budget.parse(budget), Limits(), Way(threads=1, batch=1), Silent(), elastic)
 
 
 def again(folder: Path, name: str) -> tuple[float, tuple[float, float]]:

@@ -20,28 +20,29 @@ def choose(
     profile: Annotated[
         Optional[Path], typer.Option(help="Latencies that `snapvit profile` took here, instead of timing them again.")
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads the model may use.")] = 1,
-    batch: Annotated[int, typer.Option(min=1, max=65536, help="Images per run.")] = 1,
-    pause: Annotated[float, typer.Option(min=0, max=60000, help="Milliseconds to sleep before every run.")] = 0.0,
+    threads: Annotated[
+        Optional[int], typer.Option(min=1, max=1024, help="CPU threads; without it, as the family was made for.")
+    ] = None,
+    batch: Annotated[
+        Optional[int], typer.Option(min=1, max=65536, help="Images per run; without it, as the family was made for.")
+    ] = None,
+    pause: Annotated[float, typer.Option(min=0, max=10000, help="Milliseconds to sleep before every run.")] = 0.0,
     pin: Annotated[Optional[str], typer.Option(help="Cores to run on: 0 or 0,2.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
 ) -> None:
     """Time a family here and choose the densest variant that keeps the budget, with the proof in its manifest."""
     from ..budget import Budget
-    from ..family import read_family
-    from ..on_device import FamilyProfile, choose_in_family
+    from ..on_device import FamilyProfile, Way, choose_in_family
     from ..profiling.affinity import pin_to
-    from ..target import Target
     from . import parsing
     from .progress import shown
 
     limits, wanted = parsing.limits(at, max_size, max_params), Budget.parse(budget)
     pin_to(pin)
-    target = Target(runtime="onnxruntime", precision=read_family(family).target.precision, batch=batch, threads=threads)
     known = None if profile is None else FamilyProfile.load(profile)
     with shown(quiet) as progress:
-        manifest = choose_in_family(family, wanted, limits, target, progress, elastic, pause, known)
+        manifest = choose_in_family(family, wanted, limits, Way(threads, batch, pause), progress, elastic, known)
     if as_json:
         from ..values import to_json
 

@@ -12,34 +12,33 @@ def profile(
     family: Annotated[Path, typer.Argument(help="A family folder.")],
     target: Annotated[str, typer.Option(help="Where to time: local, or ssh://user@host[:port].")] = "local",
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("profile.json"),
-    threads: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads the model may use.")] = 1,
-    batch: Annotated[int, typer.Option(min=1, max=65536, help="Images per run.")] = 1,
+    threads: Annotated[
+        Optional[int], typer.Option(min=1, max=1024, help="CPU threads; without it, as the family was made for.")
+    ] = None,
+    batch: Annotated[
+        Optional[int], typer.Option(min=1, max=65536, help="Images per run; without it, as the family was made for.")
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="Of each variant.")] = 2.0,
-    pause: Annotated[float, typer.Option(min=0, max=60000, help="Milliseconds to sleep before every run.")] = 0.0,
+    pause: Annotated[float, typer.Option(min=0, max=10000, help="Milliseconds to sleep before every run.")] = 0.0,
     pin: Annotated[Optional[str], typer.Option(help="Cores to run on: 0 or 0,2.")] = None,
     python: Annotated[str, typer.Option(help="Python of another machine.")] = "python3",
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile instead of a table.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
 ) -> None:
     """Time the variants of a family side by side, and write the latencies with the device they belong to."""
-    from ..family import read_family
-    from ..on_device import profile_family
+    from ..on_device import Way, profile_family
     from ..profiling.affinity import pin_to
-    from ..target import Target
     from .progress import shown
 
     with shown(quiet) as progress:
         if target == "local":
             pin_to(pin)
-            wanted = Target(
-                runtime="onnxruntime", precision=read_family(family).target.precision, batch=batch, threads=threads
-            )
-            found = profile_family(family, wanted, progress, seconds, pause)
+            found = profile_family(family, Way(threads, batch, pause), progress, seconds)
         else:
             from ..remote import Host, profile_there
 
-            options = ["--threads", str(threads), "--batch", str(batch), "--seconds", str(seconds)]
-            options += ["--pause", str(pause), *(["--pin", pin] if pin is not None else [])]
+            given = {"--threads": threads, "--batch": batch, "--seconds": seconds, "--pause": pause, "--pin": pin}
+            options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
             found = profile_there(family, Host.parse(target, python), options, progress)
     found.save(out)
     if as_json:

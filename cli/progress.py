@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..progress import Intervals, Progress, Silent
+
+DRAWN_EVERY = 0.2  # seconds
 
 
 @contextmanager
@@ -86,21 +89,27 @@ def _live() -> Iterator[Progress]:
         TimeRemainingColumn(),
     )
     console = Console(stderr=True, highlight=False)
-    screen = Screen(bars, console=console, transient=True)
+    # Nothing is drawn but when something is told: a clock of its own would run beside what is timed.
+    screen = Screen(bars, console=console, transient=True, auto_refresh=False)
 
     class Live:
         task = bars.add_task("starting", total=None)
+        drawn = time.monotonic()
 
         def phase(self, what: str, total: int | None = None) -> None:
             bars.remove_task(self.task)  # a reset would keep the old total where there is none
             self.task = bars.add_task(what, total=total)
-            screen.update(bars)
+            screen.update(bars, refresh=True)
 
         def advance(self, steps: int = 1) -> None:
             bars.advance(self.task, steps)
+            if time.monotonic() - self.drawn > DRAWN_EVERY:
+                screen.refresh()
+                self.drawn = time.monotonic()
 
         def describe(self, what: str) -> None:
             bars.update(self.task, description=what)
+            screen.refresh()
 
         def note(self, text: str) -> None:
             console.print(text, style="dim", markup=False)
@@ -108,7 +117,7 @@ def _live() -> Iterator[Progress]:
         def latencies(self, found: Intervals, budget_ms: float | None) -> None:
             from rich.text import Text
 
-            screen.update(Group(bars, Text("\n".join(drawn(found, budget_ms)))))
+            screen.update(Group(bars, Text("\n".join(drawn(found, budget_ms)))), refresh=True)
 
     with screen:
         yield Live()

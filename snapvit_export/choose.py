@@ -2,9 +2,12 @@
 
 Candidates are points of a line from dense to sparse, each with a guess of its latency. The guess only says which one to
 build next: it is timed, all guesses are scaled by what it took, and the next one is proposed between what was too slow
-and what fitted. When these are neighbours, they are timed side by side, and only that comparison decides: longer while
-it cannot tell, and the bracket moves if it contradicts the first look. If the budget stays within the noise of either,
-or the comparisons contradict each other, the sparser one is taken and the answer says so.
+and what fitted. When these are neighbours, they are timed side by side, longer while it cannot be told, and the bracket
+moves if that contradicts the first look.
+
+A candidate fits when the upper end of its interval keeps the budget: then it keeps it tomorrow too. If the next denser
+one lies within the budget without being sure to stay there, the machine is too noisy to decide between the two; the
+sparser one is taken and the answer says so.
 """
 
 from __future__ import annotations
@@ -13,25 +16,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .errors import BudgetNotMet
+from .profiling.pace import Latency
 
-MOST_MOVES = 2  # of the bracket towards denser candidates, each of which builds another one
-NEAR = 0.005  # of the budget: what differs by less counts as either; candidates are a hundredth apart
+MOST_MOVES = 1  # of the bracket, each of which builds another candidate; more only where it is over the budget
 LOOK_SECONDS, COMPARE_SECONDS = 1.0, (1.0, 3.0, 6.0)  # of every candidate; longer while the shorter cannot tell
-
-
-@dataclass(frozen=True)
-class Latency:
-    """A measured latency, and between what it lies."""
-
-    ms: float
-    low: float
-    high: float
-
-    def scaled(self, by: float) -> Latency:
-        """The same on a machine that is so many times as slow."""
-        return Latency(self.ms * by, self.low * by, self.high * by)
-
 
 TimeTogether = Callable[[Sequence[int], float], Mapping[int, Latency]]  # candidates, side by side, for so many seconds
 
@@ -45,90 +33,97 @@ class Bracket:
     decided: bool = True
 
 
-def choose(guesses: Sequence[float], budget_ms: float, time: TimeTogether, dense: Latency | None = None) -> Bracket:
-    """Choose among candidates 0 (dense) to the sparsest, whose latencies are guessed, under `budget_ms`.
+class OutOfReach(Exception):
+    """Not even the last candidate fits."""
 
-    A candidate that is refused for another reason, such as its size, has an infinite latency.
+    def __init__(self, latency: Latency) -> None:
+        super().__init__(f"the last candidate takes {latency.ms} ms")
+        self.latency = latency
 
-    >>> choose([19.0, 13.0, 8.5], 10.0, lambda numbers, seconds: {n: measured[n] for n in numbers})
+
+def choose(guesses: Sequence[float], budget_ms: float, time: TimeTogether, dense: Latency) -> Bracket:
+    """Choose among candidates 0 (dense, whose latency is known) to the sparsest, whose latencies are guessed.
+
+    A candidate that is refused for another reason, such as its size, has an infinite guess or an infinite latency.
+
+    >>> choose([19.0, 13.0, 8.5], 10.0, lambda numbers, seconds: {n: measured[n] for n in numbers}, measured[0])
     Bracket(chosen=2, next_denser=1, decided=True)
     """
-    first = time([0], LOOK_SECONDS)[0] if dense is None else dense
-    if first.ms <= budget_ms:
+    if dense.high <= budget_ms:
         return Bracket(0, None)
-    last = len(guesses) - 1
-    too_slow, fits, scale = 0, last + 1, 1.0  # `fits` is known to, or lies beyond the last
-    scale = first.ms / guesses[0] if math.isfinite(first.ms) else scale
+    line = _Line(guesses, budget_ms)
+    line.learn(0, dense)
+    if line.last == 0:
+        raise OutOfReach(dense)
+    too_slow, fits = 0, line.last + 1  # `fits` is known to, or lies beyond the last
+    refused = math.isinf(dense.ms) and math.isfinite(guesses[0])
     while fits - too_slow > 1:
-        number = _propose(guesses, budget_ms / scale, too_slow, fits)
-        found = time([number], LOOK_SECONDS)[number].ms
-        scale = found / guesses[number] if math.isfinite(found) else scale
-        if found <= budget_ms:
+        number = line.propose(too_slow, fits, halve=refused)
+        found = time([number], LOOK_SECONDS)[number]
+        line.learn(number, found)
+        refused = math.isinf(found.ms)
+        if found.high <= budget_ms:
             fits = number
-        elif number == last:
-            raise BudgetNotMet(_out_of_reach(budget_ms, found, first.ms))
-        else:
+        elif number < line.last:
             too_slow = number
-    if fits > last:
-        raise BudgetNotMet(_out_of_reach(budget_ms, first.ms, first.ms))
-    return _confirm(fits, last, budget_ms, time)
+        elif refused:
+            raise OutOfReach(found)
+        else:
+            fits = number  # the last one: only a longer look tells that nothing fits
+    return _confirm(fits, line, time)
 
 
-def _propose(guesses: Sequence[float], budget_ms: float, too_slow: int, fits: int) -> int:
-    """The densest that should fit, between the two; guesses fall from one candidate to the next."""
-    wanted = next((n for n, guess in enumerate(guesses) if guess <= budget_ms), len(guesses) - 1)
-    return min(max(wanted, too_slow + 1), fits - 1)
+class _Line:
+    """Candidates, what they should take, and how far off that was so far."""
+
+    def __init__(self, guesses: Sequence[float], budget_ms: float) -> None:
+        self.guesses, self.budget_ms, self.last = guesses, budget_ms, len(guesses) - 1
+        self.scale = 1.0
+
+    def learn(self, number: int, found: Latency) -> None:
+        """Take the next guesses from what this one took, on the safe side."""
+        if math.isfinite(found.high) and math.isfinite(self.guesses[number]):
+            self.scale = found.high / self.guesses[number]
+
+    def propose(self, too_slow: int, fits: int, halve: bool = False) -> int:
+        """The densest that should fit, between the two; `halve`: guesses of milliseconds tell nothing of a size."""
+        allowed = self.budget_ms / self.scale
+        wanted = next((n for n, guess in enumerate(self.guesses) if guess <= allowed), self.last)
+        if halve:
+            wanted = max(wanted, (too_slow + fits) // 2)
+        return min(max(wanted, too_slow + 1), fits - 1)
 
 
-def _out_of_reach(budget_ms: float, smallest_ms: float, dense_ms: float) -> str:
-    return (
-        f"no variant fits {budget_ms:.3g} ms: the smallest reaches {smallest_ms:.3g} ms, dense {dense_ms:.3g} ms. "
-        f"Allow at least {_rounded_up(smallest_ms)}ms, or use --precision int8, a smaller model or more threads"
-    )
-
-
-def _rounded_up(ms: float) -> str:
-    """Three digits that are enough when typed in as a budget."""
-    step = 10.0 ** (math.floor(math.log10(ms)) - 2)
-    return f"{math.ceil(ms / step) * step:.6g}"
-
-
-def _confirm(fits: int, last: int, budget_ms: float, time: TimeTogether) -> Bracket:
+def _confirm(fits: int, line: _Line, time: TimeTogether) -> Bracket:
+    """Time neighbours side by side until the denser is out of the budget and the sparser within."""
     seen: set[int] = set()
-    before = fits
-    while fits not in seen:
+    while True:
         seen.add(fits)
-        before = fits
-        pair, sure = _compare(fits, budget_ms, time)
-        if pair[fits].ms > budget_ms:
-            if fits == last:
-                raise BudgetNotMet(
-                    f"no variant fits {budget_ms:.3g} ms: the smallest took {pair[fits].ms:.3g} ms at second look. "
-                    f"The machine is noisy: try again when it is idle, or allow a little more"
-                )
-            fits += 1
-        elif pair[fits - 1].ms <= budget_ms:
+        pair = _compare(fits, line.budget_ms, time)
+        denser, chosen = pair[fits - 1], pair[fits]
+        moves_left = len(seen) <= MOST_MOVES
+        if chosen.high > line.budget_ms:
+            is_over = chosen.ms > line.budget_ms
+            if fits == line.last and is_over:
+                raise OutOfReach(chosen)
+            if fits == line.last or not (is_over or moves_left):
+                return Bracket(fits, fits - 1, decided=False)  # within the budget, not surely
+            line.learn(fits, chosen)
+            fits = line.propose(fits, line.last + 1)
+        elif denser.high <= line.budget_ms:
             if fits == 1:
-                return Bracket(0, None, sure)  # dense was too slow a moment ago and fits now: side by side decides
-            if len(seen) > MOST_MOVES:
-                return Bracket(fits, fits - 1, decided=False)  # each look finds the machine faster: enough
+                return Bracket(0, None)  # dense was too slow a moment ago and fits now: side by side decides
+            if fits - 1 in seen or not moves_left:
+                return Bracket(fits, fits - 1, decided=False)  # looks contradict each other: the safe one
             fits -= 1
         else:
-            return Bracket(fits, fits - 1, sure)
-    safe = max(before, fits)  # the two looks that contradict each other are neighbours
-    return Bracket(safe, safe - 1, decided=False)
+            return Bracket(fits, fits - 1, decided=denser.ms > line.budget_ms)
 
 
-def _compare(fits: int, budget_ms: float, time: TimeTogether) -> tuple[Mapping[int, Latency], bool]:
-    """Time a candidate and the next denser one side by side; whether the budget is clear of both."""
+def _compare(fits: int, budget_ms: float, time: TimeTogether) -> Mapping[int, Latency]:
+    """Time a candidate and the next denser one side by side, for longer while the budget lies within an interval."""
     for seconds in COMPARE_SECONDS:
         pair = time([fits - 1, fits], seconds)
-        sure = all(_clear(latency, budget_ms) for latency in pair.values())
-        if sure:
+        if not any(latency.low < budget_ms < latency.high for latency in pair.values()):
             break
-    return pair, sure
-
-
-def _clear(latency: Latency, budget_ms: float) -> bool:
-    """Whether a latency lies on one side of the budget, or so near that it does not matter."""
-    return latency.high <= budget_ms * (1 + NEAR) or latency.low >= budget_ms * (1 - NEAR)
+    return pair

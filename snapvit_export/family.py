@@ -62,9 +62,11 @@ class Measurement(Value, frozen=True, kw_only=True):
     flops: Count
     size_bytes: Count
     correction: str | None = None
-    profile: Profile
+    latency_ms: float  # that the budget was compared with: at the percentile of the limits and the machine's usual pace
+    between_ms: tuple[float, float]
+    profile: Profile  # the last look
     evaluation: Evaluation | None
-    fits: bool
+    fits: bool  # also in size, and surely
 
 
 class Limits(Value, frozen=True, kw_only=True):
@@ -82,6 +84,7 @@ class Choice(Value, frozen=True, kw_only=True):
     budget_ms: float
     next_denser: str | None  # None: the dense model fits
     decided: bool  # False: the machine was too noisy to tell the two apart, and the sparser one was taken
+    doubt: str | None = None  # why it is not decided, and what to do
     limits: Limits = Limits()
     model: LatencyModel | None = None  # which proposed what to build; it decides nothing
     measurements: tuple[Measurement, ...]

@@ -8,7 +8,8 @@ checked against each other in both flavours; they are made beside the family and
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .budget import Budget
+from .decide import choose_on, decide
 from .elastic.folder import Elastic
 from .errors import FileFormatError, SnapvitError, UsageError
 from .family import MANIFEST, RANKING, Choice, Limits, Manifest, MeasuredOn, Variant, read_family, write_manifest
@@ -27,17 +29,34 @@ from .graph.gates import require_equal
 from .graph.inspect import inspect
 from .plan import Plan
 from .profiling.device import DeviceCard, this_device, usable_cores
-from .profiling.profile import Profile
+from .profiling.profile import LEAST_RUNS, Percentile, Profile
 from .profiling.timer import File, Timer
 from .progress import Progress
 from .ranking import Ranking
 from .runtimes import ort
 from .runtimes.ort import OrtSession
-from .stand import Built, Form, Stand, choose_on, decide
+from .stand import DENSE, Built, Form, Stand, reported
 from .target import Target
 from .values import Value, read_json, write_json
 
 GATE_IMAGES = 4
+
+
+@dataclass(frozen=True)
+class Way:
+    """How to time a family; what is None is as the family was made for."""
+
+    threads: int | None = None
+    batch: int | None = None
+    pause_ms: float = 0.0  # before every run
+
+    def target(self, manifest: Manifest) -> Target:
+        """The target that this means for a family."""
+        made, fixed = manifest.target, manifest.input.batch
+        batch = self.batch or made.batch
+        if fixed not in (None, batch):
+            raise UsageError(f"the family takes exactly {fixed} images. Give --batch {fixed}")
+        return Target(runtime=made.runtime, precision=made.precision, batch=batch, threads=self.threads or made.threads)
 
 
 class FamilyProfile(Value, frozen=True, kw_only=True):
@@ -58,30 +77,26 @@ class FamilyProfile(Value, frozen=True, kw_only=True):
         return read_json(Path(path), FamilyProfile)
 
 
-def profile_family(
-    folder: Path | str, target: Target, progress: Progress, seconds: float = 2.0, pause_ms: float = 0.0
-) -> FamilyProfile:
+def profile_family(folder: Path | str, way: Way, progress: Progress, seconds: float = 2.0) -> FamilyProfile:
     """Time all variants of a family side by side on this machine."""
     folder = Path(folder)
     manifest = read_family(folder)
-    _check_form(manifest, target)
+    target = way.target(manifest)
     device = this_device(ort.version())
     files = {variant.name: File(folder / variant.file, variant.sha256) for variant in manifest.variants}
     progress.phase(f"timing {', '.join(files)}")
-    timer = Timer(target, device, noise(manifest, target.batch), pause_ms)
-    return FamilyProfile(
-        model=manifest.model, target=MeasuredOn.of(target, device), profiles=timer.time(files, seconds)
-    )
+    timer = Timer(target, device, noise(manifest, target.batch), way.pause_ms)
+    profiles = timer.time(files, seconds, reported(progress, None), "p90", energy=True)
+    return FamilyProfile(model=manifest.model, target=MeasuredOn.of(target, device), profiles=profiles)
 
 
 def choose_in_family(
     folder: Path | str,
     budget: Budget,
     limits: Limits,
-    target: Target,
+    way: Way,
     progress: Progress,
     elastic: Path | None = None,
-    pause_ms: float = 0.0,
     known: FamilyProfile | None = None,
 ) -> Manifest:
     """Choose the variant of a family that keeps a budget on this machine; the manifest says so from now on.
@@ -90,33 +105,29 @@ def choose_in_family(
     """
     folder = Path(folder)
     manifest = read_family(folder)
-    _check_form(manifest, target)
-    device = this_device(ort.version())
+    target, device = way.target(manifest), this_device(ort.version())
     packed = None if elastic is None else _same_ranking(Elastic.load(elastic), folder, manifest)
     with writing(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".cut-") as scratch:
-        stand = DeviceStand(folder, manifest, target, device, progress, packed, Path(scratch), pause_ms)
+        stand = DeviceStand(folder, manifest, target, device, progress, packed, Path(scratch), way.pause_ms)
         names = [variant.name for variant in manifest.variants]
         if known is None:
-            stand.time(names)
+            stand.time(names, at=limits.at)
         else:
-            stand.take(known)
-        timed = dict(stand.built)  # the family's own, which a new one of the same name may push aside
+            stand.take(known, limits.at)
         choice = _choice(stand, manifest, budget, limits, packed)
-        for name in (choice.variant, choice.next_denser):
-            if name is not None and stand.built[name].path.parent != folder:
-                timed[name] = stand.moved(name)
-            elif name is not None:
-                timed[name] = stand.built[name]
-        stand.built = timed
-    new = msgspec.structs.replace(
+        new = [name for name in (choice.variant, choice.next_denser) if name is not None and name not in names]
+        for name in new:
+            stand.moved(name)
+        timed = {name: stand.built[name] for name in (*names, *new)}
+    chosen = msgspec.structs.replace(
         manifest,
         target=MeasuredOn.of(target, device),
         variants=tuple(sorted(map(stand.described, timed.values()), key=lambda v: (-v.flops, v.name))),
         weights=stand.weight_files(timed),
         choice=choice,
     )
-    write_manifest(folder, new)
-    return new
+    write_manifest(folder, chosen)
+    return chosen
 
 
 def _choice(stand: DeviceStand, manifest: Manifest, budget: Budget, limits: Limits, packed: Elastic | None) -> Choice:
@@ -124,7 +135,7 @@ def _choice(stand: DeviceStand, manifest: Manifest, budget: Budget, limits: Limi
         return choose_on(stand, packed.planner, budget, limits)
     densest_first = sorted(manifest.variants, key=lambda v: -v.flops)
     grid = {variant.name: _plan(variant) for variant in densest_first}
-    guesses = [stand.latency(name, limits.at).ms for name in grid]
+    guesses = [stand.pace.latency(name, limits.at).ms for name in grid]
     return decide(stand, grid, guesses, budget, limits)
 
 
@@ -152,10 +163,43 @@ class DeviceStand(Stand):
         self.gate_inputs = noise(manifest, manifest.input.batch or GATE_IMAGES)
         for variant in manifest.variants:
             self.built[variant.name] = _as_built(folder, variant)
+        if packed is not None:
+            self._require_same_model(packed)
+
+    def _require_same_model(self, packed: Elastic) -> None:
+        """Refuse an Elastic folder whose dense model is not the family's, before anything is timed."""
+        own = self.built[DENSE]
+        options = Options(self.form.flavour, self.form.batch, numerics=self.numerics)
+        cut = self.emitter.write(DENSE, own.plan, options=options, single_file=self.form.single_file)
+        outputs = []
+        for path in (own.path, cut.graph):
+            with OrtSession(path, usable_cores()) as session:
+                outputs.append(session.run(self.gate_inputs))
+        same = all(sha256(path) == sha256(self.folder / path.name) for path in cut.weights)
+        if not same or not np.allclose(*outputs, atol=1e-3, rtol=1e-3):
+            raise FileFormatError(f"{packed.folder}: of other weights than {self.folder}. Pack the model of the family")
+
+    @property
+    def advice(self) -> str:
+        """What would help if no variant fits a budget."""
+        sparser = "" if self.packed else "give --elastic to cut sparser ones, "
+        return f"{sparser}export a family of a smaller model or in int8, or use more --threads"
+
+    def named(self, grid: dict[str, Plan]) -> dict[str, Plan]:
+        """A Plan that the family has keeps its name; a name that means another Plan there gets a number."""
+        known = {built.plan: name for name, built in self.built.items()}
+        taken = set(self.built)
+        found = {}
+        for name, plan in grid.items():
+            numbered = (f"{name}-{n}" for n in count(2))
+            new = known.get(plan) or (name if name not in taken else next(n for n in numbered if n not in taken))
+            found[new] = plan
+            taken.add(new)
+        return found
 
     def add(self, name: str, plan: Plan, keep: bool = False) -> None:
-        """Cut a variant from the Elastic folder, unless it is there; `t63` of an earlier choice may be another Plan."""
-        if name in self.built and self.built[name].plan == plan:
+        """Cut a variant from the Elastic folder, unless it is there."""
+        if name in self.built:
             return
         assert self.packed is not None, "only a packed model gives new variants"
         self.progress.phase(f"cutting {name}")
@@ -181,17 +225,23 @@ class DeviceStand(Stand):
             name, path, written.weights, plan, sha256(path), written.size_bytes, None, how, None, True
         )
 
-    def take(self, known: FamilyProfile) -> None:
-        """Use latencies that were taken before, if they were taken here."""
+    def take(self, known: FamilyProfile, at: Percentile) -> None:
+        """Use latencies that were taken before, if they were taken here and tell the percentile."""
+        timer = self.timer
         for name, built in self.built.items():
             profile = known.profiles.get(name)
-            timer = self.timer
             if profile is None or not profile.belongs_to(built.sha256, timer.target, timer.device, timer.pause_ms):
                 raise FileFormatError(
                     f"the given latencies of {name} are of another file or device, or were taken in another way. "
                     "Leave --profile out"
                 )
+            if profile.runs < LEAST_RUNS[at]:
+                raise FileFormatError(
+                    f"the given latencies of {name} are of {profile.runs} runs, and {at} needs {LEAST_RUNS[at]}. "
+                    "Profile for more --seconds, or leave --profile out"
+                )
             self.built[name] = replace(built, profile=profile)
+        self.pace.add({name: known.profiles[name] for name in self.built})
 
     def moved(self, name: str) -> Built:
         """A new variant as part of the family; its graph points into the family's weight file, which is the same."""
@@ -199,9 +249,6 @@ class DeviceStand(Stand):
         for path in (built.path, *built.weights):
             if path.name != WEIGHTS:
                 path.replace(self.folder / path.name)
-            elif sha256(path) != sha256(self.folder / WEIGHTS):
-                where = self.folder / WEIGHTS
-                raise SnapvitError(f"{where}: not what the Elastic folder gives. Export the family again")
         weights = tuple(self.folder / path.name for path in built.weights)
         self.built[name] = replace(built, path=self.folder / built.path.name, weights=weights)
         return self.built[name]
@@ -213,14 +260,6 @@ def noise(manifest: Manifest, count: int) -> npt.NDArray[Any]:
     shape = (count, height, width, manifest.anatomy.channels)
     pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     return pixels if manifest.input.type == "uint8" else manifest.preprocessing.normalise(pixels)
-
-
-def _check_form(manifest: Manifest, target: Target) -> None:
-    if target.precision != manifest.target.precision:
-        has = manifest.target.precision
-        raise UsageError(f"the family is in {has}, not {target.precision}. Export it in that precision")
-    if manifest.input.batch not in (None, target.batch):
-        raise UsageError(f"the family takes exactly {manifest.input.batch} images. Give --batch {manifest.input.batch}")
 
 
 def _form(folder: Path, manifest: Manifest) -> Form:

@@ -22,6 +22,7 @@ from .calibration.images import Images, Source, calibration_and_held_out, prepar
 from .calibration.preprocessing import Preprocessing
 from .correction.damping import Damping
 from .correction.factors import Factors
+from .decide import choose_on
 from .errors import SnapvitError, UsageError, needs
 from .family import RANKING, Input, Limits, Manifest, MeasuredOn, own_files, write_manifest
 from .files import refuse_foreign, staged_folder, writing
@@ -30,7 +31,7 @@ from .plan import Plan, Planner, check_fraction, check_ratio, check_sparsity
 from .profiling.device import this_device
 from .progress import Progress, Silent
 from .ranking import Ranking
-from .stand import Form, choose_on
+from .stand import Form
 from .target import Runtime, Target, check_precision
 
 BUNDLED_MODEL = "bundled"
@@ -149,7 +150,7 @@ def _into(  # type: ignore[no-untyped-def]
         workshop.add("dense", Plan.dense(model.anatomy))
         for name, plan in wanted.items():
             workshop.add(name, plan, keep=True)
-        workshop.time(["dense", *wanted])
+        workshop.time(["dense", *wanted], at=request.limits.at)
         choice = choose_on(workshop, planner, budget, request.limits) if budget else None
     keep = {"dense", *wanted, *((choice.variant, choice.next_denser) if choice else ())}
     ranking.save(stage / RANKING)

@@ -197,7 +197,7 @@ class Planner:
             raise UsageError("an allocation under a cost needs a ranking with damage curves")
         dense, least = Plan.dense(self.anatomy), self.protection.least(self.anatomy)
         allocator = Allocator(self._damage, costs, least, self.multiple)
-        whole, smallest = costs.of(dense), costs.of(least)
+        whole, smallest = costs.of(dense), costs.of(allocator.sparsest)
         plans, last = {"dense": dense}, whole
         for percent in range(99, 0, -1):
             if (budget := whole * percent / 100) >= smallest:

@@ -1,4 +1,4 @@
-"""Time a family on another machine over the system's ssh, and bring the Profile back. Light: standard library.
+"""Time a family on another machine over the system's ssh, and bring the Profile back. Light.
 
 Keys, host names and known hosts are ssh's own business and stay as the user has set them: an unknown host is refused,
 nothing is asked. The files of the family go there in one stream, into a folder that is removed afterwards; the other
@@ -24,7 +24,15 @@ from .values import from_json
 
 CONNECT_SECONDS = 15
 _ADDRESS = re.compile(r"ssh://(?:(?P<user>[\w.-]+)@)?(?P<host>\[[0-9a-fA-F:]+\]|[\w.-]+)(?::(?P<port>\d+))?/?")
-UNPACK = "import sys, tarfile\ntarfile.open(fileobj=sys.stdin.buffer, mode='r|').extractall(sys.argv[1], filter='data')"
+ALIVE_SECONDS = 15  # between two signs of life; after three without one the connection is given up
+UNPACK = """
+import os, sys, tarfile
+archive = tarfile.open(fileobj=sys.stdin.buffer, mode="r|")
+for member in archive:
+    assert member.isfile() and member.name == os.path.basename(member.name), member.name
+    with open(os.path.join(sys.argv[1], member.name), "wb") as file:
+        file.write(archive.extractfile(member).read())
+"""
 NO_CONNECTION = 255  # what ssh itself exits with
 NO_PROGRAM = 127  # what a shell exits with
 
@@ -47,6 +55,8 @@ class Host:
             raise UsageError(
                 f"--target '{text}' is neither local nor ssh://user@host. Write it like ssh://pi@192.168.1.5"
             )
+        if python.startswith("~"):
+            raise UsageError(f"--python {python}: the other machine's shell does not expand it. Write the whole path")
         port = None if match["port"] is None else int(match["port"])
         return Host(match["host"].strip("[]"), match["user"], port, python)
 
@@ -54,8 +64,14 @@ class Host:
         """The ssh call that runs a command there."""
         where = self.name if self.user is None else f"{self.user}@{self.name}"
         port = [] if self.port is None else ["-p", str(self.port)]
-        safe = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}"]
+        safe = ["-oBatchMode=yes", f"-oConnectTimeout={CONNECT_SECONDS}", f"-oServerAliveInterval={ALIVE_SECONDS}"]
         return ["ssh", *safe, *self.options, *port, "--", where, shlex.join(words)]
+
+    @property
+    def by_hand(self) -> str:
+        """The ssh call that a person would type."""
+        where = self.name if self.user is None else f"{self.user}@{self.name}"
+        return f"ssh {where}" if self.port is None else f"ssh -p {self.port} {where}"
 
     def run(self, *words: str, given: bytes = b"") -> bytes:
         """Run a command there and return what it prints; clear words if it cannot."""
@@ -67,7 +83,7 @@ class Host:
             return done.stdout
         said = _last_line(done.stderr)
         if done.returncode == NO_CONNECTION:
-            raise SnapvitError(f"{self.name}: no connection: {said}. Try it by hand: ssh {self.name}")
+            raise SnapvitError(f"{self.name}: no connection: {said}. Try it by hand: {self.by_hand}")
         if done.returncode == NO_PROGRAM:
             raise SnapvitError(f"{self.name}: no program is called {words[0]} there. Give --python PATH")
         raise SnapvitError(f"{self.name}: {said.removeprefix('error: ')}")
@@ -99,7 +115,10 @@ def profile_there(family: Path, host: Host, options: Sequence[str], progress: Pr
         )
         told = host.run(host.python, *program, *options)
     finally:
-        host.run(host.python, "-c", "import shutil, sys; shutil.rmtree(sys.argv[1])", folder)
+        try:
+            host.run(host.python, "-c", "import shutil, sys; shutil.rmtree(sys.argv[1])", folder)
+        except SnapvitError as error:  # what was found is worth more than a clean folder
+            progress.note(f"{folder} stays on {host.name}: {error}")
     found = from_json(told, FamilyProfile, f"the answer of {host.name}")
     wanted = {variant.name: variant.sha256 for variant in manifest.variants}
     if {name: profile.sha256 for name, profile in found.profiles.items()} != wanted:
@@ -113,7 +132,7 @@ def _require_package(host: Host) -> None:
     except SnapvitError as error:
         if "No module named" in str(error):
             raise SnapvitError(
-                f"{host.name}: {error}. Install it there: {host.python} -m pip install 'snapvit-export[ort]'"
+                f"{error}. Install it there: {host.python} -m pip install 'snapvit-export[ort]'"
             ) from error
         raise
 

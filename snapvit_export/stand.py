@@ -18,18 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from .anatomy import Anatomy
-from .budget import Budget
-from .choose import Latency, choose
 from .evaluate.accuracy import Evaluation
-from .family import Choice, Limits, Measurement, Variant, WeightFile
+from .family import Limits, Measurement, Variant, WeightFile
 from .files import sha256
-from .graph.emit import Flavour, Options
+from .graph.emit import Flavour, Options, can_reorder
 from .graph.emitter import Emitter
 from .graph.numerics import Numerics
-from .plan import Plan, Planner
+from .plan import Plan
 from .profiling.device import DeviceCard
 from .profiling.latency_model import LatencyModel, design, fit
 from .profiling.measure import Report
+from .profiling.pace import Latency, Pace
 from .profiling.profile import Percentile, Profile
 from .profiling.samples import Samples
 from .profiling.timer import File, Timer
@@ -90,6 +89,7 @@ class Stand(ABC):
         self.timer = Timer(target, device, batch, pause_ms)
         self.numerics = Numerics(target.precision)  # of the dense model; others may know more when it is built
         self.built: dict[str, Built] = {}
+        self.pace = Pace(DENSE)
         self.budget_ms: float | None = None  # only to be shown while timing
 
     @property
@@ -101,27 +101,22 @@ class Stand(ABC):
     def add(self, name: str, plan: Plan, keep: bool = False) -> None:
         """Build a variant, unless it is there already; `keep`: as well as can be, not only to be timed."""
 
-    def time(self, names: Sequence[str], seconds: float = 1.0) -> None:
-        """Time variants side by side, each for `seconds`; a variant timed before gets the newer profile."""
+    def time(self, names: Sequence[str], seconds: float = 1.0, at: Percentile = "p50") -> None:
+        """Time variants in turns with the dense one, each for `seconds` and often enough to tell the percentile `at`.
+
+        A variant timed before gets the newer profile.
+        """
         self.progress.phase(f"timing {', '.join(names)}")
-        files = {name: File(self.built[name].path, self.built[name].sha256) for name in names}
-        for name, profile in self.timer.time(files, seconds, self._report()).items():
+        together = names if DENSE in names else [DENSE, *names]
+        files = {name: File(self.built[name].path, self.built[name].sha256) for name in together}
+        look = self.timer.time(files, seconds, reported(self.progress, self.budget_ms), at)
+        self.pace.add(look)
+        for name, profile in look.items():
             self.built[name] = replace(self.built[name], profile=profile)
+        for name in names:
+            profile = look[name]
             between = "{:.2f} to {:.2f}".format(*profile.intervals_ms["p50"])
             self.progress.note(f"{name}: p50 {profile.p50_ms:.2f} ms ({between}), p90 {profile.p90_ms:.2f} ms")
-
-    def _report(self) -> Report:
-        """Show the latencies so far, twice a second: drawing must not disturb what is timed."""
-        shown = time.monotonic()
-
-        def report(samples: Mapping[str, Samples]) -> None:
-            nonlocal shown
-            if time.monotonic() - shown > SHOWN_EVERY:
-                found = {name: (taken.percentile(50), *taken.interval(50)) for name, taken in samples.items()}
-                self.progress.latencies(found, self.budget_ms)
-                shown = time.monotonic()
-
-        return report
 
     def latency_model(self) -> LatencyModel:
         """Fit a model of this target to some nets of uncorrected weights, timed side by side and then removed."""
@@ -132,19 +127,22 @@ class Stand(ABC):
             name: self.emitter.write(name, plan, options=options, single_file=self.form.single_file).graph
             for name, plan in plans.items()
         }
-        profiles = self.timer.time({name: File(path, sha256(path)) for name, path in paths.items()}, FIT_SECONDS)
+        files = {name: File(path, sha256(path)) for name, path in paths.items()}
+        profiles = self.timer.time(files, FIT_SECONDS, reported(self.progress, self.budget_ms))
         for path in paths.values():
             path.unlink()
         one_thread = self.target.threads == 1  # CPU time of several threads counts their waiting for each other
         found = [(plans[name], profile.cpu_ms if one_thread else profile.p50_ms) for name, profile in profiles.items()]
-        model = fit(self.anatomy, found)
+        last = len(self.anatomy.blocks) - 1
+        model = fit(self.anatomy, found, last_makes_keys=not can_reorder(self.anatomy, last, self.numerics))
         self.progress.note(f"latency model: {100 * model.mean_error:.1f} % off on nets that it has not seen")
         return model
 
-    def latency(self, name: str, at: Percentile) -> Latency:
-        """The latency that a budget means, by the last timing."""
-        profile = self._profile(name)
-        return Latency(profile.at_ms(at), *profile.intervals_ms[at])
+    def latency(self, name: str, limits: Limits, relative: bool) -> Latency:
+        """The latency that a budget is compared with; a variant that is too large for another limit takes forever."""
+        if not self.is_small(name, limits):
+            return Latency(*[math.inf] * 3)
+        return self.pace.latency(name, limits.at, relative)
 
     def is_small(self, name: str, limits: Limits) -> bool:
         """Whether a variant keeps the limits beside the budget."""
@@ -152,15 +150,24 @@ class Stand(ABC):
         small = built.size_bytes <= (limits.max_size_bytes or math.inf)
         return small and self._params(built) <= (limits.max_params or math.inf)
 
-    def limited(self, name: str, limits: Limits) -> Latency:
-        """The latency of a variant; one that is too large for another limit takes forever."""
-        return self.latency(name, limits.at) if self.is_small(name, limits) else Latency(*[math.inf] * 3)
+    def named(self, grid: dict[str, Plan]) -> dict[str, Plan]:
+        """Candidates under names that no other Plan has here."""
+        return grid
 
-    def measurements(self, budget_ms: float, limits: Limits) -> tuple[Measurement, ...]:
+    @property
+    @abstractmethod
+    def advice(self) -> str:
+        """What would help if no variant fits a budget: the end of a sentence."""
+
+    def measurements(self, budget_ms: float, limits: Limits, relative: bool) -> tuple[Measurement, ...]:
         """Everything that was built and timed, densest first."""
+        timed = [built for built in self.built.values() if built.profile is not None]
+        latencies = {built.name: self.pace.latency(built.name, limits.at, relative) for built in timed}
         found = [
             Measurement(
                 variant=built.name,
+                latency_ms=latencies[built.name].ms,
+                between_ms=(latencies[built.name].low, latencies[built.name].high),
                 sparsity=built.plan.sparsity(self.anatomy),
                 correction=built.correction,
                 params=self._params(built),
@@ -168,10 +175,9 @@ class Stand(ABC):
                 size_bytes=built.size_bytes,
                 profile=self._profile(built.name),
                 evaluation=built.evaluation,
-                fits=self.limited(built.name, limits).ms <= budget_ms,
+                fits=self.is_small(built.name, limits) and latencies[built.name].high <= budget_ms,
             )
-            for built in self.built.values()
-            if built.profile is not None
+            for built in timed
         ]
         return tuple(sorted(found, key=lambda m: (-m.flops, m.variant)))
 
@@ -223,52 +229,15 @@ class Stand(ABC):
         return profile
 
 
-def choose_on(stand: Stand, planner: Planner, budget: Budget, limits: Limits) -> Choice:
-    """Find the densest variant that keeps a budget; "dense" must have been built and timed."""
-    anatomy, dense = stand.anatomy, stand.limited(DENSE, limits)
-    budget_ms = budget.to_ms(stand.latency(DENSE, limits.at).ms, stand.target.batch)
-    model = stand.latency_model() if dense.ms > budget_ms else None
-    grid = {DENSE: Plan.dense(anatomy)}
-    if model is not None:
-        grid = planner.steps_of(model.costs(anatomy)) if planner.allocates else planner.steps()
-    guesses = [dense.ms if model is None else model.predict_ms(plan) for plan in grid.values()]
-    return decide(stand, grid, guesses, budget, limits, model)
+def reported(progress: Progress, budget_ms: float | None) -> Report:
+    """Show the latencies so far, twice a second: drawing must not disturb what is timed."""
+    shown = time.monotonic()
 
+    def report(samples: Mapping[str, Samples]) -> None:
+        nonlocal shown
+        if time.monotonic() - shown > SHOWN_EVERY:
+            found = {name: (taken.percentile(50), *taken.interval(50)) for name, taken in samples.items()}
+            progress.latencies(found, budget_ms)
+            shown = time.monotonic()
 
-def decide(
-    stand: Stand,
-    grid: dict[str, Plan],
-    guesses: Sequence[float],
-    budget: Budget,
-    limits: Limits,
-    model: LatencyModel | None = None,
-) -> Choice:
-    """Choose among named Plans from dense, the first, to sparse, building and timing what is needed.
-
-    A budget relative to the dense model is a relation between two that were timed in turns: the dense one is timed with
-    every candidate, and a machine that has become slower in between does not count.
-    """
-    names, first = list(grid), next(iter(grid))
-    reference_ms = stand.latency(first, limits.at).ms
-    stand.budget_ms = budget_ms = budget.to_ms(reference_ms, stand.target.batch)
-
-    def timed(numbers: Sequence[int], seconds: float) -> dict[int, Latency]:
-        chosen = [names[number] for number in numbers]
-        for name in chosen:  # two are timed together when they decide: then it must be the files that are kept
-            stand.add(name, grid[name], keep=len(chosen) > 1)
-        beside = [first] if budget.is_relative and first not in chosen else []
-        stand.time([*beside, *chosen], seconds)
-        slower = stand.latency(first, limits.at).ms / reference_ms if budget.is_relative else 1.0
-        return {number: stand.limited(names[number], limits).scaled(1 / slower) for number in numbers}
-
-    bracket = choose(guesses, budget_ms, timed, stand.limited(first, limits))
-    budget_ms = budget.to_ms(stand.latency(first, limits.at).ms, stand.target.batch)  # by the dense one beside the last
-    return Choice(
-        variant=names[bracket.chosen],
-        budget_ms=budget_ms,
-        next_denser=None if bracket.next_denser is None else names[bracket.next_denser],
-        decided=bracket.decided,
-        limits=limits,
-        model=model,
-        measurements=stand.measurements(budget_ms, limits),
-    )
+    return report

@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapvit_export.budget import Budget
-from snapvit_export.choose import Bracket, Latency, choose
-from snapvit_export.errors import BudgetNotMet, UsageError
+from snapvit_export.choose import COMPARE_SECONDS, Bracket, OutOfReach, choose
+from snapvit_export.decide import rounded_up
+from snapvit_export.errors import UsageError
+from snapvit_export.profiling.pace import Latency
 
 
 @pytest.mark.parametrize(
@@ -42,16 +44,17 @@ def test_the_densest_that_fits_is_found_and_bracketed_whatever_the_guesses(laten
         return {n: sharp(falling[n]) for n in numbers}
 
     if falling[-1] > budget:
-        with pytest.raises(BudgetNotMet, match="smallest reaches"):
-            choose(guesses, budget, time)
+        with pytest.raises(OutOfReach) as refused:
+            choose(guesses, budget, time, sharp(falling[0]))
+        assert refused.value.latency.ms == falling[-1]
         return
-    bracket = choose(guesses, budget, time)
+    bracket = choose(guesses, budget, time, sharp(falling[0]))
     densest = next(n for n, ms in enumerate(falling) if ms <= budget)
     assert (bracket.chosen, bracket.next_denser) == (densest, densest - 1 if densest else None)
 
 
 @given(st.floats(0.05, 0.98), st.floats(0.3, 3), st.floats(-0.04, 0.04))
-def test_a_model_that_is_a_few_per_cent_off_needs_four_looks(share, scale, bend):
+def test_a_model_that_is_a_few_per_cent_off_needs_five_candidates(share, scale, bend):
     falling = [100 * (1 - 0.0095 * n) for n in range(100)]
     guesses = [scale * ms * (1 + bend * n / 100) for n, ms in enumerate(falling)]
     timed: set[int] = set()
@@ -74,42 +77,80 @@ def test_noise_that_contradicts_itself_is_said():
         return {n: sharp(20 - 2 * n if n < 4 else 8 - n / 10 if n > 6 else float(rng.uniform(8, 12))) for n in numbers}
 
     guesses = [20 - 1.2 * n for n in range(12)]
-    answers = [choose(guesses, budget, time) for _ in range(200)]
+    answers = [choose(guesses, budget, time, sharp(20.0)) for _ in range(200)]
     assert any(not answer.decided for answer in answers)
-    assert all(4 <= answer.chosen <= 7 for answer in answers)
+    assert all(4 <= answer.chosen <= 7 for answer in answers if answer.decided)
+    assert all(4 <= answer.chosen <= 9 for answer in answers)
     assert all(answer.next_denser == answer.chosen - 1 for answer in answers)
 
 
 def test_a_budget_within_the_noise_of_a_neighbour_is_timed_for_longer_and_then_said():
     asked: list[float] = []
+    truth = [20.0, 15.0, 9.9, 9.4, 5.0]
 
     def time(numbers, seconds):
         asked.append(seconds)
-        width = 0.5 if seconds < 6 or not sharp_later else 0.0
-        truth = [20.0, 15.0, 10.2, 9.8, 5.0]
+        width = 0.5 if seconds < COMPARE_SECONDS[-1] or not sharp_later else 0.0
         return {n: Latency(truth[n], truth[n] - width, truth[n] + width) for n in numbers}
 
     for sharp_later in (True, False):
         asked.clear()
-        bracket = choose([20.0, 15.0, 10.2, 9.8, 5.0], 10.0, time, dense=sharp(20.0))
-        assert (bracket.chosen, bracket.next_denser, bracket.decided) == (3, 2, sharp_later)
-        assert asked[-1] == 6.0
+        bracket = choose(truth, 10.0, time, dense=sharp(20.0))
+        assert asked[-1] == COMPARE_SECONDS[-1]
+        assert bracket == (Bracket(2, 1) if sharp_later else Bracket(3, 2, decided=False))
 
 
-def test_candidates_that_are_too_large_for_another_limit_are_passed_over():
-    truth = [float("inf"), float("inf"), float("inf"), 6.0, 5.0]
+def test_what_may_be_over_the_budget_is_not_chosen():
+    truth = [20.0, 15.0, 10.3, 9.8, 9.0, 5.0]  # 9.8 +- 0.3 is not sure to keep 10
 
     def time(numbers, seconds):
+        return {n: Latency(truth[n], truth[n] - 0.3, truth[n] + 0.3) for n in numbers}
+
+    assert choose(truth, 10.0, time, sharp(20.0)) == Bracket(4, 3, decided=False)
+
+
+def test_that_nothing_fits_is_said_only_after_the_longest_look():
+    asked: list[float] = []
+
+    def time(numbers, seconds):
+        asked.append(seconds)
+        wide = {n: Latency(10.2, 9.0, 11.0) for n in numbers}
+        return {n: Latency(10.2, 10.1, 10.3) for n in numbers} if seconds == COMPARE_SECONDS[-1] else wide
+
+    with pytest.raises(OutOfReach):
+        choose([20.0, 15.0, 10.0], 10.0, time, sharp(20.0))
+    assert asked[-1] == COMPARE_SECONDS[-1]
+
+
+def test_a_dense_model_that_only_may_fit_is_compared_with_the_next():
+    def time(numbers, seconds):
+        return {n: Latency(9.99 - n, 9.0 - n, 10.5 - n) for n in numbers}
+
+    assert choose([10.0, 9.0, 8.0], 10.0, time, Latency(9.99, 8.0, 12.0)) == Bracket(1, 0, decided=False)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_candidates_that_are_too_large_for_another_limit_are_passed_over_with_few_looks(known):
+    truth = [float("inf")] * 60 + [6.0 - n / 100 for n in range(39)]
+    guesses = truth if known else [10.0 - n / 20 for n in range(99)]  # parameters are known beforehand, sizes are not
+    timed: set[int] = set()
+
+    def time(numbers, seconds):
+        timed.update(numbers)
         return {n: sharp(truth[n]) for n in numbers}
 
-    assert choose([10.0, 9.0, 8.0, 6.0, 5.0], 20.0, time) == Bracket(3, 2)
+    assert choose(guesses, 20.0, time, sharp(truth[0])) == Bracket(60, 59)
+    assert len(timed) <= (2 if known else 9)
 
 
-def test_the_named_smallest_latency_is_enough_when_typed_in():
-    with pytest.raises(BudgetNotMet) as refused:
-        choose([2.0, 1.0], 1.0, lambda numbers, seconds: {n: sharp(1.23449) for n in numbers})
-    allowed = str(refused.value).split("Allow at least ")[1].split(",")[0]
-    assert Budget.parse(allowed).value == 1.24
+def test_limits_that_nothing_keeps_are_refused():
+    with pytest.raises(OutOfReach):
+        choose([10.0, 9.0, 8.0], 20.0, lambda numbers, s: {n: sharp(float("inf")) for n in numbers}, sharp(10.0 * 9))
+
+
+@given(st.floats(1e-3, 1e5))
+def test_a_named_latency_is_enough_when_typed_in(ms):
+    assert Budget.parse(f"{rounded_up(ms)}ms").value >= ms * (1 - 1e-9)
 
 
 def test_a_bracket_that_was_wrong_moves():
@@ -122,4 +163,4 @@ def test_a_bracket_that_was_wrong_moves():
         seen.update(numbers)
         return {n: sharp(ms) for n, ms in fresh.items()}
 
-    assert choose([20.0, 15.0, 9.9, 9.5, 9.2, 9.0], 10.0, time) == Bracket(4, 3)
+    assert choose([20.0, 15.0, 9.9, 9.5, 9.2, 9.0], 10.0, time, sharp(20.0)) == Bracket(4, 3)

@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import make_image_folder, make_model_folder
+from safetensors.torch import load_file, save_file
 
 from snapvit_export import choose
 from snapvit_export.family import read_family
 from snapvit_export.graph.inspect import inspect
 from snapvit_export.on_device import FamilyProfile
 from snapvit_export.pipeline import Request, export
+from snapvit_export.ranking import Ranking
 from snapvit_export.runtimes.ort import OrtSession
 
 MEDIUM = dict(img_size=96, patch_size=8, embed_dim=96, depth=4, num_heads=6, num_classes=5)
@@ -39,6 +41,7 @@ def made(tmp_path_factory) -> Path:
 def short(monkeypatch) -> None:
     """What is chosen does not matter here, so comparisons may be short."""
     monkeypatch.setattr(choose, "COMPARE_SECONDS", (0.3,))
+    monkeypatch.setattr(choose, "LOOK_SECONDS", 0.2)
 
 
 @pytest.fixture
@@ -116,9 +119,9 @@ def test_with_an_elastic_folder_new_variants_are_cut_without_torch(folder):
 import sys
 for name in ("torch", "timm", "torchvision", "sklearn"):
     sys.modules[name] = None
-from snapvit_export import choose
+from snapvit_export import choose, stand
 from snapvit_export.cli.app import main
-choose.COMPARE_SECONDS = (0.3,)
+choose.COMPARE_SECONDS, choose.LOOK_SECONDS, stand.FIT_SECONDS = (0.2,), 0.2, 0.1
 sys.argv = ["snapvit", "choose", sys.argv[1], "--budget", "75%", "--elastic", sys.argv[2], "--json", "-q"]
 main()
 """
@@ -142,6 +145,33 @@ main()
         kept = manifest.variant(manifest.choice.variant)
         told = inspect(family / kept.file)
         assert (told.plan.heads, told.plan.neurons) == (kept.heads, kept.neurons)
+
+
+def test_an_elastic_folder_of_other_weights_is_refused_before_anything_is_timed(snapvit, folder):
+    before = json.loads((folder / "family" / "manifest.json").read_text())
+    weights = folder / "model" / "model.safetensors"
+    changed = {name: tensor * 1.01 for name, tensor in load_file(weights).items()}
+    save_file(changed, weights)
+    flat = Ranking.load(folder / "family" / "ranking.safetensors")
+    without = {key: value for key, value in flat.provenance.items() if key != "weights_sha256"}
+    replace(flat, provenance=without).save(folder / "same-order.safetensors")
+    pack = ["--model", folder / "model", "--data", folder / "images", "--images", 16]
+    packed = snapvit("pack", *pack, "--ranking", folder / "same-order.safetensors", "--out", folder / "other")
+    assert packed.code == 0, packed.err
+    outcome = snapvit("choose", folder / "family", "--budget", "75%", "--elastic", folder / "other")
+    assert (outcome.code, "of other weights than" in outcome.error_line) == (1, True), outcome.err
+    assert json.loads((folder / "family" / "manifest.json").read_text()) == before
+
+
+def test_a_family_is_timed_as_it_was_made_for_unless_told_otherwise(snapvit, folder):
+    path = folder / "family" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["target"]["threads"] = 2
+    path.write_text(json.dumps(manifest))
+    for options, threads in (((), 2), (("--threads", 1), 1)):
+        outcome = snapvit("profile", folder / "family", "--out", folder / "p.json", "--seconds", 0.1, *options)
+        assert outcome.code == 0, outcome.err
+        assert FamilyProfile.load(folder / "p.json").target.threads == threads
 
 
 def test_an_elastic_folder_of_another_ranking_is_refused(snapvit, folder):

@@ -205,9 +205,7 @@ class _Forward:
 
     def can_reorder(self, i: int) -> bool:
         """Whether nothing stands between the tokens, their keys and values, and the output of a head."""
-        block, anatomy = self.anatomy.blocks[i], self.anatomy
-        in_floats = not self.numerics.is_int8(f"blocks.{i}.k")
-        return in_floats and not block.attn_norm and drops_key_bias(anatomy, i) and moves_value_bias(anatomy, i)
+        return can_reorder(self.anatomy, i, self.numerics)
 
     def attend_few(self, q: str, x: str, i: int, read: int) -> str:
         """`attend` for a few queries: these are taken to the tokens, and values are made of weighted sums of tokens."""
@@ -387,3 +385,10 @@ ACTIVATIONS: dict[str, Callable[[Nodes, str], str]] = {
     "silu": lambda n, x: n.add("Mul", x, n.add("Sigmoid", x)),
     "relu": lambda n, x: n.add("Relu", x),
 }
+
+
+def can_reorder(anatomy: Anatomy, i: int, numerics: Numerics) -> bool:
+    """Whether nothing stands between the tokens, their keys and values, and the output of a head."""
+    in_floats = not numerics.is_int8(f"blocks.{i}.k")
+    plain = not anatomy.blocks[i].attn_norm
+    return in_floats and plain and drops_key_bias(anatomy, i) and moves_value_bias(anatomy, i)

@@ -14,6 +14,7 @@ from .samples import Samples
 
 RAPL = Path("/sys/class/powercap")
 SLOWED = 0.05  # by so much while timing: heat, or a clock that was lowered
+WORKING = (1, 2, 3, 6, 7, 8)  # columns of /proc/stat: user, nice, system, two of interrupts, other virtual machines
 BUSY = 0.2  # share of a core that others used
 NOISY = 0.02  # difference of a candidate from itself
 
@@ -24,13 +25,13 @@ class Conditions(Value, frozen=True, kw_only=True):
     noise: float  # relative difference of a candidate from itself (A/A)
     drift: float  # how much slower it was at the end than at the beginning
     waited: float  # share of the time in which the process did not run
-    others: float | None  # cores that other processes kept busy; None where the system does not tell
+    others: float | None  # cores that other processes and machines kept busy; None where the system does not tell
 
     def warnings(self) -> list[tuple[str, float, str]]:
         """What a person should know: the kind of trouble, its size, and a clause that says what to do."""
         found = []
         if self.others is not None and self.others > BUSY:
-            text = f"other programs kept {self.others:.1f} cores busy; stop them and time again"
+            text = f"other programs or virtual machines kept {self.others:.1f} cores busy; stop them and time again"
             found.append(("load", self.others, text))
         if self.drift > SLOWED:
             text = f"it slowed down by {100 * self.drift:.0f} % while it was timed; let it cool or fix its clock"
@@ -68,14 +69,14 @@ def _busy_seconds() -> float | None:
     except (OSError, AttributeError, ValueError):
         return None
     rows = [line.split() for line in lines if line.split(" ", 1)[0] in mine]
-    return sum(int(row[1]) + int(row[2]) + int(row[3]) + int(row[6]) + int(row[7]) for row in rows) / tick
+    return sum(int(row[column]) for row in rows for column in WORKING if column < len(row)) / tick
 
 
 class Energy:
     """The energy counter of the processor's packages (RAPL); without one, or without permission, no energy."""
 
     def __init__(self, folder: Path = RAPL) -> None:
-        zones = [zone for zone in sorted(folder.glob("*-rapl:*")) if zone.name.count(":") == 1]
+        zones = [zone for zone in sorted(folder.glob("*-rapl:*")) if _name(zone).startswith("package")]
         self._zones = [zone for zone in zones if _number(zone / "energy_uj") is not None]
 
     @property
@@ -95,6 +96,14 @@ class Energy:
             wrap = (_number(zone / "max_energy_range_uj") or 0) if last < first else 0
             total += last - first + wrap
         return total / 1000
+
+
+def _name(zone: Path) -> str:
+    """What a zone counts; "psys", for one, holds the packages too."""
+    try:
+        return (zone / "name").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _number(path: Path) -> int | None:

@@ -14,6 +14,7 @@ class DeviceCard(Value, frozen=True, kw_only=True):
 
     cpu: str
     cores: Count  # that this process may use
+    core_numbers: tuple[Count, ...] = ()  # which: a phone's are of several kinds
     governor: str
     memory_bytes: Count
     system: str
@@ -22,10 +23,12 @@ class DeviceCard(Value, frozen=True, kw_only=True):
 
 def this_device(runtime_version: str) -> DeviceCard:
     """Describe the machine this runs on."""
+    numbers = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(usable_cores()))
     return DeviceCard(
         cpu=_cpu_model(),
         cores=usable_cores(),
-        governor=_first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        core_numbers=tuple(numbers),
+        governor=_first_line(f"/sys/devices/system/cpu/cpu{numbers[0]}/cpufreq/scaling_governor"),
         memory_bytes=_memory_bytes(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         runtime_version=runtime_version,

@@ -3,7 +3,8 @@
     latency = fixed + sum over blocks of (heads x per head + neurons x per neuron)
 
 Three numbers, fitted to a few nets that were timed side by side. Blocks of other shapes count by their FLOPs. Where
-only the class token is read, the last block works for one token, so what it keeps is as good as free. Light: numpy.
+only the class token is read, the last block works for one token: its neurons are as good as free, and so are its heads
+unless it makes keys and values of all tokens. Light: numpy.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ..costs import Costs, linear_costs
 from ..plan import Plan
 from ..values import Count, Value
 
+KEYS_AND_VALUES = 0.5  # of a head's work
 # Shares of heads and of neurons of the nets that are timed: apart from each other, so that both slopes show.
 DESIGN = ((1, 1), (1, 0.5), (0.5, 1), (0.5, 0.5), (0.75, 0.25), (0.2, 0.1))
 
@@ -31,6 +33,11 @@ class LatencyModel(Value, frozen=True, kw_only=True):
     nets: Count  # that it was fitted to
     mean_error: float  # relative, each net by a fit without it
     most_error: float
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether both kinds cost something: noise can hide that, and then nothing of the kind would be cut."""
+        return max(self.head_ms) > 0 and max(self.neuron_ms) > 0
 
     def costs(self, anatomy: Anatomy) -> Costs:
         """As the allocation wants it."""
@@ -52,14 +59,16 @@ def design(anatomy: Anatomy) -> list[Plan]:
     return list(found.values())
 
 
-def fit(anatomy: Anatomy, measured: Sequence[tuple[Plan, float]]) -> LatencyModel:
+def fit(anatomy: Anatomy, measured: Sequence[tuple[Plan, float]], last_makes_keys: bool = False) -> LatencyModel:
     """The model of timed Plans, at least four of them.
+
+    `last_makes_keys`: the last block makes keys and values of all tokens, though it answers for one.
 
     >>> fit(anatomy, [(plan, profile.cpu_ms) for plan, profile in timed])
     """
     if len(measured) < 4:
         raise ValueError(f"a latency model needs at least four nets, not {len(measured)}")
-    head_units, neuron_units = _units(anatomy)
+    head_units, neuron_units = _units(anatomy, last_makes_keys)
     features = np.array([_features(plan, head_units, neuron_units) for plan, _ in measured])  # (nets, 3)
     times = np.array([ms for _, ms in measured])
     fixed, per_head, per_neuron = _solve(features, times)
@@ -78,13 +87,13 @@ def fit(anatomy: Anatomy, measured: Sequence[tuple[Plan, float]]) -> LatencyMode
     )
 
 
-def _units(anatomy: Anatomy) -> tuple[list[float], list[float]]:
+def _units(anatomy: Anatomy, last_makes_keys: bool) -> tuple[list[float], list[float]]:
     """What one head and one neuron of each block count, relative to the first block's; 0 where they are free."""
     first = anatomy.flops_per_structure(anatomy.blocks[0])
     found = [[anatomy.flops_per_structure(block)[kind] / first[kind] for block in anatomy.blocks] for kind in (0, 1)]
     if anatomy.pooling == "token":
-        for units in found:
-            units[-1] = 0.0
+        found[0][-1] *= KEYS_AND_VALUES if last_makes_keys else 0.0
+        found[1][-1] = 0.0
     return found[0], found[1]
 
 

@@ -19,6 +19,7 @@ from .samples import Samples
 
 BURST = 8  # runs in a row
 MIN_RUNS = 40  # samples of each candidate
+STABLE = 0.05  # two bursts in a row that differ by no more are warm
 Report = Callable[[Mapping[str, Samples]], None]
 
 
@@ -27,16 +28,19 @@ def time_together(
     seconds: float = 1.0,
     pause_ms: float = 0.0,
     report: Report = lambda samples: None,
+    least_runs: int = MIN_RUNS,
 ) -> dict[str, Samples]:
-    """Time calls side by side, each for at least `seconds`; every run by name.
+    """Time calls side by side, each as often, for `seconds` on average and at least `least_runs`; every run by name.
 
-    `pause_ms`: sleep before every run, which is then a burst of its own. `report` is called after each round.
+    `pause_ms`: sleep before every run, which is then a burst of its own; the seconds count the pauses too. `report` is
+    called after each round.
     """
     for run in candidates.values():
         _warm_up(run)
     burst = 1 if pause_ms else BURST
     samples = {name: Samples(burst) for name in candidates}
-    while any(len(taken) < MIN_RUNS or sum(taken.wall_ms) < 1000 * seconds for taken in samples.values()):
+    least_ms = 1000 * seconds * len(samples)
+    while _runs(samples) < least_runs or sum(taken.lasted_ms(pause_ms) for taken in samples.values()) < least_ms:
         for name, run in candidates.items():
             if pause_ms:
                 time.sleep(pause_ms / 1000)
@@ -48,6 +52,10 @@ def time_together(
     return samples
 
 
+def _runs(samples: Mapping[str, Samples]) -> int:
+    return min(len(taken) for taken in samples.values())
+
+
 def _timed(run: Callable[[], object], samples: Samples) -> None:
     cpu, start = time.process_time_ns(), time.perf_counter_ns()
     run()
@@ -57,13 +65,13 @@ def _timed(run: Callable[[], object], samples: Samples) -> None:
 
 
 def _warm_up(run: Callable[[], object], limit_seconds: float = 2.0) -> None:
-    """Run until two bursts in a row agree within 5 %, or the limit is over."""
-    end, before = time.monotonic() + limit_seconds, float("inf")
+    """Run until a burst is as fast as the one before, or the limit is over."""
+    end, before = time.monotonic() + limit_seconds, 0.0
     while time.monotonic() < end:
         taken = Samples(3)
         for _ in range(3):
             _timed(run, taken)
         now = float(np.median(taken.wall_ms))
-        if abs(now - before) <= 0.05 * before:
+        if abs(now - before) <= STABLE * before:
             return
         before = now

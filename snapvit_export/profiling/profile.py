@@ -8,14 +8,19 @@ import msgspec
 
 from ..errors import UsageError
 from ..target import Precision, Target
-from ..values import Count, Value
-from .conditions import Conditions
+from ..values import Count, Size, Value
+from .conditions import BUSY, Conditions
 from .device import DeviceCard
 from .samples import Samples
 
 Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
 Percentile = Literal["p50", "p90", "p99"]
 PERCENTILES: dict[Percentile, float] = {"p50": 50, "p90": 90, "p99": 99}
+LEAST_RUNS: dict[Percentile, int] = {
+    "p50": 40,
+    "p90": 100,
+    "p99": 1000,
+}  # ten beyond the percentile, or they tell nothing
 
 
 class Profile(Value, frozen=True, kw_only=True):
@@ -30,6 +35,7 @@ class Profile(Value, frozen=True, kw_only=True):
     energy_mj: float | None = None  # of one run, with all that the processor did meanwhile; None: it does not tell
     samples_ms: tuple[Milliseconds, ...]  # every run, in order
     runs: Count
+    burst: Size = 1  # runs in a row, between those of others
     pause_ms: Milliseconds = 0.0  # slept before every run
     conditions: Conditions
     precision: Precision
@@ -41,6 +47,12 @@ class Profile(Value, frozen=True, kw_only=True):
     def at_ms(self, percentile: Percentile) -> float:
         """The latency that a budget at this percentile is compared with."""
         return float(getattr(self, f"{percentile}_ms"))
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether other work kept it from the cores that it wanted: then its latency is not the device's."""
+        others = self.conditions.others or 0.0
+        return self.conditions.waited > BUSY or others + self.threads > self.device.cores + BUSY
 
     def belongs_to(self, sha256: str, target: Target, device: DeviceCard, pause_ms: float = 0.0) -> bool:
         """Whether it is of this file, and was taken on such a device in this way; only then it may be used again."""
@@ -70,6 +82,7 @@ def to_profile(
         energy_mj=energy_mj,
         samples_ms=tuple(round(ms, 4) for ms in samples.wall_ms),
         runs=len(samples),
+        burst=samples.burst,
         pause_ms=pause_ms,
         conditions=conditions,
         precision=target.precision,

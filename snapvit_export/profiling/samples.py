@@ -15,6 +15,7 @@ import numpy.typing as npt
 Bounds = tuple[float, float]
 COVERS = 0.95  # share of the intervals that hold what they are about
 DRAWS = 400
+AT_ONCE = 2**20  # numbers
 QUIET_PERCENTILE = 20  # of CPU times: what a run takes that nothing disturbs
 
 
@@ -29,6 +30,10 @@ class Samples:
     def __len__(self) -> int:
         return len(self.wall_ms)
 
+    def lasted_ms(self, pause_ms: float) -> float:
+        """How long all runs took, with a pause before each."""
+        return sum(self.wall_ms) + pause_ms * len(self)
+
     def percentile(self, at: float) -> float:
         """Wall-clock milliseconds that this percentage of the runs did not exceed."""
         return float(np.percentile(self.wall_ms, at))
@@ -36,8 +41,7 @@ class Samples:
     def interval(self, at: float) -> Bounds:
         """Between which values that percentile lies, as far as these samples can tell."""
         bursts = self._bursts(self.wall_ms)
-        drawn = np.random.default_rng(0).integers(0, len(bursts), (DRAWS, len(bursts)))
-        found = np.percentile(bursts[drawn].reshape(DRAWS, -1), at, axis=1)
+        found = drawn_percentiles(bursts, at, np.random.default_rng(0))
         low, high = np.percentile(found, [50 * (1 - COVERS), 50 * (1 + COVERS)])
         return float(low), float(high)
 
@@ -71,3 +75,16 @@ class Samples:
         whole = max(1, len(values) // self.burst)
         size = min(self.burst, len(values))
         return np.array(values[: whole * size], np.float64).reshape(whole, size)
+
+
+def drawn_percentiles(bursts: npt.NDArray[np.float64], at: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    """That percentile of as many bursts (bursts, runs) as there are, drawn again and again."""
+    return percentiles_of(bursts, rng.integers(0, len(bursts), (DRAWS, len(bursts))), at)
+
+
+def percentiles_of(bursts: npt.NDArray[np.float64], drawn: npt.NDArray[np.int64], at: float) -> npt.NDArray[np.float64]:
+    """That percentile of every draw (draws, bursts); a few draws at a time, since an hour of runs is much memory."""
+    step = max(1, AT_ONCE // bursts.size)
+    parts = [drawn[n : n + step] for n in range(0, len(drawn), step)]
+    found = [np.percentile(bursts[part].reshape(len(part), -1), at, axis=1) for part in parts]
+    return np.concatenate(found).astype(np.float64)

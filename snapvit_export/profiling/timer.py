@@ -17,7 +17,7 @@ from ..target import Target
 from .conditions import Energy, Watch
 from .device import DeviceCard
 from .measure import Report, time_together
-from .profile import Profile, to_profile
+from .profile import LEAST_RUNS, Percentile, Profile, to_profile
 
 ENERGY_SECONDS = 1.0  # of runs between two readings of the counter
 
@@ -43,9 +43,17 @@ class Timer:
     pause_ms: float = 0.0
 
     def time(
-        self, files: Mapping[str, File], seconds: float = 1.0, report: Report = lambda s: None
+        self,
+        files: Mapping[str, File],
+        seconds: float = 1.0,
+        report: Report = lambda s: None,
+        at: Percentile = "p50",
+        energy: bool = False,
     ) -> dict[str, Profile]:
-        """Time files in turns, each for `seconds`."""
+        """Time files in turns, each for `seconds` and often enough to tell the percentile `at`.
+
+        `energy`: also run each alone for a while, to read the processor's counter.
+        """
         with ExitStack() as opened:
             sessions = {
                 name: opened.enter_context(OrtSession(file.path, self.target.threads)) for name, file in files.items()
@@ -54,9 +62,9 @@ class Timer:
                 name: partial(session.run, self.inputs) for name, session in sessions.items()
             }
             watch = Watch()
-            samples = time_together(calls, seconds, self.pause_ms, report)
+            samples = time_together(calls, seconds, self.pause_ms, report, LEAST_RUNS[at])
             conditions = {name: watch.conditions(taken) for name, taken in samples.items()}
-            energy = {name: _energy_mj(call) for name, call in calls.items()}
+            spent = {name: _energy_mj(call) if energy else None for name, call in calls.items()}
         return {
             name: to_profile(
                 samples[name],
@@ -65,7 +73,7 @@ class Timer:
                 device=self.device,
                 conditions=conditions[name],
                 pause_ms=self.pause_ms,
-                energy_mj=energy[name],
+                energy_mj=spent[name],
             )
             for name, file in files.items()
         }

@@ -74,6 +74,12 @@ class Workshop(Stand):
         others = replace(calibration, pixels=calibration.pixels[GATE_IMAGES:], labels=None)  # than those of the gates
         self.ranging_images = (others if len(others) >= GATE_IMAGES else calibration).first(RANGING_IMAGES)
 
+    @property
+    def advice(self) -> str:
+        """What would help if no variant fits a budget."""
+        bits = "use --precision int8, " if self.target.precision in ("fp32", "fp16") else "use "
+        return f"{bits}a smaller model or more --threads"
+
     def add(self, name: str, plan: Plan, keep: bool = False) -> None:
         """Cut, repair, export and check a variant, unless it is there already; `keep`: as well as we can."""
         before = self.built.get(name)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, TextIO
 
 from ..family import Manifest, Measurement, Variant
 from ..graph.inspect import Inspection
-from ..on_device import FamilyProfile
 from ..profiling.profile import Profile
 from ..ranking import Ranking
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
+
+    from ..on_device import FamilyProfile
 
 PLAIN_WIDTH = 120  # columns when the output is not a terminal
 
@@ -155,15 +156,22 @@ def _sentence(manifest: Manifest) -> str:
     by_name = {row.variant: row for row in choice.measurements}
     chosen = by_name[choice.variant]
     at = choice.limits.at
-    between = "{:.2f} to {:.2f}".format(*chosen.profile.intervals_ms[at])
-    text = f"{choice.variant}: {at} {chosen.profile.at_ms(at):.2f} ms ({between}) fits {choice.budget_ms:.4g} ms"
+    text = f"{choice.variant}: {at} {_between(chosen)} fits {choice.budget_ms:.4g} ms"
+    looked_at = [chosen]
     if choice.next_denser is None:
-        return text + "; it is the dense model, nothing had to be cut."
-    denser = by_name[choice.next_denser]
-    between = "{:.2f} to {:.2f}".format(*denser.profile.intervals_ms[at])
-    text += f"; the next denser, {choice.next_denser}, takes {denser.profile.at_ms(at):.2f} ms ({between})"
-    slow = denser.profile.at_ms(at) > choice.budget_ms
-    text += "." if slow else ", which fits by this look, not by another." if denser.fits else ", but is too large."
-    if not choice.decided:
-        text += f" Too noisy to decide between {choice.next_denser} and {choice.variant}: the smaller one was taken."
-    return " ".join([text, *(f"Beware: {warning}." for warning in _warnings([chosen.profile, denser.profile]))])
+        text += "; it is the dense model, nothing had to be cut."
+    else:
+        denser = by_name[choice.next_denser]
+        looked_at.append(denser)
+        text += f"; the next denser, {choice.next_denser}, takes {_between(denser)}"
+        keeps_budget = denser.between_ms[1] <= choice.budget_ms
+        text += ", but is too large." if keeps_budget and not denser.fits else "."
+    if choice.doubt is not None:
+        names = " and ".join(filter(None, [choice.next_denser, choice.variant]))
+        text += f" Too noisy to decide between {names}: {choice.doubt}."
+    return " ".join([text, *(f"Beware: {warning}." for warning in _warnings(m.profile for m in looked_at))])
+
+
+def _between(row: Measurement) -> str:
+    low, high = row.between_ms
+    return f"{row.latency_ms:.2f} ms ({low:.2f} to {high:.2f})"

@@ -81,6 +81,12 @@ def export(
     from .progress import shown
 
     known = profiles.load(card)
+    target = msgspec.structs.replace(
+        known.target,
+        batch=batch or known.target.batch,
+        threads=threads or known.target.threads,
+        precision=parse_precision(precision or known.target.precision),
+    )
     request = Request(
         model=model,
         checkpoint=checkpoint,
@@ -91,13 +97,8 @@ def export(
         flops=parsing.fractions(flops, "--flops"),
         params=parsing.fractions(params, "--params"),
         pairs=parsing.pairs(pair, "--pair"),
-        target=msgspec.structs.replace(
-            known.target,
-            batch=batch or known.target.batch,
-            threads=threads or known.target.threads,
-            precision=parse_precision(precision or known.target.precision),
-        ),
-        width_multiple=known.width_multiple,
+        target=target,
+        width_multiple=known.width_multiple(target.precision),
         recipe=recipe,
         correct=not no_correct,
         correction=correction,
@@ -113,6 +114,8 @@ def export(
         limits=parsing.limits(at, max_size, max_params),
     )
     with shown(quiet) as progress:
+        if budget is not None:
+            progress.note(f"clocks of {known.name}: {known.clock}")
         manifest = run(request, progress)
     if as_json:
         from ..values import to_json

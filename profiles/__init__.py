@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import resources
 
 from ..errors import UsageError
-from ..target import Target
+from ..target import Precision, Target
 from ..values import Size, Value, from_json
 
 
@@ -15,10 +15,14 @@ class Card(Value, frozen=True, kw_only=True):
     name: str
     description: str
     target: Target
-    width_multiple: Size  # MLPs keep a multiple of so many neurons: what the hardware would round up to anyway
+    width_multiples: dict[Precision, Size]  # MLPs keep a multiple of so many neurons: what it would round up to anyway
     clock: str  # what to do with its clocks before timing
     sources: tuple[str, ...]  # where that comes from
     measured: bool  # whether anything was timed on such a device by this project
+
+    def width_multiple(self, precision: Precision) -> int:
+        """Of how many neurons an MLP keeps a multiple in that precision."""
+        return self.width_multiples.get(precision, 1)
 
 
 def load(name: str) -> Card:

@@ -28,7 +28,8 @@ def test_a_card_says_what_where_from_and_how_to_hold_its_clock(name):
     assert card.sources
     assert card.clock
     assert card.measured == (name == "cpu")  # all that this project has timed so far
-    assert card.width_multiple == (8 if card.target.runtime == "tensorrt" else 1)
+    for precision, multiple in (("fp32", 4), ("fp16", 8), ("int8-static", 16)):
+        assert card.width_multiple(precision) == (multiple if card.target.runtime == "tensorrt" else 1)
 
 
 def test_there_are_these_cards_and_others_are_refused():

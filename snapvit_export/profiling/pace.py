@@ -2,8 +2,8 @@
 
 A shared machine is a few per cent faster or slower from one ten seconds to the next. What was timed in turns shares
 that pace, so a candidate's ratio to the reference holds. Its milliseconds are that ratio times what the reference
-usually takes, which is known only as well as the looks agree: so intervals are found by drawing rounds of turns and
-whole looks again and again. An interval of one look alone would promise too much.
+takes in all looks together, which is known only as well as the looks agree: so intervals are found by drawing rounds of
+turns and whole looks again and again. An interval of one look alone would promise too much.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .profile import PERCENTILES, Percentile, Profile
-from .samples import COVERS, DRAWS, drawn_percentiles, percentiles_of
+from .samples import DRAWS, percentiles_of
 
+BEYOND = 0.05  # share of the draws above the upper end of an interval, and below the lower one
 Floats = npt.NDArray[np.float64]
 
 
@@ -44,6 +45,7 @@ class Pace:
     def __init__(self, reference: str) -> None:
         self.reference = reference
         self._looks: list[Mapping[str, Profile]] = []
+        self._drawn: dict[tuple[Percentile, int], Floats] = {}  # by the number of looks
 
     def add(self, look: Mapping[str, Profile]) -> None:
         """Remember one look, the reference among it."""
@@ -51,8 +53,8 @@ class Pace:
         self._looks.append(look)
 
     def usual_ms(self, at: Percentile) -> float:
-        """What the reference takes."""
-        return float(np.median([look[self.reference].at_ms(at) for look in self._looks]))
+        """What the reference takes, over all looks."""
+        return float(np.percentile(np.concatenate(self._reference_rounds()), PERCENTILES[at]))
 
     def latency(self, name: str, at: Percentile, to_usual: bool = False) -> Latency:
         """What a candidate takes at the usual pace, by all looks at its last file.
@@ -69,16 +71,26 @@ class Pace:
         ratios = percentiles_of(of_name, drawn, q) / percentiles_of(of_reference, drawn, q)
         ratio = float(np.percentile(of_name, q) / np.percentile(of_reference, q))
         usual = self.usual_ms(at)
-        found = ratios * (usual if to_usual else self._drawn_usual_ms(at, rng))
-        low, high = np.percentile(found, [50 * (1 - COVERS), 50 * (1 + COVERS)])
+        found = ratios * (usual if to_usual else self._drawn_usual_ms(at))
+        low, high = np.percentile(found, [100 * BEYOND, 100 * (1 - BEYOND)])
         return Latency(ratio * usual, min(float(low), ratio * usual), max(float(high), ratio * usual))
 
-    def _drawn_usual_ms(self, at: Percentile, rng: np.random.Generator) -> Floats:
+    def _drawn_usual_ms(self, at: Percentile) -> Floats:
         """What the reference would usually take if other looks, and other rounds of them, had been seen."""
-        rounds = [_rounds(look[self.reference]) for look in self._looks]
-        by_look = [drawn_percentiles(taken, PERCENTILES[at], rng) for taken in rounds]
-        which = rng.integers(0, len(by_look), (DRAWS, len(by_look)))  # looks of each draw
-        return np.array(np.median(np.stack(by_look)[which, np.arange(DRAWS)[:, None]], axis=1), np.float64)
+        if (known := self._drawn.get((at, len(self._looks)))) is not None:
+            return known
+        rng = np.random.default_rng(1)
+        rounds = self._reference_rounds()
+        found = []
+        for _ in range(DRAWS):
+            looks = [rounds[n] for n in rng.integers(0, len(rounds), len(rounds))]
+            drawn = [taken[rng.integers(0, len(taken), len(taken))] for taken in looks]
+            found.append(np.percentile(np.concatenate(drawn), PERCENTILES[at]))
+        self._drawn[at, len(self._looks)] = np.array(found, np.float64)
+        return self._drawn[at, len(self._looks)]
+
+    def _reference_rounds(self) -> list[Floats]:
+        return [_rounds(look[self.reference]) for look in self._looks]
 
 
 def _rounds(profile: Profile) -> Floats:

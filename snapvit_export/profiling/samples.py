@@ -41,7 +41,8 @@ class Samples:
     def interval(self, at: float) -> Bounds:
         """Between which values that percentile lies, as far as these samples can tell."""
         bursts = self._bursts(self.wall_ms)
-        found = drawn_percentiles(bursts, at, np.random.default_rng(0))
+        drawn = np.random.default_rng(0).integers(0, len(bursts), (DRAWS, len(bursts)))
+        found = percentiles_of(bursts, drawn, at)
         low, high = np.percentile(found, [50 * (1 - COVERS), 50 * (1 + COVERS)])
         return float(low), float(high)
 
@@ -75,11 +76,6 @@ class Samples:
         whole = max(1, len(values) // self.burst)
         size = min(self.burst, len(values))
         return np.array(values[: whole * size], np.float64).reshape(whole, size)
-
-
-def drawn_percentiles(bursts: npt.NDArray[np.float64], at: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """That percentile of as many bursts (bursts, runs) as there are, drawn again and again."""
-    return percentiles_of(bursts, rng.integers(0, len(bursts), (DRAWS, len(bursts))), at)
 
 
 def percentiles_of(bursts: npt.NDArray[np.float64], drawn: npt.NDArray[np.int64], at: float) -> npt.NDArray[np.float64]:

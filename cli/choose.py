@@ -20,6 +20,9 @@ def choose(
     profile: Annotated[
         Optional[Path], typer.Option(help="Latencies that `snapvit profile` took here, instead of timing them again.")
     ] = None,
+    runtime: Annotated[
+        Optional[str], typer.Option(help="onnxruntime, openvino or tensorrt; without it, as the family was made for.")
+    ] = None,
     threads: Annotated[
         Optional[int], typer.Option(min=1, max=1024, help="CPU threads; without it, as the family was made for.")
     ] = None,
@@ -35,14 +38,16 @@ def choose(
     from ..budget import Budget
     from ..on_device import FamilyProfile, Way, choose_in_family
     from ..profiling.affinity import pin_to
+    from ..target import check_runtime
     from . import parsing
     from .progress import shown
 
     limits, wanted = parsing.limits(at, max_size, max_params), Budget.parse(budget)
     pin_to(pin)
+    way = Way(None if runtime is None else check_runtime(runtime), threads, batch, pause)
     known = None if profile is None else FamilyProfile.load(profile)
     with shown(quiet) as progress:
-        manifest = choose_in_family(family, wanted, limits, Way(threads, batch, pause), progress, elastic, known)
+        manifest = choose_in_family(family, wanted, limits, way, progress, elastic, known)
     if as_json:
         from ..values import to_json
 

@@ -49,6 +49,10 @@ def export(
     evaluations: Annotated[
         Optional[int], typer.Option(min=0, max=10**6, help="Of the search, the longest part; 0 for none.")
     ] = None,
+    runtime: Annotated[
+        Optional[str],
+        typer.Option(help="onnxruntime, openvino, tensorrt, onnxruntime-cuda or onnxruntime-tensorrt; as the card."),
+    ] = None,
     precision: Annotated[
         Optional[str], typer.Option(help="Numbers to compute with: fp32, fp16, int8 (int8-dynamic) or int8-static.")
     ] = None,
@@ -64,6 +68,9 @@ def export(
     takes_bytes: Annotated[
         bool, typer.Option("--uint8-input", help="Graphs take (B, H, W, 3) bytes and normalise them.")
     ] = False,
+    build_only: Annotated[
+        bool, typer.Option("--build-only", help="TensorRT engines for a GPU that is not here: built, never timed.")
+    ] = False,
     single_file: Annotated[
         bool, typer.Option("--single-file", help="Put the weights into each graph instead of one shared file.")
     ] = False,
@@ -76,16 +83,18 @@ def export(
     from .. import profiles
     from ..pipeline import Request
     from ..pipeline import export as run
-    from ..target import parse_precision
+    from ..target import check_runtime, parse_precision
     from . import parsing
     from .progress import shown
 
     known = profiles.load(card)
+    used = known.target.runtime if runtime is None else check_runtime(runtime)
     target = msgspec.structs.replace(
         known.target,
         batch=batch or known.target.batch,
         threads=threads or known.target.threads,
-        precision=parse_precision(precision or known.target.precision),
+        runtime=used,
+        precision=parse_precision(precision or known.target.precision, used),
     )
     request = Request(
         model=model,
@@ -111,6 +120,7 @@ def export(
         single_file=single_file,
         static_batch=static_batch,
         takes_bytes=takes_bytes,
+        build_only=build_only,
         limits=parsing.limits(at, max_size, max_params),
     )
     with shown(quiet) as progress:

@@ -12,6 +12,9 @@ def profile(
     family: Annotated[Path, typer.Argument(help="A family folder.")],
     target: Annotated[str, typer.Option(help="Where to time: local, or ssh://user@host[:port].")] = "local",
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("profile.json"),
+    runtime: Annotated[
+        Optional[str], typer.Option(help="onnxruntime, openvino or tensorrt; without it, as the family was made for.")
+    ] = None,
     threads: Annotated[
         Optional[int], typer.Option(min=1, max=1024, help="CPU threads; without it, as the family was made for.")
     ] = None,
@@ -28,16 +31,25 @@ def profile(
     """Time the variants of a family side by side, and write the latencies with the device they belong to."""
     from ..on_device import Way, profile_family
     from ..profiling.affinity import pin_to
+    from ..target import check_runtime
     from .progress import shown
 
+    way = Way(None if runtime is None else check_runtime(runtime), threads, batch, pause)
     with shown(quiet) as progress:
         if target == "local":
             pin_to(pin)
-            found = profile_family(family, Way(threads, batch, pause), progress, seconds)
+            found = profile_family(family, way, progress, seconds)
         else:
             from ..remote import Host, profile_there
 
-            given = {"--threads": threads, "--batch": batch, "--seconds": seconds, "--pause": pause, "--pin": pin}
+            given = {
+                "--runtime": runtime,
+                "--threads": threads,
+                "--batch": batch,
+                "--seconds": seconds,
+                "--pause": pause,
+                "--pin": pin,
+            }
             options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
             found = profile_there(family, Host.parse(target, python), options, progress)
     found.save(out)

@@ -25,9 +25,9 @@ def choose_on(stand: Stand, planner: Planner, budget: Budget, limits: Limits) ->
     if stand.latency(DENSE, limits, budget.is_relative).high <= budget_ms:
         return decide(stand, {DENSE: Plan.dense(stand.anatomy)}, [budget_ms], budget, limits)
     model = stand.latency_model()
-    by_model = planner.allocates and model.is_sound
-    grid = stand.named(planner.steps_of(model.costs(stand.anatomy)) if by_model else planner.steps())
-    guesses = [model.predict_ms(plan) if model.is_sound else plan.flops_ratio(stand.anatomy) for plan in grid.values()]
+    sound = model if model is not None and model.is_sound else None
+    grid = stand.named(planner.steps_of(sound.costs(stand.anatomy)) if sound and planner.allocates else planner.steps())
+    guesses = [sound.predict_ms(plan) if sound else plan.flops_ratio(stand.anatomy) for plan in grid.values()]
     return decide(stand, grid, guesses, budget, limits, model)
 
 

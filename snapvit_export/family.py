@@ -45,6 +45,7 @@ class Variant(Value, frozen=True, kw_only=True):
     flops_ratio: Ratio
     size_bytes: Count  # of the graph and the weights that it reads: what a device needs that has only this variant
     sha256: str  # of the graph, which names the hashes of its weight files
+    engines: tuple[str, ...] = ()  # files that were built from the graph for one device, and their records
     precision: Precision = "fp32"
     precision_cosine: float | None = None  # least cosine of the outputs to those of the same variant in fp32
     corrected: bool = False
@@ -165,7 +166,9 @@ def read_family(folder: Path | str) -> Manifest:
         if sha256(path) != listed.sha256:
             raise FileFormatError(f"{path}: damaged: it is not the file that {MANIFEST} describes")
     for variant in manifest.variants:
-        _check_graph(inside(folder, variant.file, MANIFEST), variant)
+        path = inside(folder, variant.file, MANIFEST)
+        if path.suffix == ".onnx":  # an OpenVINO graph points at nothing but the file of its own name
+            _check_graph(path, variant)
     return manifest
 
 
@@ -189,4 +192,5 @@ def own_files(folder: Path) -> list[str] | None:
         manifest = read_json(folder / MANIFEST, Manifest)
     except FileFormatError:
         return None
-    return [MANIFEST, RANKING, *(listed.file for listed in _listed(manifest))]
+    engines = [name for variant in manifest.variants for name in variant.engines]
+    return [MANIFEST, RANKING, *(listed.file for listed in _listed(manifest)), *engines]

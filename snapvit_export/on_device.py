@@ -33,10 +33,10 @@ from .profiling.profile import LEAST_RUNS, Percentile, Profile
 from .profiling.timer import File, Timer
 from .progress import Progress
 from .ranking import Ranking
-from .runtimes import ort
+from .runtimes.opening import version_of
 from .runtimes.ort import OrtSession
 from .stand import DENSE, Built, Form, Stand, reported
-from .target import Target
+from .target import Runtime, Target, parse_precision
 from .values import Value, read_json, write_json
 
 GATE_IMAGES = 4
@@ -46,6 +46,7 @@ GATE_IMAGES = 4
 class Way:
     """How to time a family; what is None is as the family was made for."""
 
+    runtime: Runtime | None = None
     threads: int | None = None
     batch: int | None = None
     pause_ms: float = 0.0  # before every run
@@ -56,7 +57,9 @@ class Way:
         batch = self.batch or made.batch
         if fixed not in (None, batch):
             raise UsageError(f"the family takes exactly {fixed} images. Give --batch {fixed}")
-        return Target(runtime=made.runtime, precision=made.precision, batch=batch, threads=self.threads or made.threads)
+        runtime = self.runtime or made.runtime
+        precision = parse_precision(made.precision, runtime)
+        return Target(runtime=runtime, precision=precision, batch=batch, threads=self.threads or made.threads)
 
 
 class FamilyProfile(Value, frozen=True, kw_only=True):
@@ -82,7 +85,7 @@ def profile_family(folder: Path | str, way: Way, progress: Progress, seconds: fl
     folder = Path(folder)
     manifest = read_family(folder)
     target = way.target(manifest)
-    device = this_device(ort.version())
+    device = this_device(version_of(target.runtime))
     files = {variant.name: File(folder / variant.file, variant.sha256) for variant in manifest.variants}
     progress.phase(f"timing {', '.join(files)}")
     timer = Timer(target, device, noise(manifest, target.batch), way.pause_ms)
@@ -105,7 +108,8 @@ def choose_in_family(
     """
     folder = Path(folder)
     manifest = read_family(folder)
-    target, device = way.target(manifest), this_device(ort.version())
+    target = way.target(manifest)
+    device = this_device(version_of(target.runtime))
     packed = None if elastic is None else _same_ranking(Elastic.load(elastic), folder, manifest)
     with writing(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".cut-") as scratch:
         stand = DeviceStand(folder, manifest, target, device, progress, packed, Path(scratch), way.pause_ms)
@@ -165,6 +169,9 @@ class DeviceStand(Stand):
             self.built[variant.name] = _as_built(folder, variant)
         if packed is not None:
             self._require_same_model(packed)
+        own = self.built[DENSE]
+        if own.path.suffix == ".onnx":
+            self.require_same_in_runtime(DENSE, own.path, self.gate_inputs)
 
     def _require_same_model(self, packed: Elastic) -> None:
         """Refuse an Elastic folder whose dense model is not the family's, before anything is timed."""
@@ -265,6 +272,8 @@ def noise(manifest: Manifest, count: int) -> npt.NDArray[Any]:
 def _form(folder: Path, manifest: Manifest) -> Form:
     """How the graphs of a family were written, as their files tell."""
     dense = manifest.variant(manifest.dense)
+    if not dense.file.endswith(".onnx"):
+        return Form("portable", False, manifest.input.batch, manifest.input.type == "uint8")
     opset = inspect(folder / dense.file).opset
     flavour: Flavour = "ort" if opset == OPSETS["ort"] else "portable"
     return Form(flavour, not dense.weights, manifest.input.batch, manifest.input.type == "uint8")

@@ -32,10 +32,10 @@ from .profiling.device import this_device
 from .progress import Progress, Silent
 from .ranking import Ranking
 from .stand import Form
-from .target import Runtime, Target, check_precision
+from .target import Runtime, Target, parse_precision
 
 BUNDLED_MODEL = "bundled"
-RUNTIME_LIKES: dict[Runtime, Flavour] = {"onnxruntime": "ort", "tensorrt": "portable"}
+RUNTIME_LIKES: dict[Runtime, Flavour] = {"onnxruntime": "ort"}  # the others take standard operators
 MOST_HELD_OUT = 500  # images that report accuracy
 SHOWN_UNREADABLE = 5  # names of pictures; the others are counted
 
@@ -81,6 +81,7 @@ class Request:
     takes_bytes: bool = False  # True: graphs take (B, H, W, 3) bytes and normalise them
     limits: Limits = field(default_factory=Limits)  # beside the budget
     width_multiple: int = 1  # of the neurons that an MLP keeps
+    build_only: bool = False  # True: build engines for a GPU that is not here, and time nothing
 
 
 def export(request: Request, progress: Progress | None = None) -> Manifest:
@@ -100,9 +101,14 @@ def export(request: Request, progress: Progress | None = None) -> Manifest:
     given = _check(request, budget)
     with needs("exporting", extra="all"):
         import torch  # noqa: F401
-    from .runtimes import ort
+    from .runtimes.opening import version_of
 
-    device = this_device(ort.version())
+    if request.build_only:
+        from .runtimes.tensorrt_session import BuildOnly
+
+        device = this_device(BuildOnly.here().version)
+    else:
+        device = this_device(version_of(request.target.runtime))
     progress.phase("finding images")
     split = calibration_and_held_out(data_of(request), settings.images, settings.seed, MOST_HELD_OUT)
     with staged_folder(request.out, replaceable=own_files(request.out)) as stage:
@@ -145,12 +151,26 @@ def _into(  # type: ignore[no-untyped-def]
     done = _recipe(request, settings, given, ranking, images)
     with tempfile.TemporaryDirectory(dir=stage) as exact:
         workshop = Workshop(
-            model, repair, request.target, device, images, reporting, stage, Path(exact), progress, form, done
+            model,
+            repair,
+            request.target,
+            device,
+            images,
+            reporting,
+            stage,
+            Path(exact),
+            progress,
+            form,
+            done,
+            times=not request.build_only,
         )
         workshop.add("dense", Plan.dense(model.anatomy))
         for name, plan in wanted.items():
             workshop.add(name, plan, keep=True)
-        workshop.time(["dense", *wanted], at=request.limits.at)
+        if request.build_only:
+            workshop.build_engines()
+        else:
+            workshop.time(["dense", *wanted], at=request.limits.at)
         choice = choose_on(workshop, planner, budget, request.limits) if budget else None
     keep = {"dense", *wanted, *((choice.variant, choice.next_denser) if choice else ())}
     ranking.save(stage / RANKING)
@@ -190,12 +210,8 @@ def _check(request: Request, budget: Budget | None) -> Ranking | None:
     if not request.correct and request.correction is not None:
         raise UsageError(f"--no-correct and --correction {request.correction} contradict each other. Give one")
     _flavour(request)
-    check_precision(request.target.precision)
-    if request.target.runtime != "onnxruntime":
-        raise SnapvitError(
-            f"{request.target.runtime} cannot be timed by this version. Export a portable family here "
-            "(--flavour portable --sparsity 0.1,0.3,0.5) and build it there"
-        )
+    parse_precision(request.target.precision, request.target.runtime)
+    _check_runtime(request, budget)
     for fraction in request.sparsity:
         check_sparsity(fraction)
     for what, fractions in (("FLOPs", request.flops), ("parameter", request.params)):
@@ -212,7 +228,26 @@ def _check(request: Request, budget: Budget | None) -> Ranking | None:
 
 def _flavour(request: Request) -> Flavour:
     """What was asked for, or what the runtime of the target runs fastest."""
-    return RUNTIME_LIKES[request.target.runtime] if request.flavour is None else check_flavour(request.flavour)
+    if request.flavour is None:
+        return RUNTIME_LIKES.get(request.target.runtime, "portable")
+    return check_flavour(request.flavour)
+
+
+def _check_runtime(request: Request, budget: Budget | None) -> None:
+    """Refuse a runtime that cannot run here, and an engine that is neither run nor asked for."""
+    from .runtimes.opening import version_of
+
+    runtime = request.target.runtime
+    if not request.build_only:
+        version_of(runtime)
+        return
+    if runtime != "tensorrt":
+        raise UsageError(f"--build-only builds TensorRT engines, not for {runtime}. Give --runtime tensorrt too")
+    if budget is not None:
+        raise UsageError("a budget is kept by timing, which --build-only does not do. Give --sparsity 0.1,0.3 instead")
+    from .runtimes.tensorrt_session import BuildOnly
+
+    BuildOnly.here()
 
 
 def checkpoint_of(out: Path) -> Path:

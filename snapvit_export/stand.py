@@ -23,9 +23,10 @@ from .family import Limits, Measurement, Variant, WeightFile
 from .files import sha256
 from .graph.emit import Flavour, Options, can_reorder
 from .graph.emitter import Emitter
+from .graph.gates import require_close, require_equal
 from .graph.numerics import Numerics
 from .plan import Plan
-from .profiling.device import DeviceCard
+from .profiling.device import DeviceCard, usable_cores
 from .profiling.latency_model import LatencyModel, design, fit
 from .profiling.measure import Report
 from .profiling.pace import Latency, Pace
@@ -34,7 +35,10 @@ from .profiling.samples import Samples
 from .profiling.timer import File, Timer
 from .progress import Progress
 from .recipe import ADDS_BIASES
-from .target import Target
+from .runtimes.engine_file import engine_files
+from .runtimes.opening import open_session
+from .runtimes.ort import OrtSession
+from .target import ON_CPU, Target
 
 DENSE = "dense"  # the name of the variant that cuts nothing
 SHOWN_EVERY = 0.5  # seconds
@@ -118,7 +122,21 @@ class Stand(ABC):
             between = "{:.2f} to {:.2f}".format(*profile.intervals_ms["p50"])
             self.progress.note(f"{name}: p50 {profile.p50_ms:.2f} ms ({between}), p90 {profile.p90_ms:.2f} ms")
 
-    def latency_model(self) -> LatencyModel:
+    def require_same_in_runtime(self, name: str, path: Path, images: npt.NDArray[Any]) -> None:
+        """The gate between the target's runtime and ONNX Runtime on the CPU, on the very file that is timed."""
+        if self.target.runtime == "onnxruntime":
+            return
+        with OrtSession(path, usable_cores()) as session:
+            wanted = session.run(images)
+        with open_session(path, self.target) as opened:
+            found = opened.run(images)
+        what = f"{name}: {self.target.runtime} and ONNX Runtime"
+        if self.target.precision == "fp32":
+            require_equal(what, wanted, found, 1e-3 if self.target.runtime in ON_CPU else 1e-2)  # GPUs round to TF32
+        else:
+            require_close(what, wanted, found, self.target.precision)
+
+    def latency_model(self) -> LatencyModel | None:
         """Fit a model of this target to some nets of uncorrected weights, timed side by side and then removed."""
         plans = {f".fit{n}": plan for n, plan in enumerate(design(self.anatomy))}
         self.progress.phase(f"timing {len(plans)} nets for a latency model")
@@ -130,9 +148,13 @@ class Stand(ABC):
         files = {name: File(path, sha256(path)) for name, path in paths.items()}
         profiles = self.timer.time(files, FIT_SECONDS, reported(self.progress, self.budget_ms))
         for path in paths.values():
-            path.unlink()
+            for file in (path, *engine_files(path)):
+                file.unlink(missing_ok=True)
         one_thread = self.target.threads == 1  # CPU time of several threads counts their waiting for each other
-        found = [(plans[name], profile.cpu_ms if one_thread else profile.p50_ms) for name, profile in profiles.items()]
+        found = [
+            (plans[name], profile.cpu_ms if one_thread and profile.cpu_ms is not None else profile.p50_ms)
+            for name, profile in profiles.items()
+        ]
         last = len(self.anatomy.blocks) - 1
         model = fit(self.anatomy, found, last_makes_keys=not can_reorder(self.anatomy, last, self.numerics))
         self.progress.note(f"latency model: {100 * model.mean_error:.1f} % off on nets that it has not seen")
@@ -186,7 +208,8 @@ class Stand(ABC):
         for built in self.built.values():
             if built.name not in keep:
                 built.path.unlink()
-                built.path.with_suffix(".bin").unlink(missing_ok=True)
+                for path in (built.path.with_suffix(".bin"), *engine_files(built.path)):
+                    path.unlink(missing_ok=True)
         variants = [self.described(built) for built in self.built.values() if built.name in keep]
         return tuple(sorted(variants, key=lambda v: (-v.flops, v.name)))
 
@@ -210,6 +233,7 @@ class Stand(ABC):
             flops_ratio=plan.flops_ratio(anatomy),
             size_bytes=built.size_bytes,
             sha256=built.sha256,
+            engines=tuple(path.name for path in engine_files(built.path) if path.is_file()),
             precision=self.target.precision,
             precision_cosine=built.precision_cosine,
             corrected=built.correction is not None,

@@ -1,4 +1,4 @@
-"""The device card: on what a latency was measured. Light: standard library."""
+"""The device card: on what a latency was measured. Light: standard library and msgspec."""
 
 from __future__ import annotations
 
@@ -6,7 +6,27 @@ import os
 import platform
 from pathlib import Path
 
+import msgspec
+
 from ..values import Count, Value
+
+LIMIT = " max"  # end of the names of clocks that the power mode sets; the others tell what a clock was just then
+
+
+class Accelerator(Value, frozen=True, kw_only=True):
+    """The GPU that did the work, and what drives it; "unknown" where it does not tell."""
+
+    name: str
+    software: dict[str, str]  # versions: jetpack, l4t, tensorrt, cuda, driver
+    power_mode: str
+    clocks_mhz: dict[str, float]  # "gpu" and "cpu0" just then, "gpu max" and "cpu0 max" in this power mode
+    temperatures_c: dict[str, float]
+    memory_bytes: Count  # a Jetson's is shared with the processor
+
+    def at_rest(self) -> Accelerator:
+        """The same without what changes from one minute to the next."""
+        limits = {name: mhz for name, mhz in self.clocks_mhz.items() if name.endswith(LIMIT)}
+        return msgspec.structs.replace(self, clocks_mhz=limits, temperatures_c={})
 
 
 class DeviceCard(Value, frozen=True, kw_only=True):
@@ -19,6 +39,14 @@ class DeviceCard(Value, frozen=True, kw_only=True):
     memory_bytes: Count
     system: str
     runtime_version: str
+    accelerator: Accelerator | None = None  # None: the processor did the work
+
+    def same_machine(self, other: DeviceCard) -> bool:
+        """Whether latencies of one hold for the other: equal in all but heat and what the clocks were just then."""
+        return self._at_rest() == other._at_rest()
+
+    def _at_rest(self) -> DeviceCard:
+        return msgspec.structs.replace(self, accelerator=self.accelerator and self.accelerator.at_rest())
 
 
 def this_device(runtime_version: str) -> DeviceCard:

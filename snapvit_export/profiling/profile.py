@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from ..errors import UsageError
-from ..target import Precision, Target
+from ..target import ON_CPU, Precision, Target
 from ..values import Count, Size, Value
 from .conditions import BUSY, Conditions
 from .device import DeviceCard
@@ -31,7 +31,8 @@ class Profile(Value, frozen=True, kw_only=True):
     p99_ms: Milliseconds
     spread_ms: Milliseconds  # between the quartiles
     intervals_ms: dict[Percentile, tuple[Milliseconds, Milliseconds]]  # 95 % of these hold the percentile
-    cpu_ms: Milliseconds  # CPU time of an undisturbed run, all threads: to compare files with
+    cpu_ms: Milliseconds | None  # CPU time of an undisturbed run, all threads: to compare files; None: a GPU worked
+    gpu_ms: float | None = None  # median that the GPU alone computed, without copying to and from it
     energy_mj: float | None = None  # of one run, with all that the processor did meanwhile; None: it does not tell
     samples_ms: tuple[Milliseconds, ...]  # every run, in order
     runs: Count
@@ -58,7 +59,7 @@ class Profile(Value, frozen=True, kw_only=True):
         """Whether it is of this file, and was taken on such a device in this way; only then it may be used again."""
         way = (target.precision, target.batch, target.threads, pause_ms)
         same_way = (self.precision, self.batch, self.threads, self.pause_ms) == way
-        return self.sha256 == sha256 and same_way and self.device == device
+        return self.sha256 == sha256 and same_way and self.device.same_machine(device)
 
 
 def to_profile(
@@ -78,7 +79,7 @@ def to_profile(
         p99_ms=samples.percentile(99),
         spread_ms=samples.percentile(75) - samples.percentile(25),
         intervals_ms={name: samples.interval(at) for name, at in PERCENTILES.items()},
-        cpu_ms=samples.quiet_cpu_ms,
+        cpu_ms=samples.quiet_cpu_ms if target.runtime in ON_CPU else None,
         energy_mj=energy_mj,
         samples_ms=tuple(round(ms, 4) for ms in samples.wall_ms),
         runs=len(samples),

@@ -1,4 +1,4 @@
-"""Time files side by side in the target's runtime, and say under which conditions. Light: onnxruntime, when used."""
+"""Time files side by side in the target's runtime, and say under which conditions. Light."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ..runtimes.ort import OrtSession
+from ..runtimes.opening import open_session
 from ..target import Target
 from .conditions import Energy, Watch
 from .device import DeviceCard
@@ -56,7 +56,7 @@ class Timer:
         """
         with ExitStack() as opened:
             sessions = {
-                name: opened.enter_context(OrtSession(file.path, self.target.threads)) for name, file in files.items()
+                name: opened.enter_context(open_session(file.path, self.target)) for name, file in files.items()
             }
             calls: dict[str, Callable[[], object]] = {
                 name: partial(session.run, self.inputs) for name, session in sessions.items()

@@ -6,6 +6,7 @@ each on real images:
     masked = sliced                        modules, before any repair
     repaired module = portable = ort       graphs in float32
     graph in fewer bits ~ in float32       if the target has another precision
+    target's runtime = ONNX Runtime        if it is another one
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -29,7 +31,9 @@ from ..graph.gates import NEAR, Streams, first_difference, require_close, requir
 from ..graph.probe import streams
 from ..plan import Plan
 from ..profiling.device import DeviceCard, usable_cores
+from ..profiling.latency_model import LatencyModel
 from ..progress import Progress
+from ..runtimes.opening import Session, open_session
 from ..runtimes.ort import OrtSession
 from ..stand import Built, Form, Stand
 from ..target import Target
@@ -61,14 +65,23 @@ class Workshop(Stand):
         progress: Progress,
         form: Form,
         provenance: Mapping[str, object],
+        times: bool = True,
     ) -> None:
-        """`folder` gets the variants, `exact` their graphs in float32 where the target wants fewer bits."""
+        """`folder` gets the variants, `exact` their graphs in float32 where the target wants fewer bits.
+
+        `times`: False if the target's runtime cannot run here, and nothing will be timed.
+        """
+        self.times = times
         self.gate_images = next(calibration.batches(GATE_IMAGES))  # (<=8, 3, H, W)
         self.gate_inputs = next(calibration.inputs(GATE_IMAGES, form.takes_bytes))
         drawn = blueprint(model, repair.ranking)
-        emitter = Emitter(drawn, folder, form.takes_bytes, target.precision)
+        self.folder = folder
+        self.quantises = target.runtime == "openvino" and target.precision != "fp32"  # then graphs here are only fp32
+        self.exact = Emitter(drawn, exact if target.precision != "fp32" else folder, form.takes_bytes)
+        emitter = self.exact
+        if target.precision != "fp32" and not self.quantises:
+            emitter = Emitter(drawn, folder, form.takes_bytes, target.precision)
         super().__init__(model.anatomy, emitter, target, device, self.gate_inputs, form, progress)
-        self.exact = emitter if target.precision == "fp32" else Emitter(drawn, exact, form.takes_bytes)
         self.model, self.repair, self.provenance = model, repair, provenance
         self.held_out = held_out if _labels_suit(held_out, model) else None
         others = replace(calibration, pixels=calibration.pixels[GATE_IMAGES:], labels=None)  # than those of the gates
@@ -96,29 +109,59 @@ class Workshop(Stand):
         write = partial(self.exact.write, name, plan, made, metadata=told)
         written = self._checked_graphs(name, module, wanted, write)
         cosine = None
-        if self.exact is not self.emitter:
-            write = partial(self.emitter.write, name, plan, made, metadata=told)
-            written, cosine = self._in_fewer_bits(name, written, write)
-        path, size = written.graph, written.size_bytes
-        self.built[name] = Built(
-            name,
-            path,
-            written.weights,
-            plan,
-            sha256(path),
-            size,
-            self._evaluate(name, path),
-            correction,
-            cosine,
-            keep,
-        )
+        if self.quantises:
+            path, weights, cosine = self._in_openvino_int8(name, written)
+            size = sum(file.stat().st_size for file in (path, *weights))
+        else:
+            if self.exact is not self.emitter:
+                write = partial(self.emitter.write, name, plan, made, metadata=told)
+                written, cosine = self._in_fewer_bits(name, written, write)
+            path, weights, size = written.graph, written.weights, written.size_bytes
+        if self.times and not self.quantises:
+            self.require_same_in_runtime(name, path, self.gate_inputs)
+        evaluation = self._evaluate(name, path)
+        self.built[name] = Built(name, path, weights, plan, sha256(path), size, evaluation, correction, cosine, keep)
+
+    def build_engines(self) -> None:
+        """Build TensorRT engines of all variants for a GPU that is not here, beside their graphs."""
+        from ..runtimes.tensorrt_session import BuildOnly
+
+        builder = BuildOnly.here()
+        for name, built in self.built.items():
+            self.progress.phase(f"building the engine of {name}")
+            products = builder.build(built.path, self.target).counts
+            told = ", ".join(f"{count} in {kind}" for kind, count in products.items())
+            self.progress.note(f"{name}: matrix products {told}")
+
+    def latency_model(self) -> LatencyModel | None:
+        """None where every net would have to be quantised with images first, which takes longer than a look or two."""
+        return None if self.quantises else super().latency_model()
+
+    def _in_openvino_int8(self, name: str, exact: Written) -> tuple[Path, tuple[Path, ...], float]:
+        """Quantise with NNCF; also how close that is to the graph in float32."""
+        from ..runtimes.openvino_int8 import quantise
+
+        self.progress.phase(f"quantising {name}")
+        images = list(self.ranging_images.inputs(1, self.form.takes_bytes))
+        path, weights = quantise(exact.graph, self.folder / name, images, usable_cores())
+        with open_session(path, self.target) as session:
+            found = require_close(
+                f"{name}: int8 in OpenVINO and fp32 in ONNX Runtime",
+                self._outputs(exact.graph),
+                session.run(self.gate_inputs),
+                self.target.precision,
+            )
+        self.progress.note(f"{name}: cosine to fp32 {found.cosine:.6f}")
+        exact.graph.unlink()
+        exact.graph.with_suffix(".bin").unlink(missing_ok=True)
+        return path, (weights,), found.cosine
 
     def _checked_graphs(
         self, name: str, module: torch.nn.Module, wanted: npt.NDArray[np.float32], write: Callable[..., Written]
     ) -> Written:
         """Write the graphs of both flavours in float32, pass their gates, and return the one to go on with."""
         last, form = self.form.flavour, self.form
-        if self.exact is not self.emitter:  # only to compare and to calibrate with, which needs a portable graph
+        if self.target.precision != "fp32":  # only to compare and to calibrate with, which needs a portable graph
             last, form = "portable", Form()
         for flavour in sorted(OPSETS, key=lambda flavour: flavour == last):
             written = write(options=Options(flavour, form.batch), single_file=form.single_file)
@@ -188,8 +231,14 @@ class Workshop(Stand):
         if self.held_out is None:
             return None
         self.progress.phase(f"evaluating {name}")
-        with OrtSession(path, usable_cores()) as session:
+        with self._open_to_evaluate(path) as session:
             return top1(session.run, self.held_out, self.form.takes_bytes)
+
+    def _open_to_evaluate(self, path: Path) -> Session:
+        """In the target's runtime, on all cores; in ONNX Runtime where the target's cannot run here."""
+        if not self.times:
+            return OrtSession(path, usable_cores())
+        return open_session(path, msgspec.structs.replace(self.target, threads=usable_cores()))
 
 
 def _labels_suit(images: Images, model: Model) -> bool:

@@ -54,7 +54,8 @@ def print_ranking(ranking: Ranking, path: Path) -> None:
 def print_profiles(found: FamilyProfile) -> None:
     """How long each variant takes, and what to know of the machine."""
     device = found.target.device
-    print(f"{found.model} on {device.cpu}, {found.target.threads} thread(s), batch {found.target.batch}")
+    by = f"{found.target.threads} thread(s)" if device.accelerator is None else device.accelerator.name
+    print(f"{found.model} on {device.cpu}, {by}, batch {found.target.batch}")
     columns = ("variant", "p50 ms", "between", "p90 ms", "p99 ms", "CPU ms", "mJ")
     rows = [
         (
@@ -63,7 +64,7 @@ def print_profiles(found: FamilyProfile) -> None:
             "{:.2f} - {:.2f}".format(*p.intervals_ms["p50"]),
             f"{p.p90_ms:.2f}",
             f"{p.p99_ms:.2f}",
-            f"{p.cpu_ms:.2f}",
+            "-" if p.cpu_ms is None else f"{p.cpu_ms:.2f}",
             "-" if p.energy_mj is None else f"{p.energy_mj:.0f}",
         )
         for name, p in found.profiles.items()

@@ -1,0 +1,178 @@
+"""The NVIDIA driver, asked directly: is there a GPU, its memory, streams, events and graphs. Light: ctypes.
+
+TensorRT without a driver gives no clean error, and may end the process; so the driver is asked first, here. All calls
+go to libcuda itself, which every machine with a GPU has: no CUDA toolkit and no other package is needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import SnapvitError
+
+LIBRARY = "libcuda.so.1"
+ATTRIBUTES = {"major": 75, "minor": 76}  # CUdevice_attribute: compute capability
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+
+
+class NoGPU(SnapvitError):
+    """There is no NVIDIA GPU that could be used here."""
+
+
+class Cuda:
+    """The driver and the first GPU, with a context that stays until the process ends."""
+
+    def __init__(self) -> None:
+        try:
+            self._library = ctypes.CDLL(LIBRARY)
+        except OSError:
+            raise NoGPU(f"no NVIDIA driver is installed here: {LIBRARY} is not found") from None
+        self._call("cuInit", 0)
+        count = ctypes.c_int()
+        self._call("cuDeviceGetCount", ctypes.byref(count))
+        if count.value == 0:
+            raise NoGPU("the NVIDIA driver finds no GPU here")
+        self._device = ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(self._device), 0)
+        self._context = ctypes.c_void_p()
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
+        self._call("cuCtxSetCurrent", self._context)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._library, name)(*arguments)
+        if code != 0:
+            text = ctypes.c_char_p()
+            self._library.cuGetErrorString(code, ctypes.byref(text))
+            reason = text.value.decode() if text.value else f"error {code}"
+            if name in ("cuInit", "cuDeviceGetCount"):
+                raise NoGPU(f"the NVIDIA driver cannot be used here: {reason}")
+            raise SnapvitError(f"the GPU refused {name}: {reason}")
+
+    @property
+    def name(self) -> str:
+        """Of the GPU."""
+        text = ctypes.create_string_buffer(256)
+        self._call("cuDeviceGetName", text, 256, self._device)
+        return text.value.decode()
+
+    @property
+    def capability(self) -> str:
+        """Such as 8.7."""
+        found = []
+        for number in ATTRIBUTES.values():
+            value = ctypes.c_int()
+            self._call("cuDeviceGetAttribute", ctypes.byref(value), number, self._device)
+            found.append(str(value.value))
+        return ".".join(found)
+
+    @property
+    def driver(self) -> str:
+        """The CUDA version that the driver serves."""
+        value = ctypes.c_int()
+        self._call("cuDriverGetVersion", ctypes.byref(value))
+        return f"{value.value // 1000}.{value.value % 1000 // 10}"
+
+    @property
+    def memory_bytes(self) -> int:
+        size = ctypes.c_size_t()
+        self._call("cuDeviceTotalMem_v2", ctypes.byref(size), self._device)
+        return size.value
+
+    def allocate(self, size: int) -> int:
+        """Bytes on the GPU; the address."""
+        address = ctypes.c_uint64()
+        self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+        return address.value
+
+    def free(self, address: int) -> None:
+        self._call("cuMemFree_v2", ctypes.c_uint64(address))
+
+    def stream(self) -> Stream:
+        handle = ctypes.c_void_p()
+        self._call("cuStreamCreate", ctypes.byref(handle), 1)  # CU_STREAM_NON_BLOCKING
+        return Stream(self, handle)
+
+
+class Stream:
+    """Work in order."""
+
+    def __init__(self, cuda: Cuda, handle: ctypes.c_void_p) -> None:
+        self._cuda, self._handle = cuda, handle
+
+    @property
+    def address(self) -> int:
+        """As TensorRT takes it."""
+        return int(self._handle.value or 0)
+
+    def to_gpu(self, address: int, array: npt.NDArray[Any]) -> None:
+        """Copy a whole array; it must stay as it is until the stream has been waited for."""
+        size = ctypes.c_size_t(array.nbytes)
+        self._cuda._call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(address), _pointer(array), size, self._handle)
+
+    def from_gpu(self, array: npt.NDArray[Any], address: int) -> None:
+        size = ctypes.c_size_t(array.nbytes)
+        self._cuda._call("cuMemcpyDtoHAsync_v2", _pointer(array), ctypes.c_uint64(address), size, self._handle)
+
+    def wait(self) -> None:
+        """Until all of it has been done."""
+        self._cuda._call("cuStreamSynchronize", self._handle)
+
+    def captured(self, work: Callable[[], None]) -> Graph:
+        """What `work` puts onto this stream, as one graph that starts with one call."""
+        graph, runnable = ctypes.c_void_p(), ctypes.c_void_p()
+        self._cuda._call("cuStreamBeginCapture_v2", self._handle, RELAXED)
+        try:
+            work()
+        finally:
+            self._cuda._call("cuStreamEndCapture", self._handle, ctypes.byref(graph))
+        self._cuda._call("cuGraphInstantiateWithFlags", ctypes.byref(runnable), graph, ctypes.c_uint64(0))
+        self._cuda._call("cuGraphDestroy", graph)
+        return Graph(self._cuda, runnable, self._handle)
+
+    def elapsed_ms(self, work: Callable[[], None]) -> float:
+        """How long the GPU was busy with `work`, by events on this stream."""
+        events = [ctypes.c_void_p(), ctypes.c_void_p()]
+        for event in events:
+            self._cuda._call("cuEventCreate", ctypes.byref(event), 0)
+        self._cuda._call("cuEventRecord", events[0], self._handle)
+        work()
+        self._cuda._call("cuEventRecord", events[1], self._handle)
+        self._cuda._call("cuEventSynchronize", events[1])
+        took = ctypes.c_float()
+        self._cuda._call("cuEventElapsedTime", ctypes.byref(took), *events)
+        for event in events:
+            self._cuda._call("cuEventDestroy_v2", event)
+        return took.value
+
+    def close(self) -> None:
+        self._cuda._call("cuStreamDestroy_v2", self._handle)
+
+
+class Graph:
+    """Captured work."""
+
+    def __init__(self, cuda: Cuda, runnable: ctypes.c_void_p, stream: ctypes.c_void_p) -> None:
+        self._cuda, self._runnable, self._stream = cuda, runnable, stream
+
+    def launch(self) -> None:
+        self._cuda._call("cuGraphLaunch", self._runnable, self._stream)
+
+    def close(self) -> None:
+        self._cuda._call("cuGraphExecDestroy", self._runnable)
+
+
+@cache
+def require_gpu() -> Cuda:
+    """The GPU of this machine, or a clear error."""
+    return Cuda()
+
+
+def _pointer(array: npt.NDArray[Any]) -> ctypes.c_void_p:
+    assert array.flags.c_contiguous, "the driver copies plain memory"
+    return ctypes.c_void_p(np.ascontiguousarray(array).ctypes.data)

@@ -1,0 +1,59 @@
+"""Open a file in the runtime of a Target. Light: each runtime is imported when it is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..target import Runtime, Target
+
+
+class Session(Protocol):
+    """An open model."""
+
+    def run(self, images: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        """Run a batch, (B, 3, H, W) or (B, H, W, 3) bytes, and return the first output (B, features)."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+    def __enter__(self) -> Session: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def open_session(path: Path, target: Target) -> Session:
+    """Open a variant's file as the target runs it; what cannot be run there is an error, never something slower."""
+    if target.runtime == "openvino":
+        from .openvino import OpenVinoSession
+
+        return OpenVinoSession(path, target.threads)
+    if target.runtime == "tensorrt":
+        from .tensorrt_session import TensorRTSession
+
+        return TensorRTSession(path, target)
+    from .ort import OrtSession
+
+    return OrtSession(path, target.threads, target.runtime)
+
+
+def version_of(runtime: Runtime) -> str:
+    """The version of a runtime that really loads; an error if it does not."""
+    if runtime == "openvino":
+        from . import openvino
+
+        return openvino.version()
+    if runtime == "tensorrt":
+        from . import tensorrt_session
+
+        return tensorrt_session.version()
+    from . import ort
+
+    ort.require_provider(runtime)
+    return ort.version()

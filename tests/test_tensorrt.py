@@ -1,0 +1,290 @@
+"""TensorRT as far as it can be proved without a GPU: real parsing and building by TensorRT-RTX, and what is refused.
+
+No mock of TensorRT. Nothing here runs or times an engine: tests/test_gpu.py does, where there is a GPU.
+"""
+
+import json
+import subprocess
+import sys
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+from conftest import make_model, random_ranking
+from onnx import TensorProto, helper
+from test_families import FAMILIES, small, uneven_plan
+from test_precision import exact_and
+from test_reference_forward import as_model
+
+from snapvit_export.errors import FileFormatError, GateFailed, SnapvitError, UsageError
+from snapvit_export.graph.emit import Options
+from snapvit_export.graph.emitter import Emitter
+from snapvit_export.plan import Plan
+from snapvit_export.prune.pack import blueprint
+from snapvit_export.runtimes import cuda
+from snapvit_export.runtimes.ceilings import ceiling_of, require_parseable
+from snapvit_export.runtimes.census import Census, Product, require_precision
+from snapvit_export.runtimes.engine_file import EngineRecord, engine_path, read_engine, record_path, write_engine
+from snapvit_export.runtimes.tensorrt import BuildSettings, TensorRT
+from snapvit_export.runtimes.tensorrt_session import BuildOnly, build_engine
+from snapvit_export.target import Target, parse_precision
+
+PRECISIONS = ["fp32", "fp16", "int8-static"]
+SHAPE = dict(img_size=32, patch_size=8, embed_dim=64, depth=3, num_heads=4, num_classes=5)
+PLANS = {
+    "dense": dict(heads=(4, 4, 4), neurons=(256, 256, 256)),
+    "pruned": dict(heads=(3, 1, 2), neurons=(200, 8, 77)),
+    "without some sub-layers": dict(heads=(4, 0, 2), neurons=(0, 100, 256)),
+}
+
+
+@pytest.fixture(scope="module")
+def rtx() -> TensorRT:
+    """The package that parses and builds without a GPU."""
+    return TensorRT(pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install tensorrt-rtx"))
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    model = make_model(SHAPE)
+    return blueprint(model, random_ranking(model.anatomy, seed=1))
+
+
+def graph_of(drawn, folder, precision: str, plan: str = "dense", flavour: str = "portable", **options):
+    images = np.random.default_rng(0).standard_normal((4, 3, 32, 32)).astype(np.float32)
+    chosen = Plan(**PLANS[plan])
+    if precision == "fp32":
+        return Emitter(drawn, folder).write("x", chosen, options=Options(flavour, **options)).graph
+    return exact_and(precision, drawn, chosen, folder, images, flavour)[1].graph
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("plan", sorted(PLANS))
+def test_every_variant_parses_and_builds_in_the_precision_it_is_called(rtx, drawn, tmp_path, plan, precision):
+    graph = graph_of(drawn, tmp_path, precision, plan)
+    census = build_engine(graph, precision, BuildSettings(), rtx, None)
+    kinds = {"fp32": {"fp32"}, "fp16": {"fp16"}, "int8-static": {"int8", "fp32"}}[precision]
+    assert set(census.counts) == kinds
+    record = msgspec.json.decode(record_path(graph).read_bytes(), type=EngineRecord)
+    assert engine_path(graph).stat().st_size > 10_000
+    assert (record.products, record.precision, record.timed) == (census.counts, precision, False)
+    assert (record.package, record.device) == ("tensorrt_rtx", "any")
+    assert read_engine(graph, record) == engine_path(graph).read_bytes()
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8-static"])
+def test_building_again_gives_the_same_bytes(rtx, drawn, tmp_path, precision):
+    graph = graph_of(drawn, tmp_path, precision, "pruned")
+    first, second = (rtx.parse(graph).build(BuildSettings()).engine for _ in range(2))
+    assert first == second
+
+
+def test_a_fixed_batch_needs_no_profile_and_takes_no_other(rtx, drawn, tmp_path):
+    graph = graph_of(drawn, tmp_path, "fp32", batch=2)
+    parsed = rtx.parse(graph)
+    assert parsed.inputs == ("images", (2, 3, 32, 32))
+    assert parsed.build(BuildSettings(batch=2)).engine
+    with pytest.raises(SnapvitError, match="takes exactly 2 images, not 1"):
+        rtx.parse(graph).build(BuildSettings(batch=1))
+
+
+def test_an_engine_for_several_batches_is_built(rtx, drawn, tmp_path):
+    graph = graph_of(drawn, tmp_path, "fp16")
+    assert rtx.parse(graph).build(BuildSettings(batch=1, most_batch=8)).engine
+
+
+def test_a_graph_in_another_precision_than_it_is_called_is_refused_before_building(rtx, drawn, tmp_path):
+    graph = graph_of(drawn, tmp_path, "fp32")
+    for called, says in (("fp16", "called fp16, but .* computes in fp32"), ("int8-static", "called int8-static")):
+        with pytest.raises(GateFailed, match=says):
+            build_engine(graph, called, BuildSettings(), rtx, None)
+        assert not engine_path(graph).exists()
+    half = graph_of(drawn, tmp_path, "fp16")
+    with pytest.raises(GateFailed, match="called fp32, but .* computes in fp16"):
+        build_engine(half, "fp32", BuildSettings(), rtx, None)
+
+
+def test_parts_that_stay_in_float32_are_allowed_only_where_the_graph_says_so():
+    found = Census((Product("blocks.0.mlp.gemm", "fp32"), Product("blocks.1.mlp.gemm", "fp16")))
+    require_precision(found, "fp16", "x", wide=("blocks.0.mlp",))
+    for wide in ((), ("blocks.1.mlp",), ("blocks.0.m",)):
+        with pytest.raises(GateFailed, match=r"blocks.0.mlp.gemm computes in fp32 \(products: 1 in fp16, 1 in fp32\)"):
+            require_precision(found, "fp16", "x", wide)
+    with pytest.raises(GateFailed, match="no matrix products"):
+        require_precision(Census(()), "fp32", "x")
+
+
+def test_opsets_and_operators_that_a_version_does_not_take_are_refused_by_name(drawn, tmp_path):
+    newer = graph_of(drawn, tmp_path, "fp32", flavour="ort")
+    with pytest.raises(SnapvitError, match=r"opset 23, and TensorRT 10.3.0 reads up to 20 .*--flavour portable"):
+        require_parseable(newer, "10.3.0")
+    dynamic = graph_of(drawn, tmp_path, "int8-dynamic")
+    with pytest.raises(SnapvitError, match="is DynamicQuantizeLinear, which TensorRT 11.0 is not known to take"):
+        require_parseable(dynamic, "11.0")
+    with pytest.raises(SnapvitError, match="TensorRT 8.6.1 is too old: 10.3 or newer"):
+        require_parseable(dynamic, "8.6.1")
+    for precision in PRECISIONS:
+        require_parseable(graph_of(drawn, tmp_path, precision), "10.3.0")  # JetPack 6
+    assert ceiling_of((10, 3)) == 20
+
+
+def test_what_the_parser_does_not_understand_is_told_with_its_node(rtx, drawn, tmp_path):
+    (tmp_path / "torn.onnx").write_bytes(graph_of(drawn, tmp_path, "fp32").read_bytes()[:500])
+    with pytest.raises(SnapvitError, match="torn.onnx: TensorRT .* cannot parse it"):
+        rtx.parse(tmp_path / "torn.onnx")
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in ("a", "b")]
+    node = helper.make_node("NoSuchThing", ["a"], ["b"], name="the.odd.one", domain="somebody")
+    model = helper.make_model(
+        helper.make_graph([node], "g", ports[:1], ports[1:]),
+        opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("somebody", 1)],
+    )
+    onnx.save(model, tmp_path / "odd.onnx")
+    with pytest.raises(SnapvitError, match=r"odd.onnx: TensorRT .* cannot parse it: node the.odd.one \(NoSuchThing\)"):
+        rtx.parse(tmp_path / "odd.onnx")
+
+
+def record(**changes) -> EngineRecord:
+    given = dict(
+        onnx_sha256="aa",
+        engine_sha256="",
+        package="tensorrt",
+        version="10.3.0",
+        device="Orin",
+        capability="8.7",
+        driver="12.6",
+        precision="fp16",
+        batch=1,
+        most_batch=1,
+        workspace_bytes=1,
+        level=3,
+        products={"fp16": 5},
+    )
+    return EngineRecord(**{**given, **changes})
+
+
+def test_a_stale_foreign_or_damaged_engine_is_refused(tmp_path):
+    graph, engine = tmp_path / "s30.onnx", b"an engine"
+    sha = "1ea3f0ae2a1c19bd6bbdbf4a0c8a9e3a"
+    with pytest.raises(FileFormatError, match="there is no engine of s30.onnx"):
+        read_engine(graph, record())
+    import hashlib
+
+    sha = hashlib.sha256(engine).hexdigest()
+    write_engine(graph, engine, record(engine_sha256=sha))
+    assert read_engine(graph, record()) == engine
+    others = dict(onnx_sha256="bb", version="10.13.0", device="RTX 4090", capability="8.9", batch=2, precision="fp32")
+    for what, value in others.items():
+        with pytest.raises(FileFormatError, match=f"built for another {what} .*Build it on this device"):
+            read_engine(graph, record(**{what: value}))
+    engine_path(graph).write_bytes(b"an engine!")
+    with pytest.raises(FileFormatError, match="damaged"):
+        read_engine(graph, record())
+
+
+def has_gpu() -> bool:
+    try:
+        cuda.require_gpu()
+    except cuda.NoGPU:
+        return False
+    return True
+
+
+without_gpu = pytest.mark.skipif(has_gpu(), reason="there is a GPU here: what happens without one cannot be seen")
+
+
+@without_gpu
+def test_without_a_driver_running_is_refused_in_one_line_and_nothing_crashes(drawn, tmp_path):
+    graph = graph_of(drawn, tmp_path, "fp16")
+    program = """
+import sys
+from pathlib import Path
+from snapvit_export.errors import SnapvitError
+from snapvit_export.runtimes.tensorrt_session import TensorRTSession
+from snapvit_export.target import Target
+try:
+    TensorRTSession(Path(sys.argv[1]), Target(runtime="tensorrt", precision="fp16", batch=1, threads=1))
+except SnapvitError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(graph)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr  # no segfault
+    assert done.stdout.startswith("timing in TensorRT needs an NVIDIA GPU: no NVIDIA driver")
+    assert len(done.stdout.splitlines()) == 1
+    assert not engine_path(graph).exists()
+
+
+@without_gpu
+def test_an_export_for_tensorrt_says_what_is_missing_and_what_can_be_done(snapvit, tmp_path):
+    out = tmp_path / "out"
+    wanted = ("export", "--runtime", "tensorrt", "--precision", "fp16", "--budget", "10ms", "--out", out)
+    for arguments in (wanted, ("export", "--card", "jetson-orin-nano", "--budget", "10ms", "--out", out)):
+        outcome = snapvit(*arguments)
+        assert outcome.code == 1
+        for part in ("needs an NVIDIA GPU", "--build-only", "tensorrt-rtx", "docs/jetson.md"):
+            assert part in outcome.error_line
+        assert not out.exists()
+
+
+def test_build_only_writes_engines_with_their_records_and_times_nothing(
+    rtx, snapvit, tiny_folder, image_folder, tmp_path
+):
+    out = tmp_path / "out"
+    words = ["export", "--model", tiny_folder, "--data", image_folder, "--images", 16, "--out", out]
+    words += ["--runtime", "tensorrt", "--precision", "fp16", "--build-only", "--sparsity", "0.3"]
+    outcome = snapvit(*words)
+    assert outcome.code == 0, outcome.err
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["target"]["runtime"] == "tensorrt"
+    assert "built without a GPU" in manifest["target"]["device"]["runtime_version"]
+    for variant in manifest["variants"]:
+        assert variant["profile"] is None
+        assert variant["engines"] == [f"{variant['name']}.engine", f"{variant['name']}.engine.json"]
+        assert all((out / name).is_file() for name in variant["engines"])
+    assert snapvit(*words).code == 0  # an own folder is replaced, engines too
+
+
+def test_build_only_asks_for_what_it_can_do(snapvit, tmp_path):
+    for words, says in (
+        (("--build-only", "--sparsity", "0.3"), "--build-only builds TensorRT engines"),
+        (("--runtime", "tensorrt", "--build-only", "--budget", "10ms"), "a budget is kept by timing"),
+        (("--runtime", "tensorrt", "--precision", "int8-dynamic", "--sparsity", "0.3"), "does not compute in int8-dyn"),
+        (("--runtime", "toaster", "--sparsity", "0.3"), "no runtime is called 'toaster'"),
+    ):
+        outcome = snapvit("export", *words, "--out", tmp_path / "out")
+        assert (outcome.code, says in outcome.error_line) == (2, True), outcome.err
+
+
+def test_int8_means_what_the_runtime_has():
+    assert parse_precision("int8", "onnxruntime") == "int8-dynamic"
+    assert parse_precision("int8", "tensorrt") == parse_precision("int8", "openvino") == "int8-static"
+    with pytest.raises(UsageError, match="onnxruntime-cuda does not compute in int8-static"):
+        parse_precision("int8-static", "onnxruntime-cuda")
+
+
+def test_build_only_without_the_package_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
+    with pytest.raises(SnapvitError, match="needs TensorRT-RTX. Try: pip install tensorrt-rtx"):
+        BuildOnly.here()
+
+
+def test_a_build_for_a_target_uses_its_batch(rtx, drawn, tmp_path):
+    graph = graph_of(drawn, tmp_path, "fp16", batch=None)
+    BuildOnly(rtx).build(graph, Target(runtime="tensorrt", precision="fp16", batch=4, threads=1))
+    assert json.loads(record_path(graph).read_text())["batch"] == 4
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", sorted(FAMILIES.values()))
+def test_every_family_of_models_builds_pruned(rtx, tmp_path, name, precision):
+    module, _ = small(name)
+    model = as_model(module, name, {})
+    drawn = blueprint(model, random_ranking(model.anatomy, seed=1))
+    images = np.random.default_rng(0).standard_normal((4, 3, *model.anatomy.image)).astype(np.float32)
+    plan = uneven_plan(model.anatomy)
+    if precision == "fp32":
+        graph = Emitter(drawn, tmp_path).write("x", plan).graph
+    else:
+        graph = exact_and(precision, drawn, plan, tmp_path, images, "portable")[1].graph
+    build_engine(graph, precision, BuildSettings(), rtx, None)
+    assert engine_path(graph).is_file()

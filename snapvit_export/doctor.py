@@ -11,9 +11,20 @@ from typing import Literal
 from . import __version__
 from .errors import SnapvitError
 from .profiling.device import DeviceCard, this_device
+from .target import Runtime
 from .values import Value
 
-PACKAGES = ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "torch", "timm", "scikit-learn", "openvino", "tensorrt")
+PACKAGES = (
+    *("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "torch", "timm", "scikit-learn"),
+    *("openvino", "nncf", "tensorrt", "tensorrt-rtx"),
+)
+# runtime: packages of which it needs one, and how to get it
+OTHER_RUNTIMES: dict[Runtime, tuple[tuple[str, ...], str]] = {
+    "openvino": (("openvino",), "pip install 'snapvit-export[openvino]'"),
+    "tensorrt": (("tensorrt", "tensorrt-rtx"), "pip install tensorrt-rtx, or see docs/jetson.md"),
+    "onnxruntime-cuda": (("onnxruntime-gpu",), "pip install 'snapvit-export[ort-gpu]' instead of [ort]"),
+    "onnxruntime-tensorrt": (("onnxruntime-gpu",), "pip install 'snapvit-export[ort-gpu]' instead of [ort]"),
+}
 # command: modules it imports, and the extra that brings them
 COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "rank": (("torch", "timm", "sklearn"), "prune"),
@@ -58,7 +69,7 @@ def diagnose() -> Diagnosis:
         python=platform.python_version(),
         device=this_device(runtime.detail),
         packages={name: _installed(name) for name in PACKAGES},
-        runtimes=(runtime,),
+        runtimes=(runtime, *(_other(name, *needs) for name, needs in OTHER_RUNTIMES.items())),
         commands=tuple(_command(name, *needs) for name, needs in COMMANDS.items()),
     )
 
@@ -85,6 +96,15 @@ def _onnxruntime() -> RuntimeState:
     if _installed("onnxruntime") is None and _installed("onnxruntime-gpu") is None:
         return RuntimeState(runtime="onnxruntime", state="absent", detail="pip install 'snapvit-export[ort]'")
     return _attempt("onnxruntime", try_it)
+
+
+def _other(runtime: Runtime, packages: tuple[str, ...], remedy: str) -> RuntimeState:
+    """Ask a runtime for its version as an export would, which shows whether it could run here."""
+    from .runtimes.opening import version_of
+
+    if all(_installed(name) is None for name in packages):
+        return RuntimeState(runtime=runtime, state="absent", detail=remedy)
+    return _attempt(runtime, lambda: version_of(runtime))
 
 
 def _attempt(name: str, try_it: Callable[[], str]) -> RuntimeState:

@@ -44,6 +44,10 @@ def test_doctor_tells_what_works(snapvit):
     table = snapvit("doctor").out
     assert "usable cores" in table
     assert "runtime onnxruntime" in table
+    states = {runtime["runtime"]: runtime for runtime in found["runtimes"]}
+    assert set(states) == {"onnxruntime", "openvino", "tensorrt", "onnxruntime-cuda", "onnxruntime-tensorrt"}
+    assert states["onnxruntime-cuda"]["state"] in ("works", "absent", "broken")
+    assert "ort-gpu" in states["onnxruntime-cuda"]["detail"] or states["onnxruntime-cuda"]["state"] != "absent"
 
 
 def test_doctor_tells_what_is_missing(snapvit, monkeypatch):

@@ -73,3 +73,10 @@ def test_all_looks_at_a_file_count_and_none_at_an_older_one():
 def test_a_look_without_the_reference_is_a_mistake():
     with pytest.raises(AssertionError, match="dense tells the pace"):
         Pace("dense").add({"t50": profile([1.0] * BURST)})
+
+
+def test_looks_of_different_lengths_are_compared_too():
+    pace = Pace("dense")
+    pace.add({"dense": profile([10.0] * BURST * 5), "t50": profile([5.0] * BURST * 9)})
+    found = pace.latency("t50", "p50")
+    assert found.low == found.ms == found.high == 5.0

@@ -67,8 +67,11 @@ class Pace:
         of_name = np.concatenate([_rounds(look[name]) for look in looks])  # (rounds, runs)
         of_reference = np.concatenate([_rounds(look[self.reference]) for look in looks])
         rng = np.random.default_rng(0)
-        drawn = rng.integers(0, len(of_name), (DRAWS, len(of_name)))  # the same rounds of both
-        ratios = percentiles_of(of_name, drawn, q) / percentiles_of(of_reference, drawn, q)
+        drawn = rng.integers(0, len(of_name), (DRAWS, len(of_name)))
+        beside = drawn  # the same rounds of both, which shared the machine's pace
+        if len(of_reference) != len(of_name):  # timed one after the other, as trtexec does
+            beside = rng.integers(0, len(of_reference), (DRAWS, len(of_reference)))
+        ratios = percentiles_of(of_name, drawn, q) / percentiles_of(of_reference, beside, q)
         ratio = float(np.percentile(of_name, q) / np.percentile(of_reference, q))
         usual = self.usual_ms(at)
         found = ratios * (usual if to_usual else self._drawn_usual_ms(at))
@@ -95,4 +98,5 @@ class Pace:
 
 def _rounds(profile: Profile) -> Floats:
     """The runs of a Profile by the turns that they were taken in."""
-    return np.array(profile.samples_ms, np.float64).reshape(-1, profile.burst)
+    whole = profile.runs - profile.runs % profile.burst
+    return np.array(profile.samples_ms[:whole], np.float64).reshape(-1, profile.burst)

@@ -1,4 +1,4 @@
-"""Graphs that take a fixed number of images, run for any number. Light: numpy."""
+"""Batches of any size through a graph that takes only one size. Light: numpy."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Run = Callable[[npt.NDArray[Any]], npt.NDArray[np.float32]]
+Array = npt.NDArray[Any]
 
 
-def in_batches(run: Run, images: npt.NDArray[Any], batch: int | None) -> npt.NDArray[np.float32]:
-    """Run images (N, ...) as often as a batch of that size must; None: a graph that takes any number.
+def in_batches(run: Callable[[Array], Array], images: Array, size: int | None) -> Array:
+    """Run a graph that takes `size` images at once as often as it must; None: it takes any number.
 
     The last run is filled up with images that are not told of.
     """
-    if batch is None or len(images) == batch:
+    if size is None or len(images) == size:
         return run(images)
-    whole = np.resize(images, (-(-len(images) // batch) * batch, *images.shape[1:]))
-    parts = [run(whole[start : start + batch]) for start in range(0, len(whole), batch)]
+    whole = np.resize(images, (-(-len(images) // size) * size, *images.shape[1:]))
+    parts = [run(whole[start : start + size]) for start in range(0, len(whole), size)]
     return np.concatenate(parts)[: len(images)]

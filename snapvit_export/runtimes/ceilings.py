@@ -13,7 +13,11 @@ from ..errors import SnapvitError
 from ..graph.read import read_graph
 
 LEAST_VERSION = (10, 3)  # strongly typed networks as we use them
-OPSETS: dict[tuple[int, int], int] = {(10, 3): 20}  # the highest, from that version on; grows below
+OPSETS: dict[tuple[int, int], int] = {  # the highest, from that version on; docs/operators.md of onnx/onnx-tensorrt
+    (10, 3): 20,  # no later release notes of 10.4 to 10.13 name a higher one
+    (10, 14): 23,  # the first with Attention (onnx-tensorrt pull request 1043)
+    (10, 15): 24,
+}
 OPERATORS = frozenset(
     {
         "Add",

@@ -33,14 +33,14 @@ def open_session(path: Path, target: Target) -> Session:
     if target.runtime == "openvino":
         from .openvino import OpenVinoSession
 
-        return OpenVinoSession(path, target.threads)
+        return OpenVinoSession(path, target.threads, target.batch)
     if target.runtime == "tensorrt":
         from .tensorrt_session import TensorRTSession
 
         return TensorRTSession(path, target)
     from .ort import OrtSession
 
-    return OrtSession(path, target.threads, target.runtime)
+    return OrtSession(path, target.threads, target.runtime, target.batch)
 
 
 def version_of(runtime: Runtime) -> str:

@@ -1,7 +1,21 @@
-"""ONNX Runtime on the CPU."""
+"""ONNX Runtime, on the CPU or through its CUDA and TensorRT providers on an NVIDIA GPU.
+
+The package for GPUs lists providers that do not load, and then runs on the CPU instead without a word, even for a
+provider that does not exist. So the driver is asked first, falling back is off, for the whole graph and for every node,
+and an open session must name the provider that was asked for.
+
+On a GPU a graph is open for one batch: then no sizes are left to compute, which ONNX Runtime does on the CPU, and the
+whole run is one CUDA graph between an input and outputs that stay where they are.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import hashlib
+import io
+import os
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -10,8 +24,36 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SnapvitError, first_line, needs
+from ..target import Runtime
+from .batches import in_batches
+from .cuda import NoGPU, require_gpu
 
-PROVIDER = "CPUExecutionProvider"
+CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
+PROVIDERS: dict[Runtime, str] = {"onnxruntime": CPU, "onnxruntime-cuda": CUDA, "onnxruntime-tensorrt": TENSORRT}
+LIBRARIES = {CUDA: "libonnxruntime_providers_cuda.so", TENSORRT: "libonnxruntime_providers_tensorrt.so"}
+SETTINGS: dict[str, dict[str, str]] = {
+    CPU: {},
+    CUDA: {
+        "cudnn_conv_algo_search": "EXHAUSTIVE",  # there is one convolution, looked at once
+        "do_copy_in_default_stream": "1",  # on a stream of their own copies race with the kernels
+        "use_tf32": "0",  # fp32 is fp32: TF32 keeps 10 of its 23 bits, and is on by itself
+        "enable_cuda_graph": "1",  # a small ViT is hundreds of short kernels: starting them takes longer than they do
+    },
+    TENSORRT: {
+        "trt_fp16_enable": "0",  # with both off the network is strongly typed: the graph says in which numbers
+        "trt_int8_enable": "0",
+        "trt_cuda_graph_enable": "1",  # as above
+        "trt_engine_cache_enable": "1",  # building takes seconds to minutes
+        "trt_timing_cache_enable": "1",  # and what was learnt of one engine serves the next
+    },
+}
+REMEDIES = {
+    CUDA: "Try: pip install 'onnxruntime-gpu[cuda,cudnn]'",
+    TENSORRT: "Install TensorRT 10 where the loader finds it (LD_LIBRARY_PATH) and: pip install "
+    "'onnxruntime-gpu[cuda,cudnn]'",
+}
+TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
+Outputs = list[npt.NDArray[Any]]
 
 
 def version() -> str:
@@ -27,61 +69,189 @@ def version() -> str:
     return str(onnxruntime.__version__)
 
 
+def require_provider(runtime: Runtime) -> str:
+    """The provider of a runtime, if this machine has what it needs: the package for it, a driver and a GPU."""
+    found, provider = version(), PROVIDERS[runtime]
+    import onnxruntime as ort
+
+    if provider not in ort.get_available_providers():
+        raise SnapvitError(
+            f"{runtime} needs {provider}, which the installed onnxruntime {found} does not have. "
+            "Try: pip uninstall -y onnxruntime && pip install 'snapvit-export[ort-gpu]'"
+        )
+    if provider == TENSORRT:
+        os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")  # its own switch for TF32; read when CUDA starts
+    if provider != CPU:
+        try:
+            require_gpu()
+        except NoGPU as error:
+            raise SnapvitError(f"{runtime} needs an NVIDIA GPU: {error}. Use --runtime onnxruntime here") from error
+    return provider
+
+
 class OrtSession:
     """An open model.
 
     >>> with OrtSession(path, threads=1) as session: logits = session.run(images)
     """
 
-    def __init__(self, path: Path | bytes, threads: int) -> None:
-        version()
+    def __init__(self, path: Path | bytes, threads: int, runtime: Runtime = "onnxruntime", batch: int = 1) -> None:
+        """`batch`: for which one a graph that takes any is open on a GPU; the CPU takes any."""
+        provider = require_provider(runtime)
         import onnxruntime as ort
 
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3  # errors only: warnings about the machine are not ours to print
-        source, where = (path, "graph") if isinstance(path, bytes) else (str(path), str(path))
-        try:
-            self._session: Any = ort.InferenceSession(source, options, providers=[PROVIDER])
-        except Exception as error:  # onnxruntime's own exception types share no base of their own
-            raise SnapvitError(f"{where}: ONNX Runtime cannot open it: {first_line(error)}") from error
-        if self._session.get_providers() != [PROVIDER]:
-            raise SnapvitError(f"{where}: asked for {PROVIDER}, ONNX Runtime runs {self._session.get_providers()}")
+        source, self._where = (path, "graph") if isinstance(path, bytes) else (str(path), str(path))
+        if provider == CPU:
+            self._session: Any = self._open(source, options, CPU, SETTINGS[CPU])
+            self._call: Any = self._plain
+        else:
+            options.log_severity_level = 4  # what it logs as an error it raises as well
+            options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+            options.add_free_dimension_override_by_name("batch", batch)
+            with _quiet(ort):
+                self._session = self._open(source, options, provider, _settings(provider, path, batch))
+            self._require_known_shapes()
+            self._call = Bound(self._session, "cuda")
         given = self._session.get_inputs()[0]
-        self._input, self._where = given.name, where
+        self._input = given.name
         self._batch = given.shape[0] if isinstance(given.shape[0], int) else None  # None: any
+
+    def _open(self, source: str | bytes, options: Any, provider: str, settings: dict[str, str]) -> Any:
+        import onnxruntime as ort
+
+        try:
+            session = ort.InferenceSession(source, options, providers=[(provider, settings)], enable_fallback=0)
+        except Exception as error:  # onnxruntime's own exception types share no base of their own
+            raise SnapvitError(f"{self._where}: {_why_not_open(provider, error)}") from error
+        wanted = [CPU] if provider == CPU else [provider, CPU]  # it adds the CPU itself; `disable_cpu_ep_fallback`
+        if session.get_providers() != wanted:
+            raise SnapvitError(f"{self._where}: asked for {provider}, ONNX Runtime runs {session.get_providers()}")
+        return session
+
+    def _require_known_shapes(self) -> None:
+        for value in (*self._session.get_inputs(), *self._session.get_outputs()):
+            if not all(isinstance(size, int) for size in value.shape):
+                raise SnapvitError(f"{self._where}: {value.name} is {value.shape}, but only its batch may be open here")
 
     def run(self, images: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """Run a batch, (B, 3, H, W) or (B, H, W, 3) bytes, and return the first output (B, features).
 
-        A graph with a fixed batch runs as often as it must; the last run is filled up with images that are not told of.
+        A graph with a fixed batch runs as often as it must.
         """
-        if self._batch is None or len(images) == self._batch:
-            return self._run(images)[0]
-        whole = np.resize(images, (-(-len(images) // self._batch) * self._batch, *images.shape[1:]))
-        parts = [self._run(whole[start : start + self._batch])[0] for start in range(0, len(whole), self._batch)]
-        return np.concatenate(parts)[: len(images)]
+        return in_batches(lambda batch: self._run(batch)[0], images, self._batch)
 
     def run_all(self, images: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
         """Run a batch and return every output by name."""
         return dict(zip((output.name for output in self._session.get_outputs()), self._run(images)))
 
-    def _run(self, images: npt.NDArray[Any]) -> list[Any]:
+    def _run(self, images: npt.NDArray[Any]) -> Outputs:
         try:
-            return self._session.run(None, {self._input: images})
+            found: Outputs = self._call(images)
+            return found
         except Exception as error:  # onnxruntime's own exception types share no base of their own
             raise SnapvitError(f"{self._where}: ONNX Runtime cannot run it: {first_line(error)}") from error
 
+    def _plain(self, images: npt.NDArray[Any]) -> Outputs:
+        found: Outputs = self._session.run(None, {self._input: images})
+        return found
+
     def close(self) -> None:
         """Give back the memory."""
-        self._session = None
+        self._call = self._session = None
 
     def __enter__(self) -> OrtSession:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Bound:
+    """Runs a session whose shapes are all known from one place in a device's memory to another.
+
+    Both stay for as long as the session is open, as a CUDA graph wants it. Images are copied there and results back,
+    in plain sight: otherwise ONNX Runtime does it, into new memory every time.
+    """
+
+    def __init__(self, session: Any, device: str) -> None:
+        given = session.get_inputs()[0]
+        self._session, self._shape, self._type = session, tuple(given.shape), np.dtype(TYPES[given.type])
+        self._input = _on_device(given, device)
+        self._outputs = [_on_device(output, device) for output in session.get_outputs()]
+        self._binding = session.io_binding()
+        self._binding.bind_ortvalue_input(given.name, self._input)
+        for output, value in zip(session.get_outputs(), self._outputs):
+            self._binding.bind_ortvalue_output(output.name, value)
+
+    def __call__(self, images: npt.NDArray[Any]) -> Outputs:
+        if images.shape != self._shape or images.dtype != self._type:  # a copy would look at neither
+            raise ValueError(f"it takes {self._shape} {self._type}, not {images.shape} {images.dtype}")
+        self._input.update_inplace(np.ascontiguousarray(images))
+        self._binding.synchronize_inputs()
+        self._session.run_with_iobinding(self._binding)
+        self._binding.synchronize_outputs()
+        return [np.array(value.numpy()) for value in self._outputs]  # of memory on the CPU it gives a view
+
+
+def _on_device(value: Any, device: str) -> Any:
+    import onnxruntime as ort
+
+    return ort.OrtValue.ortvalue_from_shape_and_type(value.shape, TYPES[value.type], device, 0)
+
+
+def _settings(provider: str, path: Path | bytes, batch: int) -> dict[str, str]:
+    """What a provider is told; with TensorRT also where its caches are.
+
+    It calls an engine after the file and its nodes, and takes another model's for its own if these are alike. So there
+    is a folder for every content: a graph names the hashes of its weights.
+    """
+    if provider != TENSORRT:
+        return SETTINGS[provider]
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "snapvit" / "onnxruntime-tensorrt"
+    digest = hashlib.sha256(path if isinstance(path, bytes) else path.read_bytes()).hexdigest()[:16]
+    engines = folder / f"{digest}-{batch}"
+    engines.mkdir(parents=True, exist_ok=True)
+    return SETTINGS[provider] | {"trt_engine_cache_path": str(engines), "trt_timing_cache_path": str(folder)}
+
+
+@contextlib.contextmanager
+def _quiet(ort: Any) -> Iterator[None]:
+    """Load CUDA from pip's packages, if it is there, and open a session without words on stdout and stderr."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        ort.preload_dlls()
+    ort.set_default_logger_severity(4)
+    try:
+        yield
+    finally:
+        ort.set_default_logger_severity(2)  # as it is by itself
+
+
+def _why_not_open(provider: str, error: Exception) -> str:
+    if provider == CPU:
+        return f"ONNX Runtime cannot open it: {first_line(error)}"
+    if missing := _why_not_loaded(provider):
+        return f"{provider} does not load: {missing}. {REMEDIES[provider]}"
+    if "fallback to CPU EP has been explicitly disabled" in str(error):
+        return f"{provider} would leave parts of it to the CPU. Export it with --flavour portable"
+    return f"ONNX Runtime cannot open it with {provider}: {first_line(error)}"
+
+
+def _why_not_loaded(provider: str) -> str | None:
+    """What the loader says of a provider's library; ONNX Runtime keeps it to its log.
+
+    Only after ONNX Runtime has tried: these libraries look for their host when they are loaded.
+    """
+    import onnxruntime as ort
+
+    try:
+        ctypes.CDLL(str(Path(ort.__file__).parent / "capi" / LIBRARIES[provider]))
+    except OSError as error:
+        return first_line(error)
+    return None
 
 
 def _is_installed(name: str) -> bool:

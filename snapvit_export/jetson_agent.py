@@ -1,0 +1,1211 @@
+"""Time a family on a Jetson, or on any machine with trtexec: one file that is copied there and run by its Python.
+
+    python3 jetson_agent.py FAMILY --out orin.json
+
+trtexec builds an engine of every variant and times the engines in turns, in several rounds, so that a hot minute falls
+on all of them. What comes out is what `snapvit fleet` and `snapvit choose --profile` read. An interrupted run goes on.
+
+Latency is the way of one batch: copied to the GPU, computed, copied back (`latencyMs` of runs with copying). What the
+GPU alone computes (`computeMs` of runs without) stands beside it. Throughput is not looked at: trtexec enqueues ahead.
+
+May import: the standard library, nothing of snapvit; grammar of Python 3.8. tests/test_jetson_agent.py holds us to it,
+with a fake trtexec: it tests the plumbing, and says nothing about TensorRT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import mmap
+import os
+import platform
+import random
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path, PurePosixPath
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, NoReturn, Sequence  # noqa: UP035 (Python 3.8)
+
+ROOT = Path("/")
+TRTEXEC_PLACES = ("/usr/src/tensorrt/bin/trtexec",)  # where JetPack puts it, which is not in PATH
+UNKNOWN = "unknown"
+PERCENTILES = {"p50": 50, "p90": 90, "p99": 99}
+LEAST_RUNS = 40  # fewer do not tell a median
+LEAST_ROUNDS = 3
+MOST_KEPT = 1000  # samples of one visit: more would tell no more, and the file is sent around
+DRAWS, COVERS = 400, 0.95  # as in profiling/samples.py
+SLOWED = 0.05  # by so much while timing: heat, or a clock that was lowered
+
+
+class AgentError(Exception):
+    """What could not be done: one line that a person can act on."""
+
+    exit_code = 1
+
+
+class UsageError(AgentError):
+    """The request itself makes no sense."""
+
+    exit_code = 2
+
+
+# --- Versions of TensorRT: what their parser and their trtexec take ---------------------------------------------------
+
+
+class Version(NamedTuple):
+    """Of TensorRT."""
+
+    major: int
+    minor: int
+    patch: int
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}.{self.patch}"
+
+
+LEAST_VERSION = Version(10, 3, 0)  # JetPack 6; strongly typed networks as we use them
+
+# The highest opset that is documented, from that version on. Nothing found says more for the versions between.
+OPSETS = {
+    # "TensorRT 10.0 supports operators in the inclusive range of opset 9 to opset 20": docs/operators.md of
+    # github.com/onnx/onnx-tensorrt; still so for 10.7 and 10.8, as its maintainer says in
+    # github.com/NVIDIA/TensorRT/issues/4336. For 10.9 to 10.13 docs/Changelog.md names single newer operators
+    # (GroupNormalization of opset 21) and the ONNX 1.18 package, but nothing names a higher opset.
+    (10, 0): 20,
+    # The parser takes Attention, an operator of opset 23: github.com/onnx/onnx-tensorrt/pull/1043.
+    (10, 14): 23,
+    # "TensorRT 10.15 supports operators in the inclusive range of opset 9 to opset 24": the same operators.md, at
+    # commit fa5aa9f61e7781d2ca8f5351d42c1f19525a6124. Nothing newer was found for 10.16.
+    (10, 15): 24,
+    # docs.nvidia.com/deeplearning/tensorrt/latest/reference/onnx-opset-guide.html, for 11.x.
+    (11, 0): 25,
+}
+SINCE = {"Gelu": 20, "Attention": 23, "RMSNormalization": 23, "RotaryEmbedding": 23, "Swish": 24}  # operators' opsets
+NOT_TAKEN = ("DynamicQuantizeLinear", "MatMulInteger", "ConvInteger")  # marked N in operators.md, to the newest
+
+
+def ceiling_of(version: Version) -> int:
+    """The highest opset that this version's parser is documented to read."""
+    return max(opset for since, opset in OPSETS.items() if since <= version[:2])
+
+
+def parse_version(text: str) -> Version:
+    """The version in what trtexec prints first: [TensorRT v100300], before 10 [TensorRT v8601]."""
+    found = re.search(r"\[TensorRT v(\d+)\]", text)
+    if found is None:
+        raise AgentError(f"trtexec does not say its version, only '{_last_line(text)[:80]}'. Give --trtexec PATH")
+    number = int(found.group(1))
+    unit = 10000 if number >= 10000 else 1000
+    return Version(number // unit, number % unit // 100, number % 100)
+
+
+def build_arguments(
+    version: Version,
+    onnx: Path,
+    engine: Path,
+    cache: Path,
+    shape: str | None = None,
+    workspace_mb: int | None = None,
+    layers: bool = False,
+) -> list[str]:
+    """What trtexec is told to build an engine; `shape` (images:1x3x224x224) if the graph leaves it open."""
+    words = [f"--onnx={onnx}", f"--saveEngine={engine}", "--skipInference", f"--timingCacheFile={cache}"]
+    if version.major == 10:  # from 11 on every network is strongly typed
+        words.append("--stronglyTyped")
+    if shape is not None:
+        words += [f"--{which}Shapes={shape}" for which in ("min", "opt", "max")]
+    if workspace_mb is not None:
+        words.append(f"--memPoolSize=workspace:{workspace_mb}")
+    if layers:
+        words.append("--profilingVerbosity=detailed")
+    return words
+
+
+def run_arguments(
+    version: Version,
+    engine: Path,
+    times: Path,
+    seconds: float,
+    warm_up: float,
+    shape: str | None = None,
+    copying: bool = True,
+) -> list[str]:
+    """What trtexec is told to time an engine, with copying to and from the GPU or without."""
+    words = [f"--loadEngine={engine}"]
+    if version.major == 10:
+        words += ["--useCudaGraph", "--useSpinWait"] + ([] if copying else ["--noDataTransfers"])
+    elif copying:  # 11 uses graphs and spins by itself, and copies nothing unless told to: sampleOptions.cpp of 11.1
+        words.append("--includeDataTransfers")
+    if shape is not None:
+        words.append(f"--shapes={shape}")
+    return [*words, f"--warmUp={1000 * warm_up:g}", f"--duration={seconds:g}", f"--exportTimes={times}"]
+
+
+def layer_arguments(
+    version: Version, engine: Path, profile: Path, info: Path, seconds: float, shape: str | None = None
+) -> list[str]:
+    """What trtexec is told to time the layers of an engine, in a run of its own."""
+    words = [f"--loadEngine={engine}", "--dumpProfile", f"--exportProfile={profile}", f"--exportLayerInfo={info}"]
+    if version.major == 10:  # 11 always does
+        words.append("--separateProfileRun")
+    if shape is not None:
+        words.append(f"--shapes={shape}")
+    return [*words, f"--duration={seconds:g}"]
+
+
+# --- What trtexec writes ----------------------------------------------------------------------------------------------
+
+
+class Times(NamedTuple):
+    """One visit to an engine: every run, in order."""
+
+    latency_ms: list[float]  # copied there, computed, copied back
+    compute_ms: list[float]
+    copied: bool  # whether anything was copied at all
+
+
+class Layer(NamedTuple):
+    """One layer of an engine."""
+
+    name: str
+    median_ms: float
+    percentage: float  # of all layers' time
+
+
+def parse_times(text: str, where: str) -> Times:
+    """Read what --exportTimes writes: a list with an object for every run."""
+    rows = _json(text, where, "--exportTimes")
+    try:
+        latency = [_milliseconds(row["latencyMs"]) for row in rows]
+        compute = [_milliseconds(row["computeMs"]) for row in rows]
+        copied = any(_milliseconds(row.get(way, 0.0)) > 0 for row in rows for way in ("h2dMs", "d2hMs"))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise AgentError(f"{where}: not what trtexec --exportTimes writes: {_short(error)}. Run again") from error
+    if not latency:
+        raise AgentError(f"{where}: trtexec timed no run. Give more --seconds")
+    return Times(latency, compute, copied)
+
+
+def parse_profile(text: str, where: str) -> list[Layer]:
+    """Read what --exportProfile writes: first how often, then an object for every layer."""
+    rows = _json(text, where, "--exportProfile")
+    try:
+        return [
+            Layer(
+                str(row["name"]),
+                _milliseconds(row.get("medianMs", row["averageMs"])),  # before 8.5 there was no median
+                _milliseconds(row["percentage"]),
+            )
+            for row in rows
+            if "name" in row
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise AgentError(f"{where}: not what trtexec --exportProfile writes: {_short(error)}") from error
+
+
+def parse_layer_info(text: str, where: str) -> dict[str, str]:
+    """Read what --exportLayerInfo writes: the number type of each layer's first output, by the layer's name.
+
+    Layers are names alone unless the engine was built with details; from TensorRT 11 on the type has a key of its own.
+    """
+    found = _json(text, where, "--exportLayerInfo")
+    try:
+        types = {}
+        for layer in found["Layers"]:
+            if isinstance(layer, str):
+                types[layer] = UNKNOWN
+                continue
+            outputs = layer.get("Outputs") or [{}]
+            kind = outputs[0].get("DataType") or outputs[0].get("Format/Datatype") or UNKNOWN
+            types[str(layer["Name"])] = number_type(str(kind))
+        return types
+    except (KeyError, TypeError, AttributeError) as error:
+        raise AgentError(f"{where}: not what trtexec --exportLayerInfo writes: {_short(error)}") from error
+
+
+def number_type(text: str) -> str:
+    """fp16 for "Half" and for "Row major linear FP16 format", and so on."""
+    kinds = {"half": "fp16", "fp16": "fp16", "bf16": "bf16", "bfloat16": "bf16", "int8": "int8", "fp8": "fp8"}
+    kinds.update({"float": "fp32", "fp32": "fp32", "int32": "int32", "int64": "int64", "bool": "bool"})
+    return next((kinds[word] for word in re.findall(r"[a-z]+\d*", text.lower()) if word in kinds), text)
+
+
+def last_error(log: str) -> str:
+    """The last line of a log that tells what went wrong; the lines after it only tell that something did."""
+    only_that = (
+        r"(Engine|Building engine|Parsing model|Failed to (create engine|parse onnx)|Inference set|Error occurred)"
+    )
+    errors = [re.sub(r"^(\[[^\]]*\]\s*)*", "", line) for line in log.splitlines() if "[E]" in line]
+    telling = [line for line in errors if line and not re.match(only_that, line)]
+    return ((telling or errors or [_last_line(log)])[-1] or "it gave no reason")[:300]
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("&&&&")]
+    return lines[-1] if lines else ""
+
+
+def _json(text: str, where: str, option: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise AgentError(f"{where}: not what trtexec {option} writes: {_short(error)}") from error
+
+
+def _milliseconds(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number) or number < 0 or isinstance(value, (bool, str)):
+        raise ValueError(f"{value!r} is no duration")
+    return number
+
+
+def _short(error: BaseException) -> str:
+    return f"no {error} in it" if isinstance(error, KeyError) else str(error)[:120]
+
+
+# --- What can be said of samples: as profiling/samples.py does it, in plain Python ------------------------------------
+
+
+def percentile(ordered: Sequence[float], at: float) -> float:
+    """That percentile of numbers in order, between two of them if need be."""
+    rank = at / 100 * (len(ordered) - 1)
+    low = int(rank)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
+
+
+def intervals(bursts: Sequence[Sequence[float]], percents: Iterable[float]) -> dict[float, tuple[float, float]]:
+    """Between which values each percentile lies: whole bursts are drawn again and again, since neighbours are alike."""
+    chance, count = random.Random(0), len(bursts)
+    ordered = sorted((ms, n) for n, burst in enumerate(bursts) for ms in burst)
+    found: dict[float, list[float]] = {at: [] for at in percents}
+    known: dict[tuple[int, ...], list[float]] = {}  # a few bursts give the same draw often
+    for _ in range(DRAWS):
+        drawn = [0] * count
+        for _ in range(count):
+            drawn[chance.randrange(count)] += 1
+        key = tuple(drawn)
+        if key not in known:
+            values = [ms for ms, n in ordered for _ in range(drawn[n])]
+            known[key] = [percentile(values, at) for at in found]
+        for values, value in zip(found.values(), known[key]):
+            values.append(value)
+    ends = (50 * (1 - COVERS), 50 * (1 + COVERS))
+    return {at: (percentile(sorted(v), ends[0]), percentile(sorted(v), ends[1])) for at, v in found.items()}
+
+
+def noise(bursts: Sequence[Sequence[float]]) -> float:
+    """How much the same engine differs from itself: rounds with even and with odd numbers."""
+    if len(bursts) < 2:
+        return 0.0
+    even, odd = (statistics.median([ms for burst in bursts[n::2] for ms in burst]) for n in (0, 1))
+    return abs(even - odd) / max(min(even, odd), 1e-9)
+
+
+def drift(samples: Sequence[float]) -> float:
+    """How much slower the last third was than the first."""
+    third = max(1, len(samples) // 3)
+    return statistics.median(samples[-third:]) / max(statistics.median(samples[:third]), 1e-9) - 1
+
+
+def evenly(values: Sequence[float], count: int) -> list[float]:
+    """So many of the values, from all over them."""
+    return [values[n * len(values) // count] for n in range(count)] if count < len(values) else list(values)
+
+
+# --- The family -------------------------------------------------------------------------------------------------------
+
+
+class Graph(NamedTuple):
+    """What must be known of an ONNX file before TensorRT sees it."""
+
+    opset: int
+    operators: dict[str, str]  # to the name of the first node
+    input: str
+    shape: tuple[int, ...]  # 0: open
+
+
+class Variant(NamedTuple):
+    """One file of a family."""
+
+    name: str
+    path: Path
+    sha256: str
+    graph: Graph
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the manifest says that matters here."""
+
+    folder: Path
+    model: str
+    dense: str
+    precision: str
+    batch: int
+    threads: int
+    fixed_batch: int | None
+    variants: tuple[Variant, ...]
+
+
+def read_family(folder: Path) -> Family:
+    """Read a family and check every file of it against its hash."""
+    path = folder / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AgentError(f"{path}: cannot be read: {error.strerror}. Give the folder of a family") from error
+    except ValueError as error:
+        raise AgentError(f"{path}: damaged: {_short(error)}. Copy the family again") from error
+    try:
+        if manifest["format_version"] != 1:
+            raise AgentError(
+                f"{path}: of format {manifest['format_version']}, and this agent reads 1. Copy a newer agent"
+            )
+        listed = [*manifest["weights"], *manifest["variants"]]
+        for entry in listed:
+            _check_hash(_inside(folder, entry["file"]), entry["sha256"])
+        variants = tuple(_variant(folder, entry) for entry in manifest["variants"])
+        target, fixed = manifest["target"], manifest["input"]["batch"]
+        return Family(
+            folder=folder,
+            model=manifest["model"],
+            dense=manifest["dense"],
+            precision=target["precision"],
+            batch=target["batch"],
+            threads=target["threads"],
+            fixed_batch=fixed,
+            variants=variants,
+        )
+    except (KeyError, TypeError) as error:
+        raise AgentError(f"{path}: not the manifest of a family: {_short(error)}. Copy the family again") from error
+
+
+def _variant(folder: Path, entry: Mapping[str, Any]) -> Variant:
+    if not re.fullmatch(r"[\w.+-]+", entry["name"]) or entry["name"].startswith("."):
+        raise AgentError(f"{folder / 'manifest.json'}: '{entry['name']}' cannot name a file. Copy the family again")
+    path = _inside(folder, entry["file"])
+    if path.suffix != ".onnx":
+        raise AgentError(f"{path}: not an ONNX graph, which TensorRT needs. Export it with --flavour portable")
+    return Variant(entry["name"], path, entry["sha256"], read_graph(path))
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """A file of the folder; names and links that leave it are refused."""
+    path = PurePosixPath(name)
+    inner = not (path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts)
+    whole, found = folder.resolve(), (folder / name).resolve()
+    if not inner or whole not in found.parents:
+        raise AgentError(f"{folder / 'manifest.json'}: '{name}' leaves the folder. Copy the family again")
+    return folder / name
+
+
+def _check_hash(path: Path, wanted: str) -> None:
+    if not path.is_file():
+        raise AgentError(f"{path}: missing, though manifest.json lists it. Copy the family again")
+    if sha256(path) != wanted:
+        raise AgentError(f"{path}: damaged: it is not the file that manifest.json describes. Copy the family again")
+
+
+def sha256(path: Path) -> str:
+    """Hash a file without holding it in memory."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for chunk in iter(lambda: file.read(1 << 20), b""):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+class Field(NamedTuple):
+    """A field of a protobuf message: a number, or the place of bytes in the file."""
+
+    number: int
+    value: int
+    start: int
+    end: int
+
+
+def read_graph(path: Path) -> Graph:
+    """Read opset, operators and input from an ONNX file, which may hold gigabytes of weights, without the onnx package.
+
+    Field numbers are those of onnx.proto: ModelProto 7 graph, 8 opset_import; GraphProto 1 node, 11 input.
+    """
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _graph(data)
+    except (ValueError, IndexError) as error:
+        raise AgentError(f"{path}: not an ONNX file: {_short(error)}. Copy the family again") from error
+
+
+def _graph(data: mmap.mmap) -> Graph:
+    opset, inputs = 0, []
+    operators: dict[str, str] = {}
+    for field in fields(data, 0, len(data)):
+        if field.number == 8:
+            entry = {inner.number: inner for inner in fields(data, field.start, field.end)}
+            domain = _text(data, entry[1]) if 1 in entry else ""
+            if domain in ("", "ai.onnx") and 2 in entry:
+                opset = max(opset, entry[2].value)
+        elif field.number == 7:
+            for part in fields(data, field.start, field.end):
+                if part.number == 1:
+                    node = {inner.number: inner for inner in fields(data, part.start, part.end)}
+                    name = _text(data, node[3]) if 3 in node else ""
+                    operators.setdefault(_text(data, node[4]) if 4 in node else "", name)
+                elif part.number == 11:
+                    inputs.append(_port(data, part))
+    if not opset or not inputs:
+        raise ValueError("it has no opset or no input")
+    return Graph(opset, operators, *inputs[0])
+
+
+def _port(data: mmap.mmap, port: Field) -> tuple[str, tuple[int, ...]]:
+    """Name and shape of an input: ValueInfoProto 1 name, 2 type; then tensor_type 1, shape 2, dim 1, dim_value 1."""
+    parts = {inner.number: inner for inner in fields(data, port.start, port.end)}
+    name = _text(data, parts[1]) if 1 in parts else ""
+    shape: list[int] = []
+    inner = parts.get(2)
+    for number in (1, 2):
+        if inner is not None:
+            inner = {found.number: found for found in fields(data, inner.start, inner.end)}.get(number)
+    if inner is not None:
+        for dim in fields(data, inner.start, inner.end):
+            sizes = {size.number: size.value for size in fields(data, dim.start, dim.end)}
+            shape.append(sizes.get(1, 0))
+    return name, tuple(shape)
+
+
+def _text(data: mmap.mmap, field: Field) -> str:
+    return data[field.start : field.end].decode("utf-8", "replace")
+
+
+def fields(data: mmap.mmap | bytes, start: int, end: int) -> Iterator[Field]:
+    """The fields of a protobuf message, without looking into them."""
+    at = start
+    while at < end:
+        key, at = varint(data, at)
+        number, kind = key >> 3, key & 7
+        value, size = 0, {1: 8, 5: 4}.get(kind, 0)
+        if kind in (0, 2):
+            value, at = varint(data, at)
+            size = value if kind == 2 else 0
+        elif not size:
+            raise ValueError(f"wire type {kind} at byte {at}")
+        if at + size > end:
+            raise ValueError(f"it ends before byte {at + size}")
+        yield Field(number, value, at, at + size)
+        at += size
+
+
+def varint(data: mmap.mmap | bytes, at: int) -> tuple[int, int]:
+    """A number in seven bits a byte, low ones first, and the place after it."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+    raise ValueError(f"a number without end at byte {at}")
+
+
+def refuse_untaken(family: Family, version: Version) -> None:
+    """Refuse, before anything is built, what this TensorRT does not take."""
+    if version < LEAST_VERSION:
+        raise AgentError(f"TensorRT {version} is too old: {LEAST_VERSION} or newer is needed, which JetPack 6 brings")
+    if family.precision == "int8-dynamic":
+        raise AgentError(
+            f"{family.folder}: in int8-dynamic, which scales its inputs while it runs, and TensorRT does not. "
+            "Export it with --precision int8-static or fp16"
+        )
+    ceiling = ceiling_of(version)
+    for variant in family.variants:
+        graph = variant.graph
+        if graph.opset > ceiling:
+            newer = next((kind for kind in graph.operators if SINCE.get(kind, 0) > ceiling), None)
+            node = f", node {graph.operators[newer] or newer} is {newer}" if newer else ""
+            raise AgentError(
+                f"{variant.path}: opset {graph.opset}{node}, and TensorRT {version} reads up to {ceiling}. "
+                "Export it with --flavour portable"
+            )
+        if "Attention" in graph.operators and family.precision == "fp32":  # parses, and then fails to build
+            raise AgentError(
+                f"{variant.path}: node {graph.operators['Attention'] or 'Attention'} is Attention, which TensorRT does "
+                "not build in fp32. Export it with --flavour portable"
+            )
+        for kind in NOT_TAKEN:
+            if kind in graph.operators:
+                raise AgentError(
+                    f"{variant.path}: node {graph.operators[kind] or kind} is {kind}, which TensorRT does not take. "
+                    "Export it with --precision int8-static or fp16"
+                )
+
+
+def shape_of(graph: Graph, batch: int) -> str | None:
+    """The shape of the images for trtexec, such as images:1x3x224x224; None if the graph has fixed it."""
+    if 0 not in graph.shape:
+        return None
+    return f"{graph.input}:" + "x".join(str(size or batch) for size in graph.shape)
+
+
+def batch_of(family: Family, wanted: int | None) -> int:
+    """Images in a run: what was asked for, or what the family was made for."""
+    batch = wanted or family.batch
+    if family.fixed_batch not in (None, batch):
+        raise UsageError(f"the family takes exactly {family.fixed_batch} images. Give --batch {family.fixed_batch}")
+    return batch
+
+
+def chosen(family: Family, only: str | None) -> list[Variant]:
+    """The variants to time, in the order of the manifest; dense always, since the others are compared with it."""
+    if only is None:
+        return list(family.variants)
+    wanted = {name.strip() for name in only.split(",") if name.strip()}
+    known = [variant.name for variant in family.variants]
+    for name in sorted(wanted - set(known)):
+        raise UsageError(f"--only {name}: no variant is called that. There are: {', '.join(known)}")
+    return [variant for variant in family.variants if variant.name in wanted | {family.dense}]
+
+
+# --- The device -------------------------------------------------------------------------------------------------------
+
+
+def told(*command: str) -> str:
+    """What a program of the system prints; nothing if it is not there or fails."""
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""
+
+
+def text_of(path: Path) -> str:
+    """What is in a file of the system; nothing if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").replace("\0", "")
+    except OSError:
+        return ""
+
+
+def line_of(path: Path) -> str:
+    """The first line of a file of the system."""
+    return text_of(path).strip().split("\n")[0].strip()
+
+
+def number_of(path: Path) -> float | None:
+    """The number in a file of the system."""
+    try:
+        return float(line_of(path))
+    except ValueError:
+        return None
+
+
+def look(root: Path = ROOT) -> dict[str, Any]:
+    """How warm and how fast everything is just now."""
+    return {
+        "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "clocks_mhz": clocks(root),
+        "temperatures_c": temperatures(root),
+        "memory_available_bytes": _meminfo(root, "MemAvailable"),
+    }
+
+
+def clocks(root: Path = ROOT) -> dict[str, float]:
+    """Clocks in MHz: "gpu" just now, "gpu min" and "gpu max" between which it may move; cores likewise."""
+    found: dict[str, float] = {}
+    places = [*_gpu_places(root), *sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*"), key=_by_number)]
+    for place in places:
+        name, folder, file, unit = place.name, place / "cpufreq", "scaling_{}_freq", 1e3
+        if not place.name.startswith("cpu"):
+            name, folder, file, unit = "gpu" if "gpu" not in found else place.name, place, "{}_freq", 1e6
+        for which, end in (("cur", ""), ("min", " min"), ("max", " max")):
+            value = number_of(folder / file.format(which))
+            if value is not None:
+                found[name + end] = round(value / unit, 1)
+    if "gpu" not in found:
+        now, most = (_smi(field) for field in ("clocks.sm", "clocks.max.sm"))
+        found.update({name: float(mhz) for name, mhz in (("gpu", now), ("gpu max", most)) if _is_number(mhz)})
+    return found
+
+
+def _gpu_places(root: Path) -> list[Path]:
+    """Where the kernel tells the clock of a Jetson's GPU: 17000000.gpu, .ga10b or .gv11b, by board and release."""
+    patterns = ("sys/class/devfreq/*", "sys/devices/gpu.0/devfreq/*", "sys/devices/platform/gpu.0/devfreq/*")
+    places = (place for pattern in patterns for place in sorted(root.glob(pattern)))
+    found = {place.name: place for place in places if re.search(r"gpu|g[abpv]\d+b", place.name)}
+    return list(found.values())
+
+
+def _by_number(path: Path) -> int:
+    return int(re.sub(r"\D", "", path.name) or 0)
+
+
+def temperatures(root: Path = ROOT) -> dict[str, float]:
+    """Degrees of every thermal zone that tells; a zone whose part is switched off does not."""
+    found: dict[str, float] = {}
+    for zone in sorted((root / "sys/class/thermal").glob("thermal_zone*"), key=_by_number):
+        value = number_of(zone / "temp")
+        if value is not None:
+            name = line_of(zone / "type") or zone.name
+            found[name if name not in found else zone.name] = round(value / 1000, 1)
+    if not found and _is_number(_smi("temperature.gpu")):
+        found["gpu"] = float(_smi("temperature.gpu"))
+    return found
+
+
+def _meminfo(root: Path, key: str) -> int:
+    found = re.search(rf"^{key}:\s+(\d+) kB", text_of(root / "proc/meminfo"), re.MULTILINE)
+    return int(found.group(1)) * 1024 if found else 0
+
+
+def _smi(field: str) -> str:
+    """One thing about the first GPU that nvidia-smi knows: for cards in a PC, and newer Jetsons in part."""
+    if shutil.which("nvidia-smi") is None:
+        return ""
+    text = told("nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits").strip()
+    first = text.split("\n")[0].strip()
+    return "" if first.startswith("[") else first  # [N/A], [Not Supported]
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"\d+(\.\d+)?", text) is not None
+
+
+def power_modes(root: Path = ROOT) -> dict[int, str]:
+    """The names of the power modes that this board has, by their numbers."""
+    text = text_of(root / "etc/nvpmodel.conf")
+    found = re.findall(r"^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+?)\s*>", text, re.MULTILINE)
+    return {int(number): name for number, name in found}
+
+
+def power_mode(root: Path = ROOT) -> str:
+    """The name of the power mode that is set: as nvpmodel tells it or, where that needs root, its own file."""
+    asked = re.search(r"NV Power Mode:\s*(\S+)", told("nvpmodel", "-q"))
+    if asked is not None:
+        return asked.group(1)
+    kept = re.search(r"pmode:(\d+)", text_of(root / "var/lib/nvpmodel/status"))
+    return power_modes(root).get(int(kept.group(1)), UNKNOWN) if kept else UNKNOWN
+
+
+def _watts(name: str) -> float:
+    """How much a mode allows, to compare modes: MAXN and, above it, MAXN_SUPER know no limit, 15W does."""
+    if name.startswith("MAXN"):
+        return math.inf if "SUPER" in name else 1e6
+    found = re.search(r"(\d+)W", name)
+    return float(found.group(1)) if found else 0.0
+
+
+def software(version: Version, root: Path = ROOT) -> dict[str, str]:
+    """Versions of all that a latency may depend on."""
+    release = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", line_of(root / "etc/nv_tegra_release"))
+    cuda = re.search(r'"cuda"\s*:\s*{[^}]*"version"\s*:\s*"([\d.]+)"', text_of(root / "usr/local/cuda/version.json"))
+    driver = re.search(r"Kernel Module\s.*?(\d+\.\d+(\.\d+)?)", line_of(root / "proc/driver/nvidia/version"))
+    found = {
+        "jetpack": told("dpkg-query", "--showformat=${Version}", "--show", "nvidia-jetpack").strip(),
+        "l4t": f"{release.group(1)}.{release.group(2)}" if release else "",
+        "tensorrt": str(version),
+        "cuda": cuda.group(1) if cuda else "",
+        "driver": driver.group(1) if driver else _smi("driver_version"),
+    }
+    return {name: value or UNKNOWN for name, value in found.items()}
+
+
+def device_card(version: Version, seen: Mapping[str, Any], root: Path = ROOT) -> dict[str, Any]:
+    """The machine as a DeviceCard of profiling/device.py."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    total = _meminfo(root, "MemTotal")
+    own = _smi("memory.total")  # MiB; a Jetson shares the processor's
+    return {
+        "cpu": _cpu(root),
+        "cores": len(cores),
+        "core_numbers": cores,
+        "governor": line_of(root / f"sys/devices/system/cpu/cpu{cores[0]}/cpufreq/scaling_governor") or UNKNOWN,
+        "memory_bytes": total,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "runtime_version": str(version),
+        "accelerator": {
+            "name": line_of(root / "proc/device-tree/model") or _smi("name") or UNKNOWN,
+            "software": software(version, root),
+            "power_mode": power_mode(root),
+            "clocks_mhz": dict(seen["clocks_mhz"]),
+            "temperatures_c": dict(seen["temperatures_c"]),
+            "memory_bytes": int(float(own)) << 20 if _is_number(own) else total,
+        },
+    }
+
+
+def _cpu(root: Path) -> str:
+    found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text_of(root / "proc/cpuinfo"), re.MULTILINE)
+    return found.group(1).strip() if found else platform.processor() or UNKNOWN
+
+
+def warnings_of(card: Mapping[str, Any], root: Path = ROOT) -> list[str]:
+    """What a person should set before timing, and how; only a Jetson is known well enough."""
+    if not (root / "etc/nv_tegra_release").exists():
+        return []
+    found, gpu = [], card["accelerator"]
+    mode, modes = gpu["power_mode"], power_modes(root)
+    highest = max(modes, key=lambda number: _watts(modes[number]), default=None)
+    if mode == UNKNOWN:
+        found.append("the power mode is unknown. Look yourself: sudo nvpmodel -q")
+    elif highest is not None and _watts(mode) < _watts(modes[highest]):
+        found.append(f"the power mode is {mode}, and {modes[highest]} is higher. Set it: sudo nvpmodel -m {highest}")
+    at = gpu["clocks_mhz"]
+    if "gpu" not in at or "gpu max" not in at:
+        found.append("the GPU does not tell its clock, so it may change while timing. Hold it: sudo jetson_clocks")
+    elif at["gpu"] != at["gpu max"] and at.get("gpu min") != at["gpu max"]:
+        found.append(f"the GPU is at {at['gpu']:g} of {at['gpu max']:g} MHz and moves. Hold it: sudo jetson_clocks")
+    return found
+
+
+# --- The work ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says."""
+
+    family: Path
+    out: Path
+    trtexec: str | None = None
+    seconds: float = 10.0
+    warm_up: float = 1.0
+    rounds: int = 5
+    workspace: int | None = None
+    keep_engines: Path | None = None
+    only: str | None = None
+    batch: int | None = None
+    layers: bool = False
+
+    def beside(self, ending: str) -> Path:
+        """A file or folder beside the one to write: orin.partial.json for orin.json."""
+        return self.out.with_name(self.out.stem + ending)
+
+    @property
+    def partial(self) -> Path:
+        """What was measured so far."""
+        return self.beside(".partial.json")
+
+    @property
+    def record(self) -> Path:
+        """All that was seen and that a Profile has no place for."""
+        return self.beside(".record.json")
+
+    @property
+    def engines(self) -> Path:
+        """Where engines are built."""
+        return self.keep_engines or self.beside(".engines")
+
+
+def find_trtexec(given: str | None) -> str:
+    """The trtexec to use."""
+    if given is not None:
+        if not os.access(given, os.X_OK) or not os.path.isfile(given):
+            raise AgentError(f"{given}: not a program that can be run. Give --trtexec PATH")
+        return given
+    found = shutil.which("trtexec") or next((p for p in TRTEXEC_PLACES if os.access(p, os.X_OK)), None)
+    if found is None:
+        raise AgentError(
+            f"no trtexec in PATH nor at {TRTEXEC_PLACES[0]}. Install it (sudo apt install libnvinfer-bin) "
+            "or give --trtexec PATH"
+        )
+    return found
+
+
+def version_of(trtexec: str) -> Version:
+    """Ask trtexec for the version of its TensorRT."""
+    try:
+        done = subprocess.run(
+            [trtexec, "--help"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise AgentError(f"{trtexec}: cannot be run: {error}. Give --trtexec PATH") from error
+    return parse_version(done.stdout.decode("utf-8", "replace"))
+
+
+class Agent:
+    """One family on one device."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self.family = read_family(asked.family)
+        self.trtexec = find_trtexec(asked.trtexec)
+        self.version = version_of(self.trtexec)
+        refuse_untaken(self.family, self.version)
+        self.batch = batch_of(self.family, asked.batch)
+        self.variants = chosen(self.family, asked.only)
+        self.looks = [look()]
+        self.card = device_card(self.version, self.looks[0])
+        self.warnings = warnings_of(self.card)
+        self.builds: dict[str, Any] = {}
+        _check_writable(asked.out, "--out")
+        _check_writable(asked.engines / "engine", "--keep-engines")
+
+    def work(self) -> dict[str, Any]:
+        """Build, time, write; what was written comes back."""
+        gpu = self.card["accelerator"]
+        say(f"{self.family.model} in {self.family.precision} on {gpu['name']}, TensorRT {self.version}")
+        for warning in self.warnings:
+            say(f"warning: {warning}")
+        engines = {variant.name: self.build(variant) for variant in self.variants}
+        visits = self.take_turns(engines)
+        layers = {name: self.layers(name, engine) for name, engine in engines.items()} if self.asked.layers else {}
+        return self.write(visits, layers)
+
+    def key(self) -> dict[str, Any]:
+        """What makes two runs the same one; only then one goes on where the other stopped."""
+        asked = self.asked
+        return {
+            "engines": {name: built["sha256"] for name, built in self.builds.items()},  # a new build may be faster
+            "device": self.card["accelerator"]["name"],
+            "power_mode": self.card["accelerator"]["power_mode"],
+            "seconds": asked.seconds,
+            "warm_up": asked.warm_up,
+            "rounds": asked.rounds,
+        }
+
+    def build(self, variant: Variant) -> Path:
+        """The engine of a variant: one that was built here before from the same file in the same way, or a new one."""
+        folder = self.asked.engines
+        folder.mkdir(parents=True, exist_ok=True)
+        engine, unfinished = folder / f"{variant.name}.engine", folder / f".{variant.name}.engine"
+        described = folder / f"{variant.name}.json"
+        recipe, known = self.recipe(variant), _described(described)
+        if known is not None and known["recipe"] == recipe and _is_file(engine, known["sha256"]):
+            say(f"{variant.name}: engine built before")
+        else:
+            say(f"{variant.name}: building")
+            started, trouble = time.monotonic(), f"{variant.path}: TensorRT {self.version} cannot build it"
+            arguments = self.build_arguments(variant, variant.path, unfinished, folder)
+            self.run(trouble, arguments, folder / f"{variant.name}.log", unfinished)
+            unfinished.replace(engine)
+            seconds, size = round(time.monotonic() - started, 1), engine.stat().st_size
+            known = {"recipe": recipe, "sha256": sha256(engine), "size_bytes": size, "seconds": seconds}
+            write_json(described, known)
+        self.builds[variant.name] = known
+        return engine
+
+    def build_arguments(self, variant: Variant, onnx: Path, engine: Path, folder: Path) -> list[str]:
+        """What trtexec is told; the timing cache is of one device, version and precision."""
+        kind = f"{_plain(self.card['accelerator']['name'])}-{self.version}-{self.family.precision}"
+        cache, shape = folder / f"timing-{kind}.cache", self.shape(variant.name)
+        return build_arguments(self.version, onnx, engine, cache, shape, self.asked.workspace, self.asked.layers)
+
+    def recipe(self, variant: Variant) -> dict[str, Any]:
+        """All that an engine depends on: one of another recipe is stale or foreign, and is built anew."""
+        names = Path(variant.path.name), Path(f"{variant.name}.engine"), Path()  # the folder does not matter
+        return {
+            "onnx_sha256": variant.sha256,
+            "tensorrt": str(self.version),
+            "device": self.card["accelerator"]["name"],
+            "precision": self.family.precision,
+            "batch": self.batch,
+            "arguments": self.build_arguments(variant, *names),
+        }
+
+    def run(self, trouble: str, arguments: Sequence[str], log: Path, gives: Path) -> str:
+        """Run trtexec; its log if it gave the file that it should, an error with the telling line of the log if not."""
+        with open(log, "wb") as file:
+            code = subprocess.call(
+                [self.trtexec, *arguments], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+            )
+        text = log.read_text(encoding="utf-8", errors="replace")
+        if code != 0 or not gives.is_file():
+            raise AgentError(f"{trouble}: {last_error(text)}. All of it: {log}")
+        return text
+
+    def take_turns(self, engines: Mapping[str, Path]) -> dict[str, list[dict[str, Any]]]:
+        """Visit the engines in turns; what was measured is kept at once, and not measured again."""
+        state = self.resumed()
+        self.looks = state["looks"]
+        names = list(engines)
+        with tempfile.TemporaryDirectory(prefix=".times-", dir=str(self.asked.engines)) as scratch:
+            for number in range(self.asked.rounds):
+                turn = number % len(names)
+                for name in names[turn:] + names[:turn]:  # none is always the first, when the GPU is coolest
+                    if any((visit["round"], visit["variant"]) == (number, name) for visit in state["visits"]):
+                        continue
+                    visit = self.visit(name, engines[name], Path(scratch))
+                    state["visits"].append(dict(visit, round=number, variant=name))
+                    state["looks"].append(look())
+                    write_json(self.asked.partial, dict(state, warnings=self.warnings))
+                    median = statistics.median(visit["latency_ms"])
+                    say(f"round {number + 1} of {self.asked.rounds}: {name} {median:.3f} ms")
+        in_order = sorted(state["visits"], key=lambda visit: int(visit["round"]))
+        return {name: [visit for visit in in_order if visit["variant"] == name] for name in names}
+
+    def visit(self, name: str, engine: Path, scratch: Path) -> dict[str, Any]:
+        """One turn of an engine: some seconds with copying, some without."""
+        seconds, shape = self.asked.seconds / self.asked.rounds, self.shape(name)
+        found = []
+        for copying in (True, False):
+            times, log = scratch / "times.json", self.asked.engines / f"{name}.run.log"
+            arguments = run_arguments(self.version, engine, times, seconds, self.asked.warm_up, shape, copying)
+            text = self.run(f"{engine}: cannot be run", arguments, log, times)
+            found.append(parse_times(times.read_text(encoding="utf-8", errors="replace"), f"{name}: {times.name}"))
+            times.unlink()
+            if copying and not found[-1].copied:  # then its options mean something else than they did
+                raise AgentError(f"{self.trtexec}: copied nothing, though told to. Get an agent for {self.version}")
+            if re.search(r"--useCudaGraph flag has been ignored|not permitted under CUDA graph", text):
+                self.warn(f"{name}: TensorRT could not record a CUDA graph, so starting its kernels counts too")
+        return {
+            "latency_ms": [round(ms, 4) for ms in evenly(found[0].latency_ms, MOST_KEPT)],
+            "gpu_ms": [round(ms, 4) for ms in evenly(found[1].compute_ms, MOST_KEPT)],
+        }
+
+    def shape(self, name: str) -> str | None:
+        """The shape that trtexec must be told for a variant."""
+        return next(shape_of(variant.graph, self.batch) for variant in self.variants if variant.name == name)
+
+    def resumed(self) -> dict[str, Any]:
+        """What an interrupted run of the same kind has left, or a beginning."""
+        begun = {"format_version": 1, "key": self.key(), "looks": self.looks, "visits": []}
+        path = self.asked.partial
+        if not path.exists():
+            return begun
+        try:
+            state = json.loads(path.read_text(encoding="utf-8"))
+            same, warnings = state["key"] == begun["key"], list(state["warnings"])
+            known = [(visit["variant"], visit["latency_ms"], visit["gpu_ms"]) for visit in state["visits"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise AgentError(f"{path}: damaged: {_short(error)}. Remove it to begin anew") from error
+        if not same:
+            say(f"{path} is of another run and is begun anew")
+            return begun
+        say(f"going on after {len(known)} of {len(self.variants) * self.asked.rounds} visits")
+        self.warnings += [warning for warning in warnings if warning not in self.warnings]
+        return dict(state, looks=[*state["looks"], *self.looks])
+
+    def layers(self, name: str, engine: Path) -> list[dict[str, Any]]:
+        """Time of each layer, longest first; what cannot be read is a warning, since nothing else depends on it."""
+        folder = self.asked.engines
+        profile, info = folder / f"{name}.profile.json", folder / f"{name}.layers.json"
+        seconds, shape = max(1.0, self.asked.seconds / self.asked.rounds), self.shape(name)
+        try:
+            arguments = layer_arguments(self.version, engine, profile, info, seconds, shape)
+            self.run(f"{engine}: its layers cannot be timed", arguments, folder / f"{name}.layers.log", profile)
+            found = parse_profile(profile.read_text(encoding="utf-8", errors="replace"), profile.name)
+            types = {}
+            if info.is_file():
+                types = parse_layer_info(info.read_text(encoding="utf-8", errors="replace"), info.name)
+        except AgentError as error:
+            self.warn(str(error))
+            return []
+        ordered = sorted(found, key=lambda layer: -layer.median_ms)
+        return [dict(layer._asdict(), type=types.get(layer.name, UNKNOWN)) for layer in ordered]
+
+    def write(self, visits: Mapping[str, list[dict[str, Any]]], layers: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the Profiles and the record, and remove what is of no more use."""
+        asked, family = self.asked, self.family
+        for part in ("clocks_mhz", "temperatures_c"):  # as they were in the end: warm
+            self.card["accelerator"][part] = self.looks[-1][part]
+        target = {
+            "runtime": "tensorrt",
+            "precision": family.precision,
+            "batch": self.batch,
+            "threads": family.threads,
+            "device": self.card,
+        }
+        profiles = {v.name: self.profile(v, [visit["latency_ms"] for visit in visits[v.name]]) for v in self.variants}
+        alone = {name: sorted(ms for visit in found for ms in visit["gpu_ms"]) for name, found in visits.items()}
+        for name, profile in profiles.items():
+            profile["gpu_ms"] = round(percentile(alone[name], 50), 4)
+            self.beware(name, profile)
+        gpu = {n: {at: round(percentile(ms, q), 4) for at, q in PERCENTILES.items()} for n, ms in alone.items()}
+        written = {"format_version": 1, "model": family.model, "target": target, "profiles": profiles}
+        write_json(asked.out, written)
+        seen = {"looks": self.looks, "builds": self.builds, "gpu_ms": gpu, "layers": dict(layers)}
+        write_json(asked.record, dict(seen, format_version=1, key=self.key(), device=self.card, warnings=self.warnings))
+        asked.partial.unlink(missing_ok=True)
+        if asked.keep_engines is None:
+            self.clear()
+        self.show(profiles, gpu)
+        return written
+
+    def clear(self) -> None:
+        """Remove what was made on the way, and the folder if nothing else is in it."""
+        folder = self.asked.engines
+        patterns = [f"{start}{variant.name}.*" for variant in self.variants for start in ("", ".")]
+        for pattern in [*patterns, "timing-*.cache*"]:
+            for path in folder.glob(pattern):
+                path.unlink()
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+    def profile(self, variant: Variant, rounds: Sequence[Sequence[float]]) -> dict[str, Any]:
+        """A Profile of profiling/profile.py: as many samples of every round, so that rounds can be drawn."""
+        burst = min(len(samples) for samples in rounds)
+        bursts = [evenly(samples, burst) for samples in rounds]
+        samples = [ms for taken in bursts for ms in taken]
+        ordered = sorted(samples)
+        bounds = intervals(bursts, PERCENTILES.values())
+        found: dict[str, Any] = {f"{name}_ms": percentile(ordered, at) for name, at in PERCENTILES.items()}
+        return dict(
+            found,
+            spread_ms=percentile(ordered, 75) - percentile(ordered, 25),
+            intervals_ms={name: list(bounds[at]) for name, at in PERCENTILES.items()},
+            cpu_ms=None,
+            energy_mj=None,
+            samples_ms=samples,
+            runs=len(samples),
+            burst=burst,
+            pause_ms=0.0,
+            conditions={"noise": noise(bursts), "drift": drift(samples), "waited": 0.0, "others": None},
+            precision=self.family.precision,
+            batch=self.batch,
+            threads=self.family.threads,
+            sha256=variant.sha256,
+            device=self.card,
+        )
+
+    def beware(self, name: str, profile: Mapping[str, Any]) -> None:
+        """Warn of timings that should not be relied on."""
+        slowed = profile["conditions"]["drift"]
+        if slowed > SLOWED:
+            self.warn(f"{name} slowed down by {100 * slowed:.0f} % while it was timed. Cool the device and time again")
+        if profile["runs"] < LEAST_RUNS:
+            self.warn(f"{name} ran only {profile['runs']} times, and {LEAST_RUNS} are needed. Give more --seconds")
+
+    def warn(self, text: str) -> None:
+        """Say something once, and keep it for the record."""
+        if text not in self.warnings:
+            self.warnings.append(text)
+            say(f"warning: {text}")
+
+    def show(self, profiles: Mapping[str, Any], gpu: Mapping[str, Mapping[str, float]]) -> None:
+        """The answer, for people."""
+        wide = max(len("variant"), *map(len, profiles))
+        print(f"{'variant':{wide}}  p50 ms  between           p90 ms  p99 ms  GPU p50  GPU p99")
+        for name, found in profiles.items():
+            low, high = found["intervals_ms"]["p50"]
+            columns = (
+                f"{found['p50_ms']:6.2f}  {low:6.2f} - {high:6.2f}   {found['p90_ms']:6.2f}  {found['p99_ms']:6.2f}"
+            )
+            print(f"{name:{wide}}  {columns}   {gpu[name]['p50']:6.2f}   {gpu[name]['p99']:6.2f}")
+        kept = "" if self.asked.keep_engines is None else f", engines in {self.asked.keep_engines}"
+        print(f"Written to {self.asked.out}{kept}; what else was seen is in {self.asked.record}")
+
+
+def _described(path: Path) -> dict[str, Any] | None:
+    """What stands beside an engine; None if nothing that can be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and {"recipe", "sha256"} <= set(found) else None
+
+
+def _is_file(path: Path, digest: str) -> bool:
+    return path.is_file() and sha256(path) == digest
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")
+
+
+def _check_writable(out: Path, option: str) -> None:
+    """Refuse, before long work, a place that cannot be written."""
+    if out.is_dir():
+        raise UsageError(f"{out}: a folder. Choose another {option}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=str(out.parent), prefix=f".{out.name}.")
+    except OSError as error:
+        raise AgentError(f"{out}: cannot be written: {error.strerror}. Choose another {option}") from error
+    os.close(handle)
+    os.unlink(name)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a file that appears whole or not at all."""
+    handle, name = tempfile.mkstemp(dir=str(path.parent), prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(value, file, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(name, 0o666 & ~mask)  # mkstemp makes files that only their owner can read
+        os.replace(name, str(path))
+    except BaseException as error:
+        os.unlink(name)
+        if isinstance(error, OSError):
+            raise AgentError(f"{path}: cannot be written: {error.strerror}. Free some space, and run again") from error
+        raise
+
+
+def say(text: str) -> None:
+    """Progress, on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}. See --help")
+
+
+def _number(least: float, whole: bool = False) -> Any:
+    def parse(text: str) -> float:
+        value = int(text) if whole else float(text)
+        if not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"'{text}' is not a number from {least:g} on")
+        return value
+
+    return parse
+
+
+def parse_arguments(words: Sequence[str] | None) -> Asked:
+    """Read the command line."""
+    parser = _Parser(prog="jetson_agent.py", description="Time a family of snapvit with trtexec on this machine.")
+    parser.add_argument("family", type=Path, help="the folder of the family")
+    parser.add_argument("--out", type=Path, default=Path("jetson.json"), help="file to write (jetson.json)")
+    parser.add_argument("--trtexec", help="the program, if it is not in PATH or where JetPack puts it")
+    parser.add_argument(
+        "--seconds", type=_number(0.1), default=10.0, help="of each engine, with and without copying (10)"
+    )
+    parser.add_argument("--warm-up", type=_number(0), default=1.0, help="seconds before every look (1)")
+    parser.add_argument("--rounds", type=_number(LEAST_ROUNDS, True), default=5, help="turns of each engine (5)")
+    parser.add_argument("--workspace", type=_number(1, True), metavar="MB", help="most memory that a layer may use")
+    parser.add_argument(
+        "--keep-engines", type=Path, metavar="FOLDER", help="keep the engines there, and use them again"
+    )
+    parser.add_argument("--only", metavar="s30,dense", help="only these variants, and dense")
+    parser.add_argument("--batch", type=_number(1, True), help="images in a run; as the family was made for")
+    parser.add_argument("--layers", action="store_true", help="also time every layer, into the record")
+    return Asked(**vars(parser.parse_args(words)))
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Do what the command line says; the exit code."""
+    try:
+        Agent(parse_arguments(words)).work()
+    except AgentError as error:
+        say(f"error: {error}")
+        return error.exit_code
+    except OSError as error:  # a full disk, a folder that went away
+        say(f"error: {error.filename}: {error.strerror}. The same command goes on where it stopped")
+        return 1
+    except KeyboardInterrupt:
+        say("error: interrupted. The same command goes on where it stopped")
+        return 130
+    return 0
+
+
+def _stop(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _stop)
+    sys.exit(main())

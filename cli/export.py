@@ -108,6 +108,7 @@ def export(
         pairs=parsing.pairs(pair, "--pair"),
         target=target,
         width_multiple=known.width_multiple(target.precision),
+        clock=known.clock,
         recipe=recipe,
         correct=not no_correct,
         correction=correction,
@@ -124,8 +125,6 @@ def export(
         limits=parsing.limits(at, max_size, max_params),
     )
     with shown(quiet) as progress:
-        if budget is not None:
-            progress.note(f"clocks of {known.name}: {known.clock}")
         manifest = run(request, progress)
     if as_json:
         from ..values import to_json

@@ -81,6 +81,7 @@ class Request:
     takes_bytes: bool = False  # True: graphs take (B, H, W, 3) bytes and normalise them
     limits: Limits = field(default_factory=Limits)  # beside the budget
     width_multiple: int = 1  # of the neurons that an MLP keeps
+    clock: str | None = None  # what to do with the clocks of the device before timing; only told
     build_only: bool = False  # True: build engines for a GPU that is not here, and time nothing
 
 
@@ -109,6 +110,8 @@ def export(request: Request, progress: Progress | None = None) -> Manifest:
         device = this_device(BuildOnly.here().version)
     else:
         device = this_device(version_of(request.target.runtime))
+    if request.clock is not None and budget is not None:
+        progress.note(f"clocks: {request.clock}")
     progress.phase("finding images")
     split = calibration_and_held_out(data_of(request), settings.images, settings.seed, MOST_HELD_OUT)
     with staged_folder(request.out, replaceable=own_files(request.out)) as stage:

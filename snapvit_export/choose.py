@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from .profiling.pace import Latency
 
-MOST_MOVES = 1  # of the bracket, each of which builds another candidate; more only where it is over the budget
+MOST_TIMED = 5  # candidates that a choice may build and time; more only where none of them fits
 LOOK_SECONDS, COMPARE_SECONDS = 1.0, (1.0, 3.0, 6.0)  # of every candidate; longer while the shorter cannot tell
 
 TimeTogether = Callable[[Sequence[int], float], Mapping[int, Latency]]  # candidates, side by side, for so many seconds
@@ -41,7 +41,9 @@ class OutOfReach(Exception):
         self.latency = latency
 
 
-def choose(guesses: Sequence[float], budget_ms: float, time: TimeTogether, dense: Latency) -> Bracket:
+def choose(
+    guesses: Sequence[float], budget_ms: float, time: TimeTogether, dense: Latency, most_timed: int = MOST_TIMED
+) -> Bracket:
     """Choose among candidates 0 (dense, whose latency is known) to the sparsest, whose latencies are guessed.
 
     A candidate that is refused for another reason, such as its size, has an infinite guess or an infinite latency.
@@ -60,6 +62,7 @@ def choose(guesses: Sequence[float], budget_ms: float, time: TimeTogether, dense
     while fits - too_slow > 1:
         number = line.propose(too_slow, fits, halve=refused)
         found = time([number], LOOK_SECONDS)[number]
+        line.timed.add(number)
         line.learn(number, found)
         refused = math.isinf(found.ms)
         if found.high <= budget_ms:
@@ -70,7 +73,7 @@ def choose(guesses: Sequence[float], budget_ms: float, time: TimeTogether, dense
             raise OutOfReach(found)
         else:
             fits = number  # the last one: only a longer look tells that nothing fits
-    return _confirm(fits, line, time)
+    return _confirm(fits, line, time, most_timed)
 
 
 class _Line:
@@ -79,6 +82,7 @@ class _Line:
     def __init__(self, guesses: Sequence[float], budget_ms: float) -> None:
         self.guesses, self.budget_ms, self.last = guesses, budget_ms, len(guesses) - 1
         self.scale = 1.0
+        self.timed: set[int] = set()
 
     def learn(self, number: int, found: Latency) -> None:
         """Take the next guesses from what this one took, on the safe side."""
@@ -94,14 +98,15 @@ class _Line:
         return min(max(wanted, too_slow + 1), fits - 1)
 
 
-def _confirm(fits: int, line: _Line, time: TimeTogether) -> Bracket:
+def _confirm(fits: int, line: _Line, time: TimeTogether, most_timed: int) -> Bracket:
     """Time neighbours side by side until the denser is out of the budget and the sparser within."""
     seen: set[int] = set()
     while True:
         seen.add(fits)
         pair = _compare(fits, line.budget_ms, time)
         denser, chosen = pair[fits - 1], pair[fits]
-        moves_left = len(seen) <= MOST_MOVES
+        line.timed |= {fits - 1, fits}
+        moves_left = len(line.timed - {0}) < most_timed
         if chosen.high > line.budget_ms:
             is_over = chosen.ms > line.budget_ms
             if fits == line.last and is_over:
@@ -113,9 +118,11 @@ def _confirm(fits: int, line: _Line, time: TimeTogether) -> Bracket:
         elif denser.high <= line.budget_ms:
             if fits == 1:
                 return Bracket(0, None)  # dense was too slow a moment ago and fits now: side by side decides
-            if fits - 1 in seen or not moves_left:
+            line.learn(fits - 1, denser)
+            proposed = line.propose(0, fits)
+            if proposed in seen or not moves_left:
                 return Bracket(fits, fits - 1, decided=False)  # looks contradict each other: the safe one
-            fits -= 1
+            fits = proposed
         else:
             return Bracket(fits, fits - 1, decided=denser.ms > line.budget_ms)
 

@@ -18,6 +18,8 @@ from .profiling.latency_model import LatencyModel
 from .profiling.pace import Latency
 from .stand import DENSE, Built, Stand
 
+MOST_ARTEFACTS = 12  # that a choice builds and times, with the nets of its latency model
+
 
 def choose_on(stand: Stand, planner: Planner, budget: Budget, limits: Limits) -> Choice:
     """Find the densest variant that keeps a budget; "dense" must have been built and timed."""
@@ -52,10 +54,11 @@ def decide(
         slower = stand.pace.usual_ms(limits.at) / usual_ms if relative else 1.0  # a relative budget goes with the pace
         return {number: stand.latency(names[number], limits, relative).scaled(1 / slower) for number in numbers}
 
-    most = limits.max_params or math.inf
-    guesses = [ms if stand.anatomy.params(plan) <= most else math.inf for ms, plan in zip(guesses, grid.values())]
+    allowed = limits.max_params or math.inf
+    guesses = [ms if stand.anatomy.params(plan) <= allowed else math.inf for ms, plan in zip(guesses, grid.values())]
     try:
-        bracket = choose(guesses, budget_ms, timed, stand.latency(names[0], limits, relative))
+        most = MOST_ARTEFACTS - 1 - (model.nets if model else 0)
+        bracket = choose(guesses, budget_ms, timed, stand.latency(names[0], limits, relative), most)
     except OutOfReach as refused:
         raise BudgetNotMet(_out_of_reach(stand, names[-1], budget_ms, limits, refused.latency)) from refused
     budget_ms = budget.to_ms(stand.pace.usual_ms(limits.at), stand.target.batch)
@@ -103,6 +106,8 @@ def _doubt(chosen: Measurement, denser: Measurement | None, budget_ms: float) ->
     if unsure is None or unsure.latency_ms > budget_ms:
         return None
     low, high = unsure.between_ms
+    if high <= budget_ms:
+        return f"{unsure.variant} was too slow at first and fits at the end. Choose again when the machine is idle"
     return (
         f"{unsure.variant} takes {low:.2f} to {high:.2f} ms and may fit or not. Choose again when the machine is idle, "
         f"or allow {rounded_up(high)}ms"

@@ -133,6 +133,9 @@ def test_what_the_parser_does_not_understand_is_told_with_its_node(rtx, drawn, t
     (tmp_path / "torn.onnx").write_bytes(graph_of(drawn, tmp_path, "fp32").read_bytes()[:500])
     with pytest.raises(SnapvitError, match="torn.onnx: TensorRT .* cannot parse it"):
         rtx.parse(tmp_path / "torn.onnx")
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    with pytest.raises(SnapvitError, match="empty.onnx: TensorRT .* finds no layers"):
+        rtx.parse(tmp_path / "empty.onnx")
     ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in ("a", "b")]
     node = helper.make_node("NoSuchThing", ["a"], ["b"], name="the.odd.one", domain="somebody")
     model = helper.make_model(

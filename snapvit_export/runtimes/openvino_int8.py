@@ -5,13 +5,13 @@ other int8 graphs only the linear layers of the blocks are in int8. What was tri
 and mean cosine to float32 of 64 others:
 
     NNCF's own choice for transformers: SmoothQuant, means of extremes, all products   0.778  0.933
-    without SmoothQuant, which shifts too much into weights that one step serves       0.978  0.992
+    without SmoothQuant                                                                0.978  0.992
     and ranges with the least squared error, by histograms                             0.989  0.996
     and the embedding and the classifier in float32                                    0.990  0.997
     and attention in float32                                                           0.993  0.997   this
 
 Steps about zero (0.986, 0.994) are worse, more images (128: 0.989, 0.997) no better, and a correction of biases changes
-nothing. The last line costs an eighth of the speed on a ViT-Ti, and is what keeps larger models from falling apart.
+nothing. The last line costs an eighth of the speed on a ViT-Ti.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SnapvitError, first_line, needs
-from ..files import write_atomically
+from ..files import sha256, write_atomically
+from ..values import to_json
 from .openvino import read_model, settings
 
 BLOCKS = "blocks."  # how the names of what may be in int8 begin
 OURS = (BLOCKS, "embed.", "output.", "images", "logits", "features")  # and of all that has a name in the ONNX graph
+METADATA = "framework"  # where OpenVINO keeps that of the ONNX graph
 
 
 def quantise(
@@ -44,12 +46,15 @@ def quantise(
 ) -> tuple[Path, Path]:
     """Write out_stem.xml and .bin, the int8 form of a float32 portable graph; equal inputs give equal files.
 
-    Images are single ones, as the graph takes them: (1, 3, H, W), or (1, H, W, 3) bytes.
+    Images are single ones, as the graph takes them: (1, 3, H, W), or (1, H, W, 3) bytes. Both files are elsewhere than
+    the graph, or have another name: its own weights may be in a .bin too.
 
     >>> graph, weights = quantise(written.graph, Path("family/s30"), list(images.batches(1)))
     """
     if not images:
         raise SnapvitError(f"{onnx_path}: int8 for OpenVINO needs calibration images. Give some with --data")
+    if out_stem == onnx_path.with_suffix(""):
+        raise ValueError(f"{out_stem}.bin may be the weights of {onnx_path}: write the int8 form elsewhere")
     model = read_model(onnx_path)
     _fold(model)
     size = model.inputs[0].partial_shape[0]
@@ -119,10 +124,15 @@ def _name_in_order(model: Any) -> None:
 
 
 def _write(model: Any, out_stem: Path) -> tuple[Path, Path]:
+    """Write both files; as in our ONNX graphs the one names the hash of the other."""
     import openvino
 
     graph, weights = out_stem.with_name(f"{out_stem.name}.xml"), out_stem.with_name(f"{out_stem.name}.bin")
     with tempfile.TemporaryDirectory() as folder:
+        openvino.save_model(model, Path(folder) / "int8.xml", compress_to_fp16=False)
+        hashes = {weights.name: sha256(Path(folder) / "int8.bin")}
+        model.set_rt_info(to_json(hashes).decode(), [METADATA, "snapvit.weights"])
+        model.set_rt_info("int8-static", [METADATA, "snapvit.precision"])
         openvino.save_model(model, Path(folder) / "int8.xml", compress_to_fp16=False)
         graph.unlink(missing_ok=True)  # never an old graph with new weights
         write_atomically(weights, (Path(folder) / "int8.bin").read_bytes())
@@ -177,8 +187,8 @@ class _NoTorch:
 def _without_torch() -> Iterator[None]:
     """NNCF imports torch wherever it is installed, seconds and hundreds of megabytes, and uses none of it here."""
     finder = _NoTorch()
-    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)  # type: ignore[arg-type]
+        sys.meta_path.remove(finder)

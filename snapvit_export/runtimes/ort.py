@@ -52,6 +52,7 @@ REMEDIES = {
     TENSORRT: "Install TensorRT 10 where the loader finds it (LD_LIBRARY_PATH) and: pip install "
     "'onnxruntime-gpu[cuda,cudnn]'",
 }
+BATCH = "batch"  # what graphs call it
 TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
 Outputs = list[npt.NDArray[Any]]
 
@@ -111,7 +112,7 @@ class OrtSession:
         else:
             options.log_severity_level = 4  # what it logs as an error it raises as well
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-            options.add_free_dimension_override_by_name("batch", batch)
+            options.add_free_dimension_override_by_name(BATCH, batch)
             with _quiet(ort):
                 self._session = self._open(source, options, provider, _settings(provider, path, batch))
             self._require_known_shapes()

@@ -1,7 +1,7 @@
 """TensorRT: the only module that touches it. It gets the package, `tensorrt` or `tensorrt_rtx`, as an argument.
 
 One path from 10.3 to 11.x: the network is strongly typed, so precision lives in the ONNX graph and an engine computes
-in what the graph says. Nothing of TensorRT raises: `None` and False are failures here, told with the last line of its
+in what the graph says. Nothing of TensorRT raises: `None` and False are failures here, told with the first error of its
 log.
 Parsing and building need no GPU with TensorRT-RTX; everything after `load` does, and whoever calls it has asked
 `cuda.require_gpu` first, since without a driver TensorRT ends the process.
@@ -24,7 +24,7 @@ from ..errors import SnapvitError
 from .census import Census, Product
 
 ERRORS = ("INTERNAL_ERROR", "ERROR")  # severities
-KEPT_LINES = 200  # of the log
+KEPT_LINES = 200  # of errors; thousands of other lines come with every build
 Shape = tuple[int, ...]
 
 
@@ -56,25 +56,25 @@ class TensorRT:
     def parse(self, path: Path) -> Parsed:
         """Read a graph, with the weights beside it, into a strongly typed network."""
         trt = self.trt
-        self.log.lines.clear()
+        self.log.errors.clear()
         builder = trt.Builder(self.log)
         if builder is None:
-            raise SnapvitError(f"TensorRT {self.version} gives no builder: {self.log.last_error}")
+            raise SnapvitError(f"TensorRT {self.version} gives no builder: {self.log.cause}")
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         parser = trt.OnnxParser(network, self.log)
         if not parser.parse_from_file(str(path)):
             raise SnapvitError(f"{path}: TensorRT {self.version} cannot parse it: {_first_error(parser, self.log)}")
+        if network.num_layers == 0:  # so it takes an empty file
+            raise SnapvitError(f"{path}: TensorRT {self.version} finds no layers in it")
         return Parsed(self, path, builder, network, parser)
 
     def load(self, engine: bytes, where: str) -> Engine:
         """Make an engine ready to run. Needs a GPU: ask `cuda.require_gpu` before."""
-        self.log.lines.clear()
+        self.log.errors.clear()
         runtime = self.trt.Runtime(self.log)
         found = runtime.deserialize_cuda_engine(engine)
         if found is None:
-            raise SnapvitError(
-                f"{where}: TensorRT {self.version} cannot load it: {self.log.last_error}. Build it again"
-            )
+            raise SnapvitError(f"{where}: TensorRT {self.version} cannot load it: {self.log.cause}. Build it again")
         return Engine(self, runtime, found, where)
 
 
@@ -124,7 +124,7 @@ class Parsed:
         TensorRT-RTX, which times nothing while it builds.
         """
         trt, log = self.api.trt, self.api.log
-        log.lines.clear()
+        log.errors.clear()
         config = self.builder.create_builder_config()
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace_bytes)
         config.builder_optimization_level = settings.level
@@ -134,7 +134,7 @@ class Parsed:
         self._add_profile(config, settings)
         plan = self.builder.build_serialized_network(self.network, config)
         if plan is None:
-            raise SnapvitError(f"{self.path}: TensorRT {self.api.version} cannot build it: {log.last_error}")
+            raise SnapvitError(f"{self.path}: TensorRT {self.api.version} cannot build it: {log.cause}")
         learnt = b"" if timing_cache is None else bytes(config.get_timing_cache().serialize())
         return Built(bytes(plan), learnt)
 
@@ -146,7 +146,8 @@ class Parsed:
             profile = self.builder.create_optimization_profile()
             least, best, most = ((n, *shape[1:]) for n in (1, settings.batch, settings.most_batch or settings.batch))
             profile.set_shape(name, least, best, most)
-            config.add_optimization_profile(profile)
+            if config.add_optimization_profile(profile) < 0:
+                raise SnapvitError(f"{self.path}: TensorRT {self.api.version} refuses batches from 1 to {most[0]}")
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ class Engine:
         """One thread's way to run it."""
         found = self.engine.create_execution_context()
         if found is None:
-            raise SnapvitError(f"{self.where}: no memory to run it: {self.api.log.last_error}")
+            raise SnapvitError(f"{self.where}: no memory to run it: {self.api.log.cause}")
         return Context(self, found)
 
     def layers(self) -> Any:
@@ -215,7 +216,7 @@ class Context:
     def enqueue(self, stream: int) -> None:
         """Begin one run; it has ended when the stream has."""
         if not self.context.execute_async_v3(stream):
-            raise SnapvitError(f"{self.engine.where}: did not run: {self.engine.api.log.last_error}")
+            raise SnapvitError(f"{self.engine.where}: did not run: {self.engine.api.log.cause}")
 
     def profile_layers(self, run: Any, runs: int = 20) -> dict[str, float]:
         """Mean milliseconds of every layer, in runs of their own: being watched costs time."""
@@ -245,16 +246,16 @@ def _logger(trt: Any) -> Any:
     class Log(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
-            self.lines: list[tuple[str, str]] = []
+            self.errors: list[str] = []
 
         def log(self, severity: Any, text: str) -> None:
-            self.lines.append((str(severity).rpartition(".")[2], text))
-            del self.lines[:-KEPT_LINES]
+            if str(severity).rpartition(".")[2] in ERRORS and len(self.errors) < KEPT_LINES:
+                self.errors.append(" ".join(text.split())[:300])
 
         @property
-        def last_error(self) -> str:
-            errors = [text for severity, text in self.lines if severity in ERRORS]
-            return " ".join(errors[-1].split())[:300] if errors else "it gave no reason"
+        def cause(self) -> str:
+            """The first error: those after it are its consequences."""
+            return self.errors[0] if self.errors else "it gave no reason"
 
     return Log()
 
@@ -274,7 +275,9 @@ def _make_profiler(trt: Any) -> Any:
 def _first_error(parser: Any, log: Any) -> str:
     """Why a graph was not understood, with the node."""
     if not parser.num_errors:
-        return str(log.last_error)
+        return str(log.cause)
     error = parser.get_error(0)
     node = f"node {error.node_name()} ({error.node_operator()}): " if error.node_name() else ""
-    return node + " ".join(str(error.desc()).split())[:300]
+    code = str(error.code()).rpartition(".")[2]
+    also = f"; {log.errors[0]}" if log.errors else ""  # a file that is missing is named only there
+    return f"{node}{code}, {' '.join(str(error.desc()).split())[:200]}{also}"

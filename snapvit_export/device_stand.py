@@ -62,9 +62,9 @@ class DeviceStand(Stand):
             self.built[variant.name] = _as_built(folder, variant)
         if packed is not None:
             self._require_same_model(packed)
-        own = self.built[DENSE]
-        if own.path.suffix == ".onnx":
-            self.require_same_in_runtime(DENSE, own.path, self.gate_inputs)
+        for built in self.built.values():
+            if built.path.suffix == ".onnx":
+                self.require_same_in_runtime(built.name, built.path, self.gate_inputs)
 
     def _require_same_model(self, packed: Elastic) -> None:
         """Refuse an Elastic folder whose dense model is not the family's, before anything is timed."""

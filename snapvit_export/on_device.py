@@ -21,12 +21,11 @@ from .elastic.folder import Elastic
 from .errors import FileFormatError, SnapvitError, UsageError
 from .family import MANIFEST, RANKING, Choice, Limits, Manifest, MeasuredOn, read_family, write_manifest
 from .files import writing
-from .profiling.device import this_device
 from .profiling.profile import Profile
 from .profiling.timer import File, Timer
 from .progress import Progress
 from .ranking import Ranking
-from .runtimes.opening import version_of
+from .runtimes.opening import device_for
 from .stand import Stand, reported
 from .target import Runtime, Target, parse_precision
 from .values import Value, read_json, write_json
@@ -75,7 +74,7 @@ def profile_family(folder: Path | str, way: Way, progress: Progress, seconds: fl
     folder = Path(folder)
     manifest = read_family(folder)
     target = way.target(manifest)
-    device = this_device(version_of(target.runtime))
+    device = device_for(target.runtime)
     files = {variant.name: File(folder / variant.file, variant.sha256) for variant in manifest.variants}
     progress.phase(f"timing {', '.join(files)}")
     timer = Timer(target, device, noise(manifest, target.batch), way.pause_ms)
@@ -102,7 +101,7 @@ def choose_in_family(
     if known is not None and known.target.device.accelerator is not None:
         return _choose_by_known(folder, manifest, budget, limits, known)
     target = way.target(manifest)
-    device = this_device(version_of(target.runtime))
+    device = device_for(target.runtime)
     packed = None if elastic is None else _same_ranking(Elastic.load(elastic), folder, manifest)
     with writing(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".cut-") as scratch:
         stand = DeviceStand(folder, manifest, target, device, progress, packed, Path(scratch), way.pause_ms)

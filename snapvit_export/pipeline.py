@@ -102,14 +102,14 @@ def export(request: Request, progress: Progress | None = None) -> Manifest:
     given = _check(request, budget)
     with needs("exporting", extra="all"):
         import torch  # noqa: F401
-    from .runtimes.opening import version_of
+    from .runtimes.opening import device_for
 
     if request.build_only:
         from .runtimes.tensorrt_session import BuildOnly
 
         device = this_device(BuildOnly.here().version)
     else:
-        device = this_device(version_of(request.target.runtime))
+        device = device_for(request.target.runtime)
     if request.clock is not None and budget is not None:
         progress.note(f"clocks: {request.clock}")
     progress.phase("finding images")

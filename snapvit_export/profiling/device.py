@@ -49,7 +49,7 @@ class DeviceCard(Value, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, accelerator=self.accelerator and self.accelerator.at_rest())
 
 
-def this_device(runtime_version: str) -> DeviceCard:
+def this_device(runtime_version: str, accelerator: Accelerator | None = None) -> DeviceCard:
     """Describe the machine this runs on."""
     numbers = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(usable_cores()))
     return DeviceCard(
@@ -60,6 +60,7 @@ def this_device(runtime_version: str) -> DeviceCard:
         memory_bytes=_memory_bytes(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         runtime_version=runtime_version,
+        accelerator=accelerator,
     )
 
 

@@ -71,6 +71,7 @@ def to_profile(
     conditions: Conditions,
     pause_ms: float = 0.0,
     energy_mj: float | None = None,
+    gpu_ms: float | None = None,
 ) -> Profile:
     """Summarise the samples of one candidate."""
     return Profile(
@@ -81,6 +82,7 @@ def to_profile(
         intervals_ms={name: samples.interval(at) for name, at in PERCENTILES.items()},
         cpu_ms=samples.quiet_cpu_ms if target.runtime in ON_CPU else None,
         energy_mj=energy_mj,
+        gpu_ms=gpu_ms,
         samples_ms=tuple(round(ms, 4) for ms in samples.wall_ms),
         runs=len(samples),
         burst=samples.burst,

@@ -8,11 +8,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy.typing as npt
 
-from ..runtimes.opening import open_session
+from ..runtimes.opening import Session, open_session
 from ..target import Target
 from .conditions import Energy, Watch
 from .device import DeviceCard
@@ -20,6 +21,7 @@ from .measure import Report, time_together
 from .profile import LEAST_RUNS, Percentile, Profile, to_profile
 
 ENERGY_SECONDS = 1.0  # of runs between two readings of the counter
+GPU_RUNS = 50  # whose median tells what the GPU alone needs
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Timer:
             }
             watch = Watch()
             samples = time_together(calls, seconds, self.pause_ms, report, LEAST_RUNS[at])
+            gpu = {name: _gpu_ms(session) for name, session in sessions.items()}
             conditions = {name: watch.conditions(taken) for name, taken in samples.items()}
             spent = {name: _energy_mj(call) if energy else None for name, call in calls.items()}
         return {
@@ -74,9 +77,16 @@ class Timer:
                 conditions=conditions[name],
                 pause_ms=self.pause_ms,
                 energy_mj=spent[name],
+                gpu_ms=gpu[name],
             )
             for name, file in files.items()
         }
+
+
+def _gpu_ms(session: Session) -> float | None:
+    """Median that the GPU alone computed; None where there is none, or it does not tell."""
+    measure = getattr(session, "gpu_ms", None)
+    return None if measure is None else median(measure() for _ in range(GPU_RUNS))
 
 
 def _energy_mj(call: Callable[[], object]) -> float | None:

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..target import Runtime, Target
+from ..profiling.device import Accelerator, DeviceCard, this_device
+from ..target import ON_CPU, Runtime, Target
 
 
 class Session(Protocol):
@@ -57,3 +58,22 @@ def version_of(runtime: Runtime) -> str:
 
     ort.require_provider(runtime)
     return ort.version()
+
+
+def device_for(runtime: Runtime) -> DeviceCard:
+    """This machine as a runtime sees it, with the GPU if it uses one; an error if the runtime cannot run here."""
+    found = version_of(runtime)
+    if runtime in ON_CPU:
+        return this_device(found)
+    from .cuda import require_gpu
+
+    cuda = require_gpu()
+    gpu = Accelerator(
+        name=cuda.name,
+        software={"cuda": cuda.driver, "compute capability": cuda.capability},
+        power_mode="unknown",
+        clocks_mhz={},
+        temperatures_c={},
+        memory_bytes=cuda.memory_bytes,
+    )
+    return this_device(found, gpu)

@@ -76,7 +76,7 @@ class DeviceStand(Stand):
             with OrtSession(path, usable_cores()) as session:
                 outputs.append(session.run(self.gate_inputs))
         same = all(sha256(path) == sha256(self.folder / path.name) for path in cut.weights)
-        if not same or not np.allclose(*outputs, atol=1e-3, rtol=1e-3):
+        if not same or not np.allclose(outputs[0], outputs[1], atol=1e-3, rtol=1e-3):
             raise FileFormatError(f"{packed.folder}: of other weights than {self.folder}. Pack the model of the family")
 
     @property

@@ -43,7 +43,7 @@ def check_runtime(name: str) -> Runtime:
     """The runtime of that name."""
     if name not in TAKES:
         raise UsageError(f"no runtime is called '{name}'. Known: {', '.join(TAKES)}")
-    return name  # type: ignore[return-value]
+    return name
 
 
 def check_precision(name: str) -> Precision:

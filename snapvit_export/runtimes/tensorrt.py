@@ -243,7 +243,7 @@ NUMPY = {"fp32": "float32", "fp16": "float16", "int8": "int8", "int32": "int32",
 def _logger(trt: Any) -> Any:
     """One logger for a process, which is all that TensorRT allows: it keeps what is said instead of printing it."""
 
-    class Log(trt.ILogger):  # type: ignore[misc]
+    class Log(trt.ILogger):
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
             self.errors: list[str] = []
@@ -261,7 +261,7 @@ def _logger(trt: Any) -> Any:
 
 
 def _make_profiler(trt: Any) -> Any:
-    class Watch(trt.IProfiler):  # type: ignore[misc]
+    class Watch(trt.IProfiler):
         def __init__(self) -> None:
             trt.IProfiler.__init__(self)
             self.total_ms: dict[str, float] = {}

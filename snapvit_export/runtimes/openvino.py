@@ -1,8 +1,8 @@
 """OpenVINO on the CPU: ONNX graphs with the weights beside them, and its own files, NAME.xml with NAME.bin.
 
-A graph that takes any batch is open for one. With all sizes known a ViT-Ti runs 6 % faster, and int8 does not compile
-otherwise (2026.4). What was asked for is compared with what OpenVINO made of it: device, threads, and the numbers that
-the products are computed in, since it computes int8 layers that it does not recognise in float32.
+A graph that takes any batch is open for one. With all sizes known a ViT-Ti runs 2 to 6 % faster, and int8 does not
+compile otherwise (2026.4). What was asked for is compared with what OpenVINO made of it: device, threads, and the
+numbers that the products are computed in, since it computes int8 layers that it does not recognise in float32.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def settings(threads: int) -> dict[str, Any]:
         "INFERENCE_NUM_THREADS": threads,
         "INFERENCE_PRECISION_HINT": "f32",  # by itself it takes bf16 even where that is emulated, 30 times slower
         "ENABLE_CPU_PINNING": False,  # where a process runs is --pin's affair, and two sessions would share a core
+        "SNIPPETS_MODE": "DISABLE",  # they gain 1 %, and crash on blocks of 256 neurons or fewer (2026.4)
     }
 
 
@@ -106,21 +107,26 @@ def core() -> Any:
 def read_model(path: Path) -> Any:
     """The graph in a file, for OpenVINO to compile or to change."""
     version()
-    from openvino.frontend import FrontEndManager
-
     if path.suffix not in FRONT_ENDS:
         raise SnapvitError(f"{path}: OpenVINO opens .onnx and .xml files here")
     if not path.is_file():
         raise SnapvitError(f"{path}: no such file")
     try:
-        # not `core().read_model`: that also asks all the other front ends, which print what they think of it
-        front_end = FrontEndManager().load_by_framework(FRONT_ENDS[path.suffix])
+        front_end = _front_ends().load_by_framework(FRONT_ENDS[path.suffix])
         model = front_end.convert(front_end.load(str(path)))
     except Exception as error:  # RuntimeError, or one of its own
         raise SnapvitError(f"{path}: OpenVINO {version()} cannot read it: {_reason(error)}") from error
     if not model.inputs:
         raise SnapvitError(f"{path}: OpenVINO finds no input in it. Export it again")
     return model
+
+
+@cache
+def _front_ends() -> Any:
+    """What reads files; `core().read_model` would also ask those for other formats, which print what they think."""
+    from openvino.frontend import FrontEndManager
+
+    return FrontEndManager()
 
 
 def _reason(error: Exception) -> str:

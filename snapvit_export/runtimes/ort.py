@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SnapvitError, first_line, needs
+from ..files import writing
 from ..target import Runtime
 from .batches import in_batches
 from .cuda import NoGPU, require_gpu
@@ -215,7 +216,8 @@ def _settings(provider: str, path: Path | bytes, batch: int) -> dict[str, str]:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "snapvit" / "onnxruntime-tensorrt"
     digest = hashlib.sha256(path if isinstance(path, bytes) else path.read_bytes()).hexdigest()[:16]
     engines = folder / f"{digest}-{batch}"
-    engines.mkdir(parents=True, exist_ok=True)
+    with writing(engines):
+        engines.mkdir(parents=True, exist_ok=True)
     return SETTINGS[provider] | {"trt_engine_cache_path": str(engines), "trt_timing_cache_path": str(folder)}
 
 

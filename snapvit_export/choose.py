@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from .profiling.pace import Latency
 
 MOST_TIMED = 5  # candidates that a choice may build and time; more only where none of them fits
+MARGIN = 0.01  # that a first look leaves: about what an interval will be when neighbours have been compared
 LOOK_SECONDS, COMPARE_SECONDS = 1.0, (1.0, 3.0, 6.0)  # of every candidate; longer while the shorter cannot tell
 
 TimeTogether = Callable[[Sequence[int], float], Mapping[int, Latency]]  # candidates, side by side, for so many seconds
@@ -65,7 +66,7 @@ def choose(
         line.timed.add(number)
         line.learn(number, found)
         refused = math.isinf(found.ms)
-        if found.high <= budget_ms:
+        if found.ms * (1 + MARGIN) <= budget_ms:
             fits = number
         elif number < line.last:
             too_slow = number
@@ -86,8 +87,8 @@ class _Line:
 
     def learn(self, number: int, found: Latency) -> None:
         """Take the next guesses from what this one took, on the safe side."""
-        if math.isfinite(found.high) and math.isfinite(self.guesses[number]):
-            self.scale = found.high / self.guesses[number]
+        if math.isfinite(found.ms) and math.isfinite(self.guesses[number]):
+            self.scale = found.ms * (1 + MARGIN) / self.guesses[number]
 
     def propose(self, too_slow: int, fits: int, halve: bool = False) -> int:
         """The densest that should fit, between the two; `halve`: guesses of milliseconds tell nothing of a size."""

@@ -21,7 +21,7 @@ def choose(
         Optional[Path], typer.Option(help="Latencies that `snapvit profile` took here, instead of timing them again.")
     ] = None,
     runtime: Annotated[
-        Optional[str], typer.Option(help="onnxruntime, openvino or tensorrt; without it, as the family was made for.")
+        Optional[str], typer.Option(help="As in export; without it, what the family was made for.")
     ] = None,
     threads: Annotated[
         Optional[int], typer.Option(min=1, max=1024, help="CPU threads; without it, as the family was made for.")

@@ -54,7 +54,8 @@ def export(
         typer.Option(help="onnxruntime, openvino, tensorrt, onnxruntime-cuda or onnxruntime-tensorrt; as the card."),
     ] = None,
     precision: Annotated[
-        Optional[str], typer.Option(help="Numbers to compute with: fp32, fp16, int8 (int8-dynamic) or int8-static.")
+        Optional[str],
+        typer.Option(help="Numbers to compute with: fp32, fp16, int8 (the runtime's kind), int8-dynamic, int8-static."),
     ] = None,
     flavour: Annotated[
         Optional[str],

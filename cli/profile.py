@@ -13,7 +13,7 @@ def profile(
     target: Annotated[str, typer.Option(help="Where to time: local, or ssh://user@host[:port].")] = "local",
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("profile.json"),
     runtime: Annotated[
-        Optional[str], typer.Option(help="onnxruntime, openvino or tensorrt; without it, as the family was made for.")
+        Optional[str], typer.Option(help="As in export; without it, what the family was made for.")
     ] = None,
     threads: Annotated[
         Optional[int], typer.Option(min=1, max=1024, help="CPU threads; without it, as the family was made for.")

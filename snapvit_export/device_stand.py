@@ -26,6 +26,8 @@ from .plan import Plan
 from .profiling.device import DeviceCard, usable_cores
 from .profiling.profile import LEAST_RUNS, Percentile, Profile
 from .progress import Progress, Silent
+from .runtimes.agreement import require_same_in_runtime
+from .runtimes.engine_file import engine_files
 from .runtimes.ort import OrtSession
 from .stand import DENSE, Built, Form, Stand
 from .target import Target
@@ -63,8 +65,7 @@ class DeviceStand(Stand):
         if packed is not None:
             self._require_same_model(packed)
         for built in self.built.values():
-            if built.path.suffix == ".onnx":
-                self.require_same_in_runtime(built.name, built.path, self.gate_inputs)
+            require_same_in_runtime(built.name, built.path, target, self.gate_inputs)
 
     def _require_same_model(self, packed: Elastic) -> None:
         """Refuse an Elastic folder whose dense model is not the family's, before anything is timed."""
@@ -120,6 +121,7 @@ class DeviceStand(Stand):
         tolerance = 1e-4 if self.target.precision == "fp32" else 0.05  # int8 sums differ by the order of operators
         require_equal(f"{name}: graphs of both flavours", outputs[0], outputs[1], tolerance)
         path = written.graph
+        require_same_in_runtime(name, path, self.target, self.gate_inputs)
         how = "elastic" if corrected else None
         self.built[name] = Built(
             name, path, written.weights, plan, sha256(path), written.size_bytes, None, how, None, True
@@ -142,7 +144,8 @@ class DeviceStand(Stand):
     def moved(self, name: str) -> Built:
         """A new variant as part of the family; its graph points into the family's weight file, which is the same."""
         built = self.built[name]
-        for path in (built.path, *built.weights):
+        engines = (path for path in engine_files(built.path) if path.is_file())
+        for path in (built.path, *built.weights, *engines):
             if path.name != WEIGHTS:
                 path.replace(self.folder / path.name)
         weights = tuple(self.folder / path.name for path in built.weights)

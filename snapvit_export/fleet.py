@@ -43,6 +43,10 @@ def profiles_of(name: str, manifest: Manifest) -> FamilyProfile:
     """The Profiles of a device: a file that `snapvit profile` wrote, or `cpu` for those in the manifest."""
     path = Path(name)
     if not path.is_file() and name == OWN:
+        if (gpu := manifest.target.device.accelerator) is not None:
+            raise UsageError(
+                f"{OWN}: the family's own latencies are of {gpu.name}. Run snapvit choose or profile here first"
+            )
         known = {variant.name: variant.profile for variant in manifest.variants if variant.profile is not None}
         return FamilyProfile(model=manifest.model, target=manifest.target, profiles=known)
     return FamilyProfile.load(path)

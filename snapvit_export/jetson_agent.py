@@ -76,15 +76,14 @@ LEAST_VERSION = Version(10, 3, 0)  # JetPack 6; strongly typed networks as we us
 
 # The highest opset that is documented, from that version on. Nothing found says more for the versions between.
 OPSETS = {
-    # "TensorRT 10.0 supports operators in the inclusive range of opset 9 to opset 20": docs/operators.md of
-    # github.com/onnx/onnx-tensorrt; still so for 10.7 and 10.8, as its maintainer says in
-    # github.com/NVIDIA/TensorRT/issues/4336. For 10.9 to 10.13 docs/Changelog.md names single newer operators
-    # (GroupNormalization of opset 21) and the ONNX 1.18 package, but nothing names a higher opset.
+    # docs/operators.md of github.com/onnx/onnx-tensorrt, for 10.0; in February 2025 its maintainer still points there
+    # when asked about 10.7 (github.com/NVIDIA/TensorRT/issues/4336). For 10.9 to 10.13 docs/Changelog.md names single
+    # newer operators (GroupNormalization of opset 21) and the ONNX 1.18 package, but no higher opset.
     (10, 0): 20,
     # The parser takes Attention, an operator of opset 23: github.com/onnx/onnx-tensorrt/pull/1043.
     (10, 14): 23,
-    # "TensorRT 10.15 supports operators in the inclusive range of opset 9 to opset 24": the same operators.md, at
-    # commit fa5aa9f61e7781d2ca8f5351d42c1f19525a6124. Nothing newer was found for 10.16.
+    # The same operators.md at commit fa5aa9f61e7781d2ca8f5351d42c1f19525a6124, for 10.15. Nothing newer was found for
+    # 10.16.
     (10, 15): 24,
     # docs.nvidia.com/deeplearning/tensorrt/latest/reference/onnx-opset-guide.html, for 11.x.
     (11, 0): 25,

@@ -16,7 +16,7 @@ import msgspec
 
 from .budget import Budget
 from .decide import choose_on, decide
-from .device_stand import DeviceStand, KnownStand, noise, plan_of
+from .device_stand import GATE_IMAGES, DeviceStand, KnownStand, noise, plan_of
 from .elastic.folder import Elastic
 from .errors import FileFormatError, SnapvitError, UsageError
 from .family import MANIFEST, RANKING, Choice, Limits, Manifest, MeasuredOn, read_family, write_manifest
@@ -25,6 +25,7 @@ from .profiling.profile import Profile
 from .profiling.timer import File, Timer
 from .progress import Progress
 from .ranking import Ranking
+from .runtimes.agreement import require_same_in_runtime
 from .runtimes.opening import device_for
 from .stand import Stand, reported
 from .target import Runtime, Target, parse_precision
@@ -47,6 +48,9 @@ class Way:
         if fixed not in (None, batch):
             raise UsageError(f"the family takes exactly {fixed} images. Give --batch {fixed}")
         runtime = self.runtime or made.runtime
+        is_openvino = any(variant.file.endswith(".xml") for variant in manifest.variants)
+        if is_openvino and runtime != "openvino":
+            raise UsageError(f"the family is made for OpenVINO, not for {runtime}. Export one for it")
         precision = parse_precision(made.precision, runtime)
         return Target(runtime=runtime, precision=precision, batch=batch, threads=self.threads or made.threads)
 
@@ -76,6 +80,11 @@ def profile_family(folder: Path | str, way: Way, progress: Progress, seconds: fl
     target = way.target(manifest)
     device = device_for(target.runtime)
     files = {variant.name: File(folder / variant.file, variant.sha256) for variant in manifest.variants}
+    if target.runtime != "onnxruntime":
+        progress.phase(f"comparing with ONNX Runtime: {', '.join(files)}")
+        images = noise(manifest, manifest.input.batch or GATE_IMAGES)
+        for variant in manifest.variants:
+            require_same_in_runtime(variant.name, folder / variant.file, target, images)
     progress.phase(f"timing {', '.join(files)}")
     timer = Timer(target, device, noise(manifest, target.batch), way.pause_ms)
     profiles = timer.time(files, seconds, reported(progress, None), "p90", energy=True)
@@ -99,6 +108,10 @@ def choose_in_family(
     folder = Path(folder)
     manifest = read_family(folder)
     if known is not None and known.target.device.accelerator is not None:
+        if elastic is not None or way != Way():
+            raise UsageError(
+                "latencies of a GPU decide alone: give --profile without --elastic, --runtime, --batch, ..."
+            )
         return _choose_by_known(folder, manifest, budget, limits, known)
     target = way.target(manifest)
     device = device_for(target.runtime)

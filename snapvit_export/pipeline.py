@@ -241,6 +241,8 @@ def _check_runtime(request: Request, budget: Budget | None) -> None:
     from .runtimes.opening import version_of
 
     runtime = request.target.runtime
+    if runtime == "openvino" and request.target.precision != "fp32" and (request.single_file or request.flavour):
+        raise UsageError("int8 for OpenVINO is written in its own format: leave --single-file and --flavour out")
     if not request.build_only:
         version_of(runtime)
         return

@@ -23,10 +23,9 @@ from .family import Limits, Measurement, Variant, WeightFile
 from .files import sha256
 from .graph.emit import Flavour, Options, can_reorder
 from .graph.emitter import Emitter
-from .graph.gates import require_close, require_equal
 from .graph.numerics import Numerics
 from .plan import Plan
-from .profiling.device import DeviceCard, usable_cores
+from .profiling.device import DeviceCard
 from .profiling.latency_model import LatencyModel, design, fit
 from .profiling.measure import Report
 from .profiling.pace import Latency, Pace
@@ -36,9 +35,7 @@ from .profiling.timer import File, Timer
 from .progress import Progress
 from .recipe import ADDS_BIASES
 from .runtimes.engine_file import engine_files
-from .runtimes.opening import open_session
-from .runtimes.ort import OrtSession
-from .target import ON_CPU, Target
+from .target import Target
 
 DENSE = "dense"  # the name of the variant that cuts nothing
 SHOWN_EVERY = 0.5  # seconds
@@ -121,20 +118,6 @@ class Stand(ABC):
             profile = look[name]
             between = "{:.2f} to {:.2f}".format(*profile.intervals_ms["p50"])
             self.progress.note(f"{name}: p50 {profile.p50_ms:.2f} ms ({between}), p90 {profile.p90_ms:.2f} ms")
-
-    def require_same_in_runtime(self, name: str, path: Path, images: npt.NDArray[Any]) -> None:
-        """The gate between the target's runtime and ONNX Runtime on the CPU, on the very file that is timed."""
-        if self.target.runtime == "onnxruntime":
-            return
-        with OrtSession(path, usable_cores()) as session:
-            wanted = session.run(images)
-        with open_session(path, self.target) as opened:
-            found = opened.run(images)
-        what = f"{name}: {self.target.runtime} and ONNX Runtime"
-        if self.target.precision == "fp32":
-            require_equal(what, wanted, found, 1e-3 if self.target.runtime in ON_CPU else 1e-2)  # GPUs round to TF32
-        else:
-            require_close(what, wanted, found, self.target.precision)
 
     def latency_model(self) -> LatencyModel | None:
         """Fit a model of this target to some nets of uncorrected weights, timed side by side and then removed."""

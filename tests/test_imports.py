@@ -83,6 +83,7 @@ LIGHT = [
     "snapvit_export.recipe",
     "snapvit_export.remote",
     "snapvit_export.report.table",
+    "snapvit_export.runtimes.agreement",
     "snapvit_export.runtimes.batches",
     "snapvit_export.runtimes.ceilings",
     "snapvit_export.runtimes.census",

@@ -3,6 +3,7 @@
 No mock of TensorRT. Nothing here runs or times an engine: tests/test_gpu.py does, where there is a GPU.
 """
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -23,9 +24,16 @@ from snapvit_export.graph.emitter import Emitter
 from snapvit_export.plan import Plan
 from snapvit_export.prune.pack import blueprint
 from snapvit_export.runtimes import cuda
-from snapvit_export.runtimes.ceilings import ceiling_of, require_parseable
+from snapvit_export.runtimes.ceilings import require_parseable
 from snapvit_export.runtimes.census import Census, Product, require_precision
-from snapvit_export.runtimes.engine_file import EngineRecord, engine_path, read_engine, record_path, write_engine
+from snapvit_export.runtimes.engine_file import (
+    EngineRecord,
+    engine_path,
+    mark_agreed,
+    read_engine,
+    record_path,
+    write_engine,
+)
 from snapvit_export.runtimes.tensorrt import BuildSettings, TensorRT
 from snapvit_export.runtimes.tensorrt_session import BuildOnly, build_engine
 from snapvit_export.target import Target, parse_precision
@@ -68,7 +76,7 @@ def test_every_variant_parses_and_builds_in_the_precision_it_is_called(rtx, draw
     assert set(census.counts) == kinds
     record = msgspec.json.decode(record_path(graph).read_bytes(), type=EngineRecord)
     assert engine_path(graph).stat().st_size > 10_000
-    assert (record.products, record.precision, record.timed) == (census.counts, precision, False)
+    assert (record.products, record.precision, record.agreed) == (census.counts, precision, False)
     assert (record.package, record.device) == ("tensorrt_rtx", "any")
     assert read_engine(graph, record) == engine_path(graph).read_bytes()
 
@@ -111,13 +119,18 @@ def test_parts_that_stay_in_float32_are_allowed_only_where_the_graph_says_so():
     for wide in ((), ("blocks.1.mlp",), ("blocks.0.m",)):
         with pytest.raises(GateFailed, match=r"blocks.0.mlp.gemm computes in fp32 \(products: 1 in fp16, 1 in fp32\)"):
             require_precision(found, "fp16", "x", wide)
+    mixed = Census((Product("blocks.0.mlp.gemm", "int8"), Product("blocks.0.attn.matmul", "fp32", of_weight=False)))
+    require_precision(mixed, "int8-static", "x")
+    one_left = Census((*mixed.products, Product("blocks.1.mlp.gemm", "fp32")))
+    with pytest.raises(GateFailed, match="called int8-static, but blocks.1.mlp.gemm computes in fp32"):
+        require_precision(one_left, "int8-static", "x")
     with pytest.raises(GateFailed, match="no matrix products"):
         require_precision(Census(()), "fp32", "x")
 
 
 def test_opsets_and_operators_that_a_version_does_not_take_are_refused_by_name(drawn, tmp_path):
     newer = graph_of(drawn, tmp_path, "fp32", flavour="ort")
-    with pytest.raises(SnapvitError, match=r"opset 23, and TensorRT 10.3.0 reads up to 20 .*--flavour portable"):
+    with pytest.raises(SnapvitError, match=r"up to 20 \(node .*, (Attention|Gelu)\). Export with --flavour portable"):
         require_parseable(newer, "10.3.0")
     dynamic = graph_of(drawn, tmp_path, "int8-dynamic")
     with pytest.raises(SnapvitError, match="is DynamicQuantizeLinear, which TensorRT 11.0 is not known to take"):
@@ -126,7 +139,6 @@ def test_opsets_and_operators_that_a_version_does_not_take_are_refused_by_name(d
         require_parseable(dynamic, "8.6.1")
     for precision in PRECISIONS:
         require_parseable(graph_of(drawn, tmp_path, precision), "10.3.0")  # JetPack 6
-    assert ceiling_of((10, 3)) == 20
 
 
 def test_what_the_parser_does_not_understand_is_told_with_its_node(rtx, drawn, tmp_path):
@@ -168,21 +180,32 @@ def record(**changes) -> EngineRecord:
 
 def test_a_stale_foreign_or_damaged_engine_is_refused(tmp_path):
     graph, engine = tmp_path / "s30.onnx", b"an engine"
-    sha = "1ea3f0ae2a1c19bd6bbdbf4a0c8a9e3a"
     with pytest.raises(FileFormatError, match="there is no engine of s30.onnx"):
         read_engine(graph, record())
-    import hashlib
-
     sha = hashlib.sha256(engine).hexdigest()
     write_engine(graph, engine, record(engine_sha256=sha))
     assert read_engine(graph, record()) == engine
     others = dict(onnx_sha256="bb", version="10.13.0", device="RTX 4090", capability="8.9", batch=2, precision="fp32")
+    others |= dict(package="tensorrt_rtx", most_batch=8, workspace_bytes=2, level=5)
     for what, value in others.items():
         with pytest.raises(FileFormatError, match=f"built for another {what} .*Build it on this device"):
             read_engine(graph, record(**{what: value}))
+    mark_agreed(graph)
+    assert json.loads(record_path(graph).read_text())["agreed"] is True
+    assert read_engine(graph, record()) == engine
     engine_path(graph).write_bytes(b"an engine!")
     with pytest.raises(FileFormatError, match="damaged"):
         read_engine(graph, record())
+
+
+def test_an_engine_that_was_built_without_a_gpu_is_for_any_card(tmp_path):
+    graph, engine = tmp_path / "s30.onnx", b"an engine"
+    made = dict(package="tensorrt_rtx", version="1.7", engine_sha256=hashlib.sha256(engine).hexdigest())
+    write_engine(graph, engine, record(**made, device="any", capability="any"))
+    assert read_engine(graph, record(**made)) == engine
+    write_engine(graph, engine, record(**{**made, "package": "tensorrt"}, device="any", capability="any"))
+    with pytest.raises(FileFormatError, match="another device"):
+        read_engine(graph, record(**{**made, "package": "tensorrt"}))
 
 
 def has_gpu() -> bool:

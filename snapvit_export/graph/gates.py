@@ -62,12 +62,18 @@ def require_close(
     what: str, reference: Outputs, other: Outputs, precision: Precision, where: Callable[[], str] = lambda: ""
 ) -> Agreement:
     """Pass if every output of a form in fewer bits points where that in float32 does."""
+    return require_cosine(what, reference, other, LEAST_COSINE[precision], where)
+
+
+def require_cosine(
+    what: str, reference: Outputs, other: Outputs, least: float, where: Callable[[], str] = lambda: ""
+) -> Agreement:
+    """Pass if every output of one form points where that of the other does."""
     _require_comparable(what, reference, other, where)
     found = agreement(reference, other)
-    if not found.cosine >= LEAST_COSINE[precision]:
+    if not found.cosine >= least:
         raise GateFailed(
-            f"{what}: the cosine is {found.cosine:.6f} (at least {LEAST_COSINE[precision]:g} is asked){where()}. "
-            "Use another --precision"
+            f"{what}: the cosine is {found.cosine:.6f} (at least {least:g} is asked){where()}. Use another --precision"
         )
     return found
 

@@ -48,9 +48,10 @@ class Watch:
     def __init__(self) -> None:
         self._started, self._own, self._all = time.monotonic(), time.process_time(), _busy_seconds()
 
-    def conditions(self, samples: Samples) -> Conditions:
-        """What was seen, with what the samples themselves tell."""
-        return Conditions(noise=samples.noise, drift=samples.drift, waited=samples.waited, others=self._others())
+    def conditions(self, samples: Samples, on_cpu: bool = True) -> Conditions:
+        """What was seen, with what the samples themselves tell; where a GPU works, waiting for it is no trouble."""
+        waited = samples.waited if on_cpu else 0.0
+        return Conditions(noise=samples.noise, drift=samples.drift, waited=waited, others=self._others())
 
     def _others(self) -> float | None:
         """Cores' worth of work by other processes, on average."""

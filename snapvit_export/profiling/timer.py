@@ -14,7 +14,7 @@ from typing import Any
 import numpy.typing as npt
 
 from ..runtimes.opening import Session, open_session
-from ..target import Target
+from ..target import ON_CPU, Target
 from .conditions import Energy, Watch
 from .device import DeviceCard
 from .measure import Report, time_together
@@ -63,10 +63,10 @@ class Timer:
             calls: dict[str, Callable[[], object]] = {
                 name: partial(session.run, self.inputs) for name, session in sessions.items()
             }
-            watch = Watch()
+            watch, on_cpu = Watch(), self.target.runtime in ON_CPU
             samples = time_together(calls, seconds, self.pause_ms, report, LEAST_RUNS[at])
             gpu = {name: _gpu_ms(session) for name, session in sessions.items()}
-            conditions = {name: watch.conditions(taken) for name, taken in samples.items()}
+            conditions = {name: watch.conditions(taken, on_cpu) for name, taken in samples.items()}
             spent = {name: _energy_mj(call) if energy else None for name, call in calls.items()}
         return {
             name: to_profile(

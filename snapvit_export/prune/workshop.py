@@ -33,6 +33,7 @@ from ..plan import Plan
 from ..profiling.device import DeviceCard, usable_cores
 from ..profiling.latency_model import LatencyModel
 from ..progress import Progress
+from ..runtimes.agreement import require_same_in_runtime
 from ..runtimes.opening import Session, open_session
 from ..runtimes.ort import OrtSession
 from ..stand import Built, Form, Stand
@@ -117,8 +118,8 @@ class Workshop(Stand):
                 write = partial(self.emitter.write, name, plan, made, metadata=told)
                 written, cosine = self._in_fewer_bits(name, written, write)
             path, weights, size = written.graph, written.weights, written.size_bytes
-        if self.times and not self.quantises:
-            self.require_same_in_runtime(name, path, self.gate_inputs)
+        if self.times:
+            require_same_in_runtime(name, path, self.target, self.gate_inputs)
         evaluation = self._evaluate(name, path)
         self.built[name] = Built(name, path, weights, plan, sha256(path), size, evaluation, correction, cosine, keep)
 
@@ -162,7 +163,7 @@ class Workshop(Stand):
         """Write the graphs of both flavours in float32, pass their gates, and return the one to go on with."""
         last, form = self.form.flavour, self.form
         if self.target.precision != "fp32":  # only to compare and to calibrate with, which needs a portable graph
-            last, form = "portable", Form()
+            last, form = "portable", Form(batch=self.form.batch if self.quantises else None)
         for flavour in sorted(OPSETS, key=lambda flavour: flavour == last):
             written = write(options=Options(flavour, form.batch), single_file=form.single_file)
             require_equal(

@@ -11,13 +11,8 @@ from pathlib import Path
 
 from ..errors import SnapvitError
 from ..graph.read import read_graph
+from ..jetson_agent import LEAST_VERSION, SINCE, Version, ceiling_of
 
-LEAST_VERSION = (10, 3)  # strongly typed networks as we use them
-OPSETS: dict[tuple[int, int], int] = {  # the highest, from that version on; docs/operators.md of onnx/onnx-tensorrt
-    (10, 3): 20,  # no later release notes of 10.4 to 10.13 name a higher one
-    (10, 14): 23,  # the first with Attention (onnx-tensorrt pull request 1043)
-    (10, 15): 24,
-}
 OPERATORS = frozenset(
     {
         "Add",
@@ -54,16 +49,17 @@ OPERATORS = frozenset(
 def require_parseable(path: Path, version: str) -> None:
     """Refuse a graph that this version of TensorRT does not take, naming the node."""
     numbers = tuple(int(part) for part in version.split(".")[:2])
-    if numbers < LEAST_VERSION:
-        least = ".".join(map(str, LEAST_VERSION))
+    if numbers < LEAST_VERSION[:2]:
+        least = ".".join(map(str, LEAST_VERSION[:2]))
         raise SnapvitError(f"TensorRT {version} is too old: {least} or newer is needed, which JetPack 6 brings")
     model = read_graph(path)
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
-    ceiling = ceiling_of(numbers)
+    ceiling = ceiling_of(Version(*numbers, 0))
     if opset > ceiling:
-        node = model.graph.node[0]
+        newer = [node for node in model.graph.node if SINCE.get(node.op_type, 0) > ceiling]
+        node = newer[0] if newer else model.graph.node[0]
         raise SnapvitError(
-            f"{path}: opset {opset}, and TensorRT {version} reads up to {ceiling} (node {node.name or node.op_type})"
+            f"{path}: opset {opset}, and TensorRT {version} reads up to {ceiling} (node {node.name}, {node.op_type})"
             ". Export with --flavour portable"
         )
     for node in model.graph.node:
@@ -72,8 +68,3 @@ def require_parseable(path: Path, version: str) -> None:
                 f"{path}: node {node.name or node.output[0]} is {node.op_type}, which TensorRT {version} is not known "
                 "to take. Export with --flavour portable, and int8-static for int8"
             )
-
-
-def ceiling_of(version: tuple[int, ...]) -> int:
-    """The highest opset that a version reads."""
-    return max(opset for since, opset in OPSETS.items() if since <= version)

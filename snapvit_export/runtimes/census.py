@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from ..errors import GateFailed
 from ..target import Precision
 
-IN_INT8 = 0.5  # share of the products that an int8 network must have in int8 at least: linear layers, not attention
-
 
 @dataclass(frozen=True)
 class Product:
@@ -22,6 +20,7 @@ class Product:
 
     name: str  # of its node, which begins with the part of the model: blocks.3.mlp
     kind: str  # fp32, fp16, int8, ...
+    of_weight: bool = True  # False: of two values that both depend on the image, as in attention
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,11 @@ def require_precision(found: Census, precision: Precision, where: str, wide: Col
     told = ", ".join(f"{count} in {kind}" for kind, count in found.counts.items()) or "none"
     if not found.products:
         raise GateFailed(f"{where}: has no matrix products, so it is no {precision} model")
-    if precision.startswith("int8"):
-        share = found.counts.get("int8", 0) / len(found.products)
-        if share < IN_INT8:
-            raise GateFailed(f"{where}: called {precision}, but of its matrix products are {told}")
-        return
-    wrong = [p for p in found.products if p.kind != precision and not (p.kind == "fp32" and _within(p.name, wide))]
+    if precision.startswith("int8"):  # the linear layers of all blocks; attention stays in floats
+        linear = [p for p in found.products if p.of_weight and p.name.startswith("blocks.")]
+        wrong = [p for p in linear or found.products if p.kind != "int8"]
+    else:
+        wrong = [p for p in found.products if p.kind != precision and not (p.kind == "fp32" and _within(p.name, wide))]
     if wrong:
         name, kind = wrong[0].name, wrong[0].kind
         raise GateFailed(f"{where}: called {precision}, but {name} computes in {kind} (products: {told})")

@@ -19,6 +19,7 @@ from ..errors import SnapvitError
 LIBRARY = "libcuda.so.1"
 ATTRIBUTES = {"major": 75, "minor": 76}  # CUdevice_attribute: compute capability
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+SPIN = 1  # CU_CTX_SCHED_SPIN: whoever waits for the GPU looks again and again, as a latency wants it
 
 
 class NoGPU(SnapvitError):
@@ -30,7 +31,7 @@ class Cuda:
 
     def __init__(self) -> None:
         try:
-            self._library = ctypes.CDLL(LIBRARY)
+            self.library = ctypes.CDLL(LIBRARY)
         except OSError:
             raise NoGPU(f"no NVIDIA driver is installed here: {LIBRARY} is not found") from None
         self._call("cuInit", 0)
@@ -41,14 +42,19 @@ class Cuda:
         self._device = ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(self._device), 0)
         self._context = ctypes.c_void_p()
+        self._call("cuDevicePrimaryCtxSetFlags_v2", self._device, SPIN)
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
+        self.use()
+
+    def use(self) -> None:
+        """Make the GPU that of the thread that calls."""
         self._call("cuCtxSetCurrent", self._context)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        code = getattr(self._library, name)(*arguments)
+        code = getattr(self.library, name)(*arguments)
         if code != 0:
             text = ctypes.c_char_p()
-            self._library.cuGetErrorString(code, ctypes.byref(text))
+            self.library.cuGetErrorString(code, ctypes.byref(text))
             reason = text.value.decode() if text.value else f"error {code}"
             if name in ("cuInit", "cuDeviceGetCount"):
                 raise NoGPU(f"the NVIDIA driver cannot be used here: {reason}")
@@ -129,8 +135,12 @@ class Stream:
         self._cuda._call("cuStreamBeginCapture_v2", self._handle, RELAXED)
         try:
             work()
-        finally:
-            self._cuda._call("cuStreamEndCapture", self._handle, ctypes.byref(graph))
+        except BaseException:
+            self._cuda.library.cuStreamEndCapture(
+                self._handle, ctypes.byref(graph)
+            )  # fails too; the first error counts
+            raise
+        self._cuda._call("cuStreamEndCapture", self._handle, ctypes.byref(graph))
         self._cuda._call("cuGraphInstantiateWithFlags", ctypes.byref(runnable), graph, ctypes.c_uint64(0))
         self._cuda._call("cuGraphDestroy", graph)
         return Graph(self._cuda, runnable, self._handle)
@@ -167,9 +177,15 @@ class Graph:
         self._cuda._call("cuGraphExecDestroy", self._runnable)
 
 
-@cache
 def require_gpu() -> Cuda:
-    """The GPU of this machine, or a clear error."""
+    """The GPU of this machine, ready for the thread that asks; or a clear error."""
+    found = _first_gpu()
+    found.use()
+    return found
+
+
+@cache
+def _first_gpu() -> Cuda:
     return Cuda()
 
 

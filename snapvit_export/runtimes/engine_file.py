@@ -14,12 +14,19 @@ import os
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from ..errors import FileFormatError
 from ..files import sha256, write_atomically
 from ..target import Precision
 from ..values import Count, Size, Value, read_json, write_json
 
 SUFFIX = ".engine"
+ANY = "any"  # device of an engine that was built without a GPU
+WHAT_MATTERS = (
+    *("onnx_sha256", "package", "version", "device", "capability", "precision", "batch", "most_batch"),
+    *("workspace_bytes", "level"),
+)
 
 
 class EngineRecord(Value, frozen=True, kw_only=True):
@@ -39,11 +46,14 @@ class EngineRecord(Value, frozen=True, kw_only=True):
     workspace_bytes: Count
     level: Count
     products: dict[str, Count]  # matrix products by precision, counted in the parsed network
-    timed: bool = False  # True: it ran on a GPU and agreed with ONNX Runtime
+    agreed: bool = False  # True: it ran on a GPU and gave what ONNX Runtime gives
 
     def differs_from(self, other: EngineRecord) -> str | None:
         """The first thing in which two records of one engine differ; None if they are of the same."""
-        for name in ("onnx_sha256", "package", "version", "device", "capability", "precision", "batch", "most_batch"):
+        names = list(WHAT_MATTERS)
+        if self.package == "tensorrt_rtx" and self.device == ANY:  # made to be loaded by any card
+            names = [name for name in names if name not in ("device", "capability")]
+        for name in names:
             if getattr(self, name) != getattr(other, name):
                 return name
         return None
@@ -83,6 +93,13 @@ def read_engine(graph: Path, wanted: EngineRecord) -> bytes:
     if sha256(path) != found.engine_sha256:
         raise FileFormatError(f"{path}: damaged: it is not the engine that its record describes. Build it again")
     return path.read_bytes()
+
+
+def mark_agreed(graph: Path) -> None:
+    """Write down that the engine of a graph, if it has one, gave what ONNX Runtime gives."""
+    if record_path(graph).is_file():
+        record = read_json(record_path(graph), EngineRecord)
+        write_json(record_path(graph), msgspec.structs.replace(record, agreed=True))
 
 
 def timing_cache_path(device: str, version: str, precision: Precision) -> Path:

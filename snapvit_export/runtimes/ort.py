@@ -214,7 +214,10 @@ def _settings(provider: str, path: Path | bytes, batch: int) -> dict[str, str]:
     if provider != TENSORRT:
         return SETTINGS[provider]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "snapvit" / "onnxruntime-tensorrt"
-    digest = hashlib.sha256(path if isinstance(path, bytes) else path.read_bytes()).hexdigest()[:16]
+    gpu = require_gpu()  # engines hold for one card, driver and version too, which ONNX Runtime does not look at
+    made_by = f"{version()} {gpu.name} {gpu.capability} {gpu.driver}".encode()
+    content = path if isinstance(path, bytes) else path.read_bytes()
+    digest = hashlib.sha256(content + made_by).hexdigest()[:16]
     engines = folder / f"{digest}-{batch}"
     with writing(engines):
         engines.mkdir(parents=True, exist_ok=True)

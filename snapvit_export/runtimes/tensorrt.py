@@ -57,9 +57,10 @@ class TensorRT:
         """Read a graph, with the weights beside it, into a strongly typed network."""
         trt = self.trt
         self.log.errors.clear()
-        builder = trt.Builder(self.log)
-        if builder is None:
-            raise SnapvitError(f"TensorRT {self.version} gives no builder: {self.log.cause}")
+        try:
+            builder = trt.Builder(self.log)
+        except TypeError as error:  # its way to say that there is none
+            raise SnapvitError(f"TensorRT {self.version} gives no builder: {self.log.cause}") from error
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         parser = trt.OnnxParser(network, self.log)
         if not parser.parse_from_file(str(path)):
@@ -101,20 +102,24 @@ class Parsed:
         layers = [self.network.get_layer(n) for n in range(self.network.num_layers)]
         made_by = {layer.get_output(n).name: layer for layer in layers for n in range(layer.num_outputs)}
 
-        def is_dequantised(tensor: Any) -> bool:
-            """Whether a value comes from int8, perhaps with another shape."""
+        def origin(tensor: Any, through: Any) -> Any:
+            """The kind of layer that a value comes from, through layers of some kinds, such as a new shape."""
             layer = made_by.get(tensor.name)
-            while layer is not None and layer.type == trt.LayerType.SHUFFLE:
+            while layer is not None and layer.type in through:
                 layer = made_by.get(layer.get_input(0).name)
-            return layer is not None and layer.type == trt.LayerType.DEQUANTIZE
+            return None if layer is None else layer.type
+
+        shapes = {trt.LayerType.SHUFFLE}
+        stored = {*shapes, trt.LayerType.DEQUANTIZE, trt.LayerType.CAST}
 
         found = []
         for layer in layers:
             if layer.type == trt.LayerType.MATRIX_MULTIPLY:
                 read = [layer.get_input(n) for n in range(layer.num_inputs)]
-                whole = all(is_dequantised(tensor) for tensor in read)
+                whole = all(origin(tensor, shapes) == trt.LayerType.DEQUANTIZE for tensor in read)
                 kind = "int8" if whole else names.get(read[0].dtype, str(read[0].dtype))
-                found.append(Product(str(layer.name), kind))
+                of_weight = any(origin(tensor, stored) == trt.LayerType.CONSTANT for tensor in read)
+                found.append(Product(str(layer.name), kind, of_weight))
         return Census(tuple(found))
 
     def build(self, settings: BuildSettings, timing_cache: bytes | None = None) -> Built:
@@ -128,9 +133,12 @@ class Parsed:
         config = self.builder.create_builder_config()
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace_bytes)
         config.builder_optimization_level = settings.level
+        config.clear_flag(trt.BuilderFlag.TF32)  # on by itself, and keeps 10 of the 23 bits that fp32 is called for
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
         if timing_cache is not None:
-            config.set_timing_cache(config.create_timing_cache(timing_cache), False)
+            known = config.create_timing_cache(timing_cache) or config.create_timing_cache(b"")
+            if not config.set_timing_cache(known, False):  # of another device or version: begin anew
+                config.set_timing_cache(config.create_timing_cache(b""), False)
         self._add_profile(config, settings)
         plan = self.builder.build_serialized_network(self.network, config)
         if plan is None:

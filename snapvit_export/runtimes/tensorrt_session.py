@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import FileFormatError, MissingDependency, SnapvitError
+from ..errors import FileFormatError, MissingDependency, SnapvitError, first_line
 from ..files import sha256, write_atomically
 from ..graph.read import read_graph
 from ..target import Precision, Target
 from .batches import in_batches
 from .ceilings import require_parseable
 from .census import Census, require_precision
-from .cuda import Cuda, NoGPU, require_gpu
-from .engine_file import EngineRecord, read_engine, timing_cache_path, write_engine
+from .cuda import Cuda, Graph, NoGPU, require_gpu
+from .engine_file import ANY, EngineRecord, read_engine, timing_cache_path, write_engine
 from .tensorrt import BuildSettings, TensorRT
 
 PACKAGES = ("tensorrt", "tensorrt_rtx")  # the first of them that is installed
@@ -38,10 +38,15 @@ def find_package(names: tuple[str, ...] = PACKAGES) -> Any:
     for name in names:
         try:
             return importlib.import_module(name)
-        except ImportError:
+        except ModuleNotFoundError:
             continue
+        except (ImportError, OSError) as error:
+            raise MissingDependency(
+                f"{name} is installed and does not load: {first_line(error)}. Its libraries must be where the loader "
+                "finds them; on a Jetson use the system's Python, or a venv with --system-site-packages"
+            ) from error
     wanted = " or ".join(f"pip install {INSTALL[name]}" for name in names)
-    raise MissingDependency(f"TensorRT is not installed. Try: {wanted}")
+    raise MissingDependency(f"TensorRT is not installed. Try: {wanted}; a Jetson has it in the system's Python")
 
 
 def require_tensorrt() -> tuple[TensorRT, Cuda]:
@@ -83,6 +88,9 @@ class TensorRTSession:
     """
 
     def __init__(self, path: Path, target: Target, settings: BuildSettings | None = None) -> None:
+        self._where = str(path)
+        self._memory: dict[str, int] = {}  # addresses by tensor
+        self._graph: Graph | None = None
         self._api, self._cuda = require_tensorrt()
         self._settings = settings or BuildSettings(batch=target.batch)
         engine = self._engine(path, target.precision)
@@ -90,7 +98,11 @@ class TensorRTSession:
         self._context = self._engine_object.context()
         self._batch = self._settings.batch
         self._stream = self._cuda.stream()
-        self._prepare(path)
+        try:
+            self._prepare(path)
+        except BaseException:
+            self.close()
+            raise
 
     def _engine(self, path: Path, precision: Precision) -> bytes:
         """The engine beside the graph, or a new one."""
@@ -110,10 +122,8 @@ class TensorRTSession:
         self._context.set_shape(source, (self._batch, *dims))
         self._input: npt.NDArray[Any] = np.zeros((self._batch, *dims), self._engine_object.numpy_type(source))
         self._output = np.zeros(self._context.shape(result), self._engine_object.numpy_type(result))
-        self._memory = {
-            source: self._cuda.allocate(self._input.nbytes),
-            result: self._cuda.allocate(self._output.nbytes),
-        }
+        for name, size in ((source, self._input.nbytes), (result, self._output.nbytes)):
+            self._memory[name] = self._cuda.allocate(size)
         self._context.bind(self._memory)
         self._context.enqueue(self._stream.address)  # the first run allocates, which a capture must not
         self._stream.wait()
@@ -125,16 +135,23 @@ class TensorRTSession:
 
     def _run(self, images: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         source, result = self._names
-        np.copyto(self._input, images, casting="same_kind")
+        if images.shape != self._input.shape or images.dtype != self._input.dtype:
+            has, wants = f"{images.shape} {images.dtype}", f"{self._input.shape} {self._input.dtype}"
+            raise SnapvitError(f"{self._where}: takes images of {wants}, not of {has}")
+        np.copyto(self._input, images)
         self._stream.to_gpu(self._memory[source], self._input)
-        self._graph.launch()
+        self._launch()
         self._stream.from_gpu(self._output, self._memory[result])
         self._stream.wait()
         return self._output.astype(np.float32)  # a copy: the next run writes there
 
     def gpu_ms(self) -> float:
         """What the GPU alone needs for one run."""
-        return self._stream.elapsed_ms(self._graph.launch)
+        return self._stream.elapsed_ms(self._launch)
+
+    def _launch(self) -> None:
+        assert self._graph is not None, "the session is closed"
+        self._graph.launch()
 
     def layers(self) -> Any:
         """What the builder made of the graph."""
@@ -151,10 +168,11 @@ class TensorRTSession:
 
     def close(self) -> None:
         """Give back the memory."""
-        self._graph.close()
+        if self._graph is not None:
+            self._graph.close()
         for address in self._memory.values():
             self._cuda.free(address)
-        self._memory = {}
+        self._graph, self._memory = None, {}
         self._stream.close()
 
     def __enter__(self) -> TensorRTSession:
@@ -198,8 +216,8 @@ def _record(
         engine_sha256="",
         package=str(api.trt.__name__),
         version=api.version,
-        device="any" if cuda is None else cuda.name,
-        capability="any" if cuda is None else cuda.capability,
+        device=ANY if cuda is None else cuda.name,
+        capability=ANY if cuda is None else cuda.capability,
         driver="none" if cuda is None else cuda.driver,
         precision=precision,
         batch=settings.batch,
@@ -207,7 +225,6 @@ def _record(
         workspace_bytes=settings.workspace_bytes,
         level=settings.level,
         products=census.counts,
-        timed=False,
     )
 
 

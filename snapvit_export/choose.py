@@ -90,6 +90,10 @@ class _Line:
         if math.isfinite(found.ms) and math.isfinite(self.guesses[number]):
             self.scale = found.ms * (1 + MARGIN) / self.guesses[number]
 
+    def allows(self, fits: int, most_timed: int) -> bool:
+        """Whether a candidate and its neighbour may still be timed; dense is there anyway."""
+        return len((self.timed | {fits - 1, fits}) - {0}) <= most_timed
+
     def propose(self, too_slow: int, fits: int, halve: bool = False) -> int:
         """The densest that should fit, between the two; `halve`: guesses of milliseconds tell nothing of a size."""
         allowed = self.budget_ms / self.scale
@@ -107,21 +111,21 @@ def _confirm(fits: int, line: _Line, time: TimeTogether, most_timed: int) -> Bra
         pair = _compare(fits, line.budget_ms, time)
         denser, chosen = pair[fits - 1], pair[fits]
         line.timed |= {fits - 1, fits}
-        moves_left = len(line.timed - {0}) < most_timed
         if chosen.high > line.budget_ms:
             is_over = chosen.ms > line.budget_ms
             if fits == line.last and is_over:
                 raise OutOfReach(chosen)
-            if fits == line.last or not (is_over or moves_left):
-                return Bracket(fits, fits - 1, decided=False)  # within the budget, not surely
             line.learn(fits, chosen)
-            fits = line.propose(fits, line.last + 1)
+            proposed = line.propose(min(fits, line.last - 1), line.last + 1)
+            if fits == line.last or not (is_over or line.allows(proposed, most_timed)):
+                return Bracket(fits, fits - 1, decided=False)  # within the budget, not surely
+            fits = proposed
         elif denser.high <= line.budget_ms:
             if fits == 1:
                 return Bracket(0, None)  # dense was too slow a moment ago and fits now: side by side decides
             line.learn(fits - 1, denser)
             proposed = line.propose(0, fits)
-            if proposed in seen or not moves_left:
+            if proposed in seen or not line.allows(proposed, most_timed):
                 return Bracket(fits, fits - 1, decided=False)  # looks contradict each other: the safe one
             fits = proposed
         else:

@@ -153,18 +153,24 @@ def test_a_bound_run_is_the_same_at_the_same_place_every_time(tmp_path):
             bound(wrong)
 
 
-def test_engines_are_cached_by_content_and_batch(tmp_path, monkeypatch):
+def test_engines_are_cached_by_content_batch_and_card(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "same.onnx").write_bytes(b"one")
     folders = [
-        ort._settings(TENSORRT, path, batch)["trt_engine_cache_path"]
-        for path, batch in ((tmp_path / "same.onnx", 1), (b"one", 1), (b"two", 1), (b"one", 8))
+        ort._settings(TENSORRT, path, batch, made_by)["trt_engine_cache_path"]
+        for path, batch, made_by in (
+            (tmp_path / "same.onnx", 1, "Orin"),
+            (b"one", 1, "Orin"),
+            (b"two", 1, "Orin"),
+            (b"one", 8, "Orin"),
+            (b"one", 1, "RTX 4090"),
+        )
     ]
     assert folders[0] == folders[1]
-    assert len(set(folders)) == 3
+    assert len(set(folders)) == 4
     assert all(Path(folder).is_dir() for folder in folders)
-    assert ort._settings(TENSORRT, b"two", 1)["trt_timing_cache_path"] == str(Path(folders[0]).parent)
-    assert ort._settings(CUDA, b"two", 1) == SETTINGS[CUDA]
+    assert ort._settings(TENSORRT, b"two", 1, "Orin")["trt_timing_cache_path"] == str(Path(folders[0]).parent)
+    assert ort._settings(CUDA, b"two", 1, "") == SETTINGS[CUDA]
 
 
 def test_the_cpu_takes_any_batch_and_fixed_ones_run_as_often_as_they_must(tmp_path):

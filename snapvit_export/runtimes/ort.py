@@ -115,7 +115,8 @@ class OrtSession:
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
             options.add_free_dimension_override_by_name(BATCH, batch)
             with _quiet(ort):
-                self._session = self._open(source, options, provider, _settings(provider, path, batch))
+                made_by = _made_by() if provider == TENSORRT else ""
+                self._session = self._open(source, options, provider, _settings(provider, path, batch, made_by))
             self._require_known_shapes()
             self._call = Bound(self._session, "cuda")
         given = self._session.get_inputs()[0]
@@ -205,19 +206,23 @@ def _on_device(value: Any, device: str) -> Any:
     return ort.OrtValue.ortvalue_from_shape_and_type(value.shape, TYPES[value.type], device, 0)
 
 
-def _settings(provider: str, path: Path | bytes, batch: int) -> dict[str, str]:
+def _made_by() -> str:
+    """What else an engine holds for: one version, card and driver, which ONNX Runtime does not look at."""
+    gpu = require_gpu()
+    return f"{version()} {gpu.name} {gpu.capability} {gpu.driver}"
+
+
+def _settings(provider: str, path: Path | bytes, batch: int, made_by: str) -> dict[str, str]:
     """What a provider is told; with TensorRT also where its caches are.
 
     It calls an engine after the file and its nodes, and takes another model's for its own if these are alike. So there
-    is a folder for every content: a graph names the hashes of its weights.
+    is a folder for every content, where a graph names the hashes of its weights, and for what it was made by.
     """
     if provider != TENSORRT:
         return SETTINGS[provider]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "snapvit" / "onnxruntime-tensorrt"
-    gpu = require_gpu()  # engines hold for one card, driver and version too, which ONNX Runtime does not look at
-    made_by = f"{version()} {gpu.name} {gpu.capability} {gpu.driver}".encode()
     content = path if isinstance(path, bytes) else path.read_bytes()
-    digest = hashlib.sha256(content + made_by).hexdigest()[:16]
+    digest = hashlib.sha256(content + made_by.encode()).hexdigest()[:16]
     engines = folder / f"{digest}-{batch}"
     with writing(engines):
         engines.mkdir(parents=True, exist_ok=True)

@@ -48,13 +48,13 @@ OPERATORS = frozenset(
 
 def require_parseable(path: Path, version: str) -> None:
     """Refuse a graph that this version of TensorRT does not take, naming the node."""
-    numbers = tuple(int(part) for part in version.split(".")[:2])
-    if numbers < LEAST_VERSION[:2]:
+    major, minor = (int(part) for part in version.split(".")[:2])
+    if (major, minor) < LEAST_VERSION[:2]:
         least = ".".join(map(str, LEAST_VERSION[:2]))
         raise SnapvitError(f"TensorRT {version} is too old: {least} or newer is needed, which JetPack 6 brings")
     model = read_graph(path)
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
-    ceiling = ceiling_of(Version(*numbers, 0))
+    ceiling = ceiling_of(Version(major, minor, 0))
     if opset > ceiling:
         newer = [node for node in model.graph.node if SINCE.get(node.op_type, 0) > ceiling]
         node = newer[0] if newer else model.graph.node[0]

@@ -7,6 +7,8 @@ from typing import Annotated, Optional
 
 import typer
 
+from . import options
+
 
 def choose(
     family: Annotated[Path, typer.Argument(help="A family folder; its manifest gets the answer.")],
@@ -20,19 +22,13 @@ def choose(
     profile: Annotated[
         Optional[Path], typer.Option(help="Latencies that `snapvit profile` took here, instead of timing them again.")
     ] = None,
-    runtime: Annotated[
-        Optional[str], typer.Option(help="As in export; without it, what the family was made for.")
-    ] = None,
-    threads: Annotated[
-        Optional[int], typer.Option(min=1, max=1024, help="CPU threads; without it, as the family was made for.")
-    ] = None,
-    batch: Annotated[
-        Optional[int], typer.Option(min=1, max=65536, help="Images per run; without it, as the family was made for.")
-    ] = None,
-    pause: Annotated[float, typer.Option(min=0, max=10000, help="Milliseconds to sleep before every run.")] = 0.0,
-    pin: Annotated[Optional[str], typer.Option(help="Cores to run on: 0 or 0,2.")] = None,
+    runtime: options.Runtime = None,
+    threads: options.Threads = None,
+    batch: options.Batch = None,
+    pause: options.Pause = 0.0,
+    pin: options.Pin = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Time a family here and choose the densest variant that keeps the budget, with the proof in its manifest."""
     from ..budget import Budget

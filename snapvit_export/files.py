@@ -26,6 +26,11 @@ _ADVICE = {
 }
 
 
+def cache_folder(what: str) -> Path:
+    """Where things of a kind are kept that can be made again, for this user."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "snapvit" / what
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Say in one line why `path` could not be written."""

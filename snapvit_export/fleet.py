@@ -9,6 +9,7 @@ from .budget import Budget
 from .errors import BudgetNotMet, FileFormatError, UsageError
 from .family import Manifest
 from .on_device import FamilyProfile
+from .profiling.pace import Pace
 from .profiling.profile import Percentile
 from .values import Value
 
@@ -64,20 +65,23 @@ def pick(device: str, found: FamilyProfile, manifest: Manifest, budget: Budget, 
         raise FileFormatError(
             f"{device}: its latencies are of other files than this family has. Run snapvit profile again"
         )
-    budget_ms = budget.to_ms(dense.at_ms(at), found.target.batch)
+    pace = Pace(manifest.dense)
+    pace.add({variant.name: profile for variant, profile in timed})
+    budget_ms = budget.to_ms(pace.usual_ms(at), found.target.batch)
     before: tuple[str, float] | None = None
-    for variant, profile in timed:
-        if profile.at_ms(at) <= budget_ms:
+    for variant, _ in timed:
+        latency = pace.latency(variant.name, at, budget.is_relative)
+        if latency.high <= budget_ms:  # as a choice has it
             name, ms = before or (None, None)
             return Pick(
                 device=device,
                 budget_ms=budget_ms,
                 variant=variant.name,
-                latency_ms=profile.at_ms(at),
+                latency_ms=latency.ms,
                 next_denser=name,
                 next_denser_ms=ms,
             )
-        before = (variant.name, profile.at_ms(at))
+        before = (variant.name, latency.ms)
     assert before is not None
     raise BudgetNotMet(
         f"{device}: no variant fits {budget_ms:.3g} ms, the smallest takes {before[1]:.3g} ms. Export sparser ones"

@@ -4,7 +4,9 @@ No mock of TensorRT. Nothing here runs or times an engine: tests/test_gpu.py doe
 """
 
 import hashlib
+import importlib
 import json
+import os
 import subprocess
 import sys
 
@@ -50,6 +52,8 @@ PLANS = {
 @pytest.fixture(scope="module")
 def rtx() -> TensorRT:
     """The package that parses and builds without a GPU."""
+    if os.environ.get("SNAPVIT_REQUIRE_RUNTIMES"):
+        importlib.import_module("tensorrt_rtx")  # a failure there, not a skip
     return TensorRT(pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install tensorrt-rtx"))
 
 

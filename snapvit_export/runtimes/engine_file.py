@@ -10,14 +10,13 @@ precision is shared by all engines: building the next variant then takes a part 
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from ..errors import FileFormatError
-from ..files import sha256, write_atomically
+from ..files import cache_folder, sha256, write_atomically
 from ..target import Precision
 from ..values import Count, Size, Value, read_json, write_json
 
@@ -34,7 +33,7 @@ class EngineRecord(Value, frozen=True, kw_only=True):
 
     format_version: Literal[1] = 1
     onnx_sha256: str
-    engine_sha256: str
+    engine_sha256: str = ""  # once it is written
     package: str  # tensorrt or tensorrt_rtx
     version: str  # of that package
     device: str  # the GPU; "any" where none was there to build for
@@ -75,10 +74,11 @@ def engine_files(graph: Path) -> tuple[Path, Path]:
 
 
 def write_engine(graph: Path, engine: bytes, record: EngineRecord) -> None:
-    """Write an engine, then its record: without the record it does not count."""
+    """Write an engine, then its record, which gets the engine's hash: without the record it does not count."""
     record_path(graph).unlink(missing_ok=True)
     write_atomically(engine_path(graph), engine)
-    write_json(record_path(graph), record)
+    digest = hashlib.sha256(engine).hexdigest()
+    write_json(record_path(graph), msgspec.structs.replace(record, engine_sha256=digest))
 
 
 def read_engine(graph: Path, wanted: EngineRecord) -> bytes:
@@ -104,6 +104,5 @@ def mark_agreed(graph: Path) -> None:
 
 def timing_cache_path(device: str, version: str, precision: Precision) -> Path:
     """One cache for all engines of a device, version and precision, in the user's cache folder."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "snapvit" / "timing"
     key = hashlib.sha256(f"{device}\n{version}\n{precision}".encode()).hexdigest()[:16]
-    return folder / f"{key}.cache"
+    return cache_folder("timing") / f"{key}.cache"

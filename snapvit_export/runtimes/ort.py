@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SnapvitError, first_line, needs
-from ..files import writing
+from ..files import cache_folder, writing
 from ..target import Runtime
 from .batches import in_batches
 from .cuda import NoGPU, require_gpu
@@ -220,7 +220,7 @@ def _settings(provider: str, path: Path | bytes, batch: int, made_by: str) -> di
     """
     if provider != TENSORRT:
         return SETTINGS[provider]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "snapvit" / "onnxruntime-tensorrt"
+    folder = cache_folder("onnxruntime-tensorrt")
     content = path if isinstance(path, bytes) else path.read_bytes()
     digest = hashlib.sha256(content + made_by.encode()).hexdigest()[:16]
     engines = folder / f"{digest}-{batch}"

@@ -77,7 +77,7 @@ def build_engine(
     built = parsed.build(settings, _known_timings(record) if learns else None)
     if learns:
         write_atomically(_timings(record), built.timing_cache)
-    write_engine(graph, built.engine, _sealed(record, built.engine))
+    write_engine(graph, built.engine, record)
     return census
 
 
@@ -213,7 +213,6 @@ def _record(
 ) -> EngineRecord:
     return EngineRecord(
         onnx_sha256=sha256(graph),
-        engine_sha256="",
         package=str(api.trt.__name__),
         version=api.version,
         device=ANY if cuda is None else cuda.name,
@@ -236,14 +235,6 @@ def _timings(record: EngineRecord) -> Path:
 def _known_timings(record: EngineRecord) -> bytes:
     path = _timings(record)
     return path.read_bytes() if path.is_file() else b""
-
-
-def _sealed(record: EngineRecord, engine: bytes) -> EngineRecord:
-    import hashlib
-
-    import msgspec
-
-    return msgspec.structs.replace(record, engine_sha256=hashlib.sha256(engine).hexdigest())
 
 
 def _wide_parts(graph: Path) -> tuple[str, ...]:

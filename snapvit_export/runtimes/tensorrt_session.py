@@ -28,7 +28,7 @@ from .tensorrt import BuildSettings, TensorRT
 PACKAGES = ("tensorrt", "tensorrt_rtx")  # the first of them that is installed
 INSTALL = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx"}
 NO_GPU_HELP = (
-    "Build without timing (pip install tensorrt-rtx): snapvit export --runtime tensorrt --build-only --sparsity 0.3,0.5; "
+    "Build without timing (pip install tensorrt-rtx): snapvit export --runtime tensorrt --build-only --sparsity 0.3; "
     "or time on the device itself: docs/jetson.md"
 )
 

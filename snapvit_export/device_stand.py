@@ -224,4 +224,5 @@ def _as_built(folder: Path, variant: Variant) -> Built:
         variant.correction,
         variant.precision_cosine,
         True,
+        parity=variant.parity,
     )

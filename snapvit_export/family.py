@@ -12,7 +12,7 @@ from typing import Any, Literal
 from .anatomy import Anatomy
 from .calibration.preprocessing import Preprocessing
 from .errors import FileFormatError
-from .evaluate.accuracy import Evaluation
+from .evaluate.evaluation import Evaluation
 from .files import inside, sha256
 from .profiling.device import DeviceCard
 from .profiling.latency_model import LatencyModel
@@ -51,8 +51,10 @@ class Variant(Value, frozen=True, kw_only=True):
     precision_cosine: float | None = None  # least cosine of the outputs to those of the same variant in fp32
     corrected: bool = False
     correction: str | None = None  # which one: refit, elastic, sequential or sparsegpt
+    parity: float | None = None  # largest difference to the torch module in float32, in units of the largest output
     profile: Profile | None = None
     evaluation: Evaluation | None = None
+    dominated_by: str | None = None  # a variant that is as fast and as good or better, and not the same in both
 
 
 class Measurement(Value, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .anatomy import Anatomy
-from .evaluate.accuracy import Evaluation
+from .evaluate.evaluation import Evaluation
 from .family import Limits, Measurement, Variant, WeightFile
 from .files import sha256
 from .graph.emit import Flavour, Options, can_reorder
@@ -67,6 +67,7 @@ class Built:
     precision_cosine: float | None
     kept: bool  # made as well as it can be, not only to be timed
     profile: Profile | None = None
+    parity: float | None = None  # largest difference to torch, in units of the largest output
 
 
 class Stand(ABC):
@@ -221,6 +222,7 @@ class Stand(ABC):
             precision_cosine=built.precision_cosine,
             corrected=built.correction is not None,
             correction=built.correction,
+            parity=built.parity,
             profile=built.profile,
             evaluation=built.evaluation,
         )

@@ -47,6 +47,7 @@ LIGHT = [
     "snapvit_export.elastic.write",
     "snapvit_export.errors",
     "snapvit_export.evaluate.accuracy",
+    "snapvit_export.evaluate.evaluation",
     "snapvit_export.evaluate.neighbours",
     "snapvit_export.pipeline",
     "snapvit_export.family",
@@ -100,6 +101,7 @@ LIGHT = [
     "snapvit_export.sealed",
     "snapvit_export.stand",
     "snapvit_export.target",
+    "snapvit_export.validation",
     "snapvit_export.values",
 ]
 

@@ -22,7 +22,8 @@ import numpy.typing as npt
 import torch
 
 from ..calibration.images import Images
-from ..evaluate.accuracy import Evaluation, top1
+from ..evaluate.accuracy import top1
+from ..evaluate.evaluation import Evaluation
 from ..files import sha256
 from ..graph.calibrate import calibrate
 from ..graph.emit import OPSETS, Options
@@ -108,7 +109,7 @@ class Workshop(Stand):
         made = corrected_layers(module, self.repair.ranking, plan, self.emitter.blueprint.dense)
         told = {"snapvit.correction": correction or "none", "snapvit.recipe": to_json(self.provenance).decode()}
         write = partial(self.exact.write, name, plan, made, metadata=told)
-        written = self._checked_graphs(name, module, wanted, write)
+        written, parity = self._checked_graphs(name, module, wanted, write)
         cosine = None
         if self.quantises:
             path, weights, cosine = self._in_openvino_int8(name, written)
@@ -121,7 +122,19 @@ class Workshop(Stand):
         if self.times:
             require_same_in_runtime(name, path, self.target, self.gate_inputs)
         evaluation = self._evaluate(name, path)
-        self.built[name] = Built(name, path, weights, plan, sha256(path), size, evaluation, correction, cosine, keep)
+        self.built[name] = Built(
+            name,
+            path,
+            weights,
+            plan,
+            sha256(path),
+            size,
+            evaluation,
+            correction,
+            cosine,
+            keep,
+            parity=parity,
+        )
 
     def build_engines(self) -> None:
         """Build TensorRT engines of all variants for a GPU that is not here, beside their graphs."""
@@ -159,20 +172,20 @@ class Workshop(Stand):
 
     def _checked_graphs(
         self, name: str, module: torch.nn.Module, wanted: npt.NDArray[np.float32], write: Callable[..., Written]
-    ) -> Written:
-        """Write the graphs of both flavours in float32, pass their gates, and return the one to go on with."""
+    ) -> tuple[Written, float]:
+        """Write the graphs of both flavours in float32, pass their gates; the one to go on with, and its difference."""
         last, form = self.form.flavour, self.form
         if self.target.precision != "fp32":  # only to compare and to calibrate with, which needs a portable graph
             last, form = "portable", Form(batch=self.form.batch if self.quantises else None)
         for flavour in sorted(OPSETS, key=lambda flavour: flavour == last):
             written = write(options=Options(flavour, form.batch), single_file=form.single_file)
-            require_equal(
+            found = require_equal(
                 f"{name}: module and {flavour} graph",
                 wanted,
                 self._outputs(written.graph),
                 where=partial(self._where, module, written.graph),
             )
-        return written
+        return written, found.max_abs
 
     def _in_fewer_bits(self, name: str, exact: Written, write: Callable[..., Written]) -> tuple[Written, float]:
         """Write the graph in the target's precision; also how close it is to the one in float32."""

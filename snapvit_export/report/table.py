@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from ..evaluate.evaluation import Evaluation, Measure
 from ..family import Manifest, Measurement, Variant
 from ..graph.inspect import Inspection
 from ..profiling.profile import Profile
@@ -141,8 +142,15 @@ def _cells(row: Variant | Measurement, name: str) -> list[str]:
         f"{profile.p50_ms:.2f}" if profile else "-",
         f"{profile.p90_ms:.2f}" if profile else "-",
         f"{row.size_bytes / 1e6:.1f}",
-        f"{100 * evaluation.top1:.1f} ± {100 * evaluation.standard_error:.1f}" if evaluation else "-",
+        _percent(evaluation, "top1"),
     ]
+
+
+def _percent(evaluation: Evaluation | None, measure: Measure) -> str:
+    value = None if evaluation is None else evaluation.value(measure)
+    if evaluation is None or value is None:
+        return "-"
+    return f"{100 * value:.1f} ± {100 * evaluation.error(measure):.1f}"
 
 
 def _verdict(row: Variant | Measurement, chosen: bool) -> str:

@@ -1,11 +1,11 @@
 """What is known of a variant's quality: measures by name, with standard errors. Light.
 
-    top1, top5   with the model's own head
-    knn          nearest neighbours of the embedding
-    linear       a linear probe of the embedding
-    miou         a linear probe of patch tokens, on masks
-    agreement    share of images for which the dense model gives the same class; needs no labels
-    cosine       mean cosine of the outputs to those of the dense model; needs no labels
+top1, top5   with the model's own head
+knn          nearest neighbours of the embedding
+linear       a linear probe of the embedding
+miou         a linear probe of patch tokens, on masks
+agreement    share of images for which the dense model gives the same class; needs no labels
+cosine       mean cosine of the outputs to those of the dense model; needs no labels
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Evaluation(Value, frozen=True, kw_only=True):
     miou: Fraction | None = None
     agreement: Fraction | None = None
     cosine: Annotated[float, msgspec.Meta(ge=-1, le=1)] | None = None
-    standard_errors: dict[Measure, Annotated[float, msgspec.Meta(ge=0)]] = {}
+    standard_errors: dict[Measure, Annotated[float, msgspec.Meta(ge=0)]] = msgspec.field(default_factory=dict)
 
     def value(self, measure: Measure) -> float | None:
         """The measure of that name, if it was taken."""

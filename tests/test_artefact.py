@@ -1,0 +1,133 @@
+"""What an exported file says of images: the embedding that torch gives, and the scores that the file gives anyway."""
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from conftest import random_ranking
+from test_families import FAMILIES, small, uneven_plan
+from test_graph import close
+from test_precision import exact_and
+from test_reference_forward import as_model
+
+from snapvit_export.calibration.images import Images
+from snapvit_export.errors import FileFormatError
+from snapvit_export.evaluate.artefact import opened
+from snapvit_export.graph.emit import Options
+from snapvit_export.graph.emitter import Emitter
+from snapvit_export.graph.tap import tapped
+from snapvit_export.prune.pack import blueprint
+from snapvit_export.prune.slicing import shrink
+from snapvit_export.target import Target
+
+
+def target(runtime="onnxruntime", precision="fp32", batch=1) -> Target:
+    return Target(runtime=runtime, precision=precision, batch=batch, threads=1)
+
+
+def made(name: str, **extra):
+    module, _ = small(name, **extra)
+    model = as_model(module, name, {})
+    ranking = random_ranking(model.anatomy, seed=1)
+    height, width = model.anatomy.image
+    pixels = np.random.default_rng(0).integers(0, 256, (5, height, width, 3), np.uint8)
+    return model, ranking, Images(pixels, None, model.preprocessing, "noise")
+
+
+def torch_features(module, images: Images) -> np.ndarray:
+    """The embedding that the classifier reads; of two tokens with two classifiers the mean."""
+    x = torch.from_numpy(next(images.batches(len(images))))
+    with torch.no_grad():
+        tokens = module.forward_features(x)
+        if hasattr(module, "head_dist"):
+            return tokens[:, :2].mean(1).numpy()
+        return module.forward_head(tokens, pre_logits=True).numpy()
+
+
+@pytest.mark.parametrize("name", FAMILIES.values(), ids=FAMILIES.keys())
+def test_every_family_gives_its_embedding_beside_its_scores(name, tmp_path):
+    model, ranking, images = made(name)
+    plan = uneven_plan(model.anatomy)
+    written = Emitter(blueprint(model, ranking), tmp_path).write("x", plan, options=Options("ort"))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with opened(written.graph, target(), model.anatomy.embed_dim) as artefact:
+        found = artefact.outputs(images)
+    sliced = shrink(model.module, ranking, plan)
+    with torch.no_grad():
+        logits = sliced(torch.from_numpy(next(images.batches(5)))).numpy()
+    assert close(found.features, torch_features(sliced, images))
+    assert found.logits is not None
+    assert close(found.logits, logits)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before  # the copy is gone
+
+
+def test_a_model_without_a_head_gives_its_embedding_alone(tmp_path):
+    module, _ = small("vit_small_patch16_224.dino")
+    module.reset_classifier(0)
+    model = as_model(module, "dino", {})
+    height, width = model.anatomy.image
+    images = Images(np.zeros((3, height, width, 3), np.uint8), None, model.preprocessing, "black")
+    written = Emitter(blueprint(model, random_ranking(model.anatomy)), tmp_path).write("x", uneven_plan(model.anatomy))
+    with opened(written.graph, target(), 48) as artefact:
+        found = artefact.outputs(images)
+    assert found.logits is None
+    assert found.features.shape == (3, 48)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8-dynamic", "int8-static"])
+@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
+def test_fewer_bits(name, precision, tmp_path):
+    model, ranking, images = made(name)
+    drawn, plan = blueprint(model, ranking), uneven_plan(model.anatomy)
+    inputs = next(images.batches(5))
+    _, written, _ = exact_and(precision, drawn, plan, tmp_path, inputs, "ort")
+    with opened(written.graph, target(precision=precision), 48) as artefact:
+        found = artefact.outputs(images)
+    wanted = torch_features(shrink(model.module, ranking, plan), images)
+    cosine = (found.features * wanted).sum(1) / np.linalg.norm(found.features, axis=1) / np.linalg.norm(wanted, axis=1)
+    assert cosine.min() > (0.9999 if precision == "fp16" else 0.9)
+
+
+def test_bytes_and_a_fixed_batch(tmp_path):
+    model, ranking, images = made("deit_tiny_patch16_224")
+    plan = uneven_plan(model.anatomy)
+    emitter = Emitter(blueprint(model, ranking), tmp_path, takes_bytes=True)
+    written = emitter.write("x", plan, options=Options("ort", batch=2), single_file=True)
+    with opened(written.graph, target(batch=2), 48, as_bytes=True) as artefact:
+        found = artefact.outputs(images)  # five: the last run is filled up
+    assert close(found.features, torch_features(shrink(model.module, ranking, plan), images))
+
+
+@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
+def test_openvino_and_its_own_int8_files(name, tmp_path):
+    pytest.importorskip("openvino", reason="needs openvino: pip install 'snapvit-export[openvino]'")
+    pytest.importorskip("nncf", reason="needs nncf: pip install 'snapvit-export[openvino]'")
+    from snapvit_export.runtimes.openvino_int8 import quantise
+
+    model, ranking, images = made(name)
+    plan = uneven_plan(model.anatomy)
+    written = Emitter(blueprint(model, ranking), tmp_path).write("x", plan, options=Options("portable"))
+    wanted = torch_features(shrink(model.module, ranking, plan), images)
+    with opened(written.graph, target("openvino"), 48) as artefact:
+        assert close(artefact.outputs(images).features, wanted)
+    inputs = next(images.batches(5))
+    path, _ = quantise(written.graph, tmp_path / "int8", [image[None] for image in inputs])
+    before = sorted(each.name for each in tmp_path.iterdir())
+    with opened(path, target("openvino", "int8-static"), 48) as artefact:
+        found = artefact.outputs(images)
+    cosine = (found.features * wanted).sum(1) / np.linalg.norm(found.features, axis=1) / np.linalg.norm(wanted, axis=1)
+    assert cosine.min() > 0.9
+    assert found.logits is not None
+    assert found.logits.shape == (5, 7)
+    assert sorted(each.name for each in tmp_path.iterdir()) == before
+
+
+def test_a_file_of_others_is_refused_and_nothing_is_left(tmp_path):
+    node = onnx.helper.make_node("Relu", ["a"], ["b"])
+    ports = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 3]) for name in "ab"]
+    graph = onnx.helper.make_graph([node], "g", ports[:1], ports[1:])
+    path = tmp_path / "foreign.onnx"
+    path.write_bytes(onnx.helper.make_model(graph).SerializeToString())
+    with pytest.raises(FileFormatError, match=r"foreign.onnx: not made by snapvit"), tapped(path):
+        pass
+    assert [each.name for each in tmp_path.iterdir()] == ["foreign.onnx"]

@@ -19,6 +19,7 @@ from .profiling.latency_model import LatencyModel
 from .profiling.profile import Percentile, Profile
 from .runtimes.engine_file import engine_files
 from .target import Precision, Runtime, Target
+from .validation import VALIDATION
 from .values import Count, Ratio, Size, Value, read_json, write_json
 
 MANIFEST, RANKING = "manifest.json", "ranking.safetensors"
@@ -136,6 +137,7 @@ class Manifest(Value, frozen=True, kw_only=True):
     choice: Choice | None
     weights: tuple[WeightFile, ...] = ()  # all files that graphs point into
     input: Input = Input()
+    labels: tuple[str, ...] = ()  # names of the classes, in the order of the outputs; none: not known
 
     def __post_init__(self) -> None:
         names = [variant.name for variant in self.variants]
@@ -197,4 +199,4 @@ def own_files(folder: Path) -> list[str] | None:
         return None
     graphs = [folder / variant.file for variant in manifest.variants]  # a profile may have built engines beside them
     engines = [path.name for graph in graphs for path in engine_files(graph)]
-    return [MANIFEST, RANKING, *(listed.file for listed in _listed(manifest)), *engines]
+    return [MANIFEST, RANKING, VALIDATION, *(listed.file for listed in _listed(manifest)), *engines]

@@ -126,6 +126,7 @@ def _into(  # type: ignore[no-untyped-def]
     stage: Path, request: Request, settings: recipe.Settings, budget, given, split, device, progress: Progress
 ) -> Manifest:
     """Fill the folder with the variants and the ranking, and describe them."""
+    from .prune.labels import class_names
     from .prune.load import load_model
     from .prune.repair import Repair
     from .prune.workshop import Workshop
@@ -192,6 +193,7 @@ def _into(  # type: ignore[no-untyped-def]
             layout="NHWC" if form.takes_bytes else "NCHW",
             batch=form.batch,
         ),
+        labels=class_names(model),
     )
 
 

@@ -38,7 +38,7 @@ def change(family, **changes) -> None:
 
 def test_the_manifest_has_the_keys_that_others_rely_on(family):
     manifest = json.loads((family / "manifest.json").read_text())
-    keys = "format_version model anatomy preprocessing recipe target variants dense choice weights input"
+    keys = "format_version model anatomy preprocessing recipe target variants dense choice weights input labels"
     assert set(manifest) == set(keys.split())
     keys = "name file sparsity heads neurons params flops flops_ratio size_bytes sha256 precision precision_cosine"
     keys += " corrected correction profile evaluation weights engines parity dominated_by"

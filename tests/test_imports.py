@@ -50,6 +50,7 @@ LIGHT = [
     "snapvit_export.evaluate.artefact",
     "snapvit_export.evaluate.evaluation",
     "snapvit_export.evaluate.neighbours",
+    "snapvit_export.evaluate.pareto",
     "snapvit_export.pipeline",
     "snapvit_export.family",
     "snapvit_export.files",

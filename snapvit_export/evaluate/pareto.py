@@ -1,0 +1,31 @@
+"""Which variants nobody needs: another one is as fast and as good, and better in one of the two. Light."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Point(NamedTuple):
+    """A variant as a buyer sees it."""
+
+    ms: float  # smaller is better
+    quality: float  # larger is better
+
+    def beats(self, other: Point) -> bool:
+        """At least as good in both, and not the same."""
+        return self != other and self.ms <= other.ms and self.quality >= other.quality
+
+
+def dominated(points: Mapping[str, Point]) -> dict[str, str]:
+    """For each variant that is dominated, the best of those that dominate it, by measured values alone.
+
+    >>> dominated({"dense": Point(16, 0.97), "s50": Point(8, 0.98)})
+    {'dense': 's50'}
+    """
+    found = {}
+    for name, point in points.items():
+        better = [other for other in points if points[other].beats(point)]
+        if better:
+            found[name] = max(better, key=lambda other: (points[other].quality, -points[other].ms))
+    return found

@@ -1,0 +1,106 @@
+"""Pruning methods side by side: each ranks on the same images, is cut to the same sizes and judged on the same others.
+
+A method is a recipe or a criterion by name, and may be given a correction that it does not have of itself:
+`snapvit`, `magnitude`, `snapvit+elastic`. What is found is kept as it is found: a run that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+from torch import nn
+
+from ..calibration.images import Images
+from ..comparison import Axis, Comparison, Contestant
+from ..correction.damping import Damping
+from ..errors import UsageError
+from ..evaluate.evaluation import Evaluation
+from ..plan import Plan, Planner
+from ..progress import Progress
+from ..recipe import ADDS_BIASES, CORRECTIONS, RECIPES, Settings, make_settings
+from .criteria import CRITERIA
+from .load import Model
+from .rank import rank_and_factor
+from .repair import Repair
+
+Judge = Callable[[nn.Module], Evaluation]
+
+
+def method(name: str, **changes: object) -> Settings:
+    """The settings of a method: RECIPE or CRITERION, or one of these + CORRECTION."""
+    base, plus, correction = name.partition("+")
+    if plus and correction not in CORRECTIONS:
+        raise UsageError(f"{name}: no correction is called '{correction}'. Known: {', '.join(CORRECTIONS)}")
+    given = {**changes, **({"correction": correction} if plus else {})}
+    if base in RECIPES:
+        return make_settings(base, **given)
+    if base in CRITERIA:
+        return make_settings("local", criterion=base, **given)
+    known = ", ".join([*RECIPES, *CRITERIA])
+    raise UsageError(f"no recipe or criterion is called '{base}'. Known: {known}; with + and a correction if wanted")
+
+
+def compare(
+    model: Model,
+    images: Images,
+    methods: Mapping[str, Settings],
+    sizes: Sequence[float],
+    judge: Judge,
+    comparison: Comparison,
+    folder: Path,
+    progress: Progress,
+) -> Comparison:
+    """Fill a comparison with every method at every size; it is saved in `folder` after each of them."""
+    for name, settings in methods.items():
+        missing = [size for size in sizes if comparison.found(name, size) is None]
+        if not missing:
+            progress.note(f"{name}: known from before")
+            continue
+        checkpoint = folder / f"{name}.checkpoint"
+        ranking, factors = rank_and_factor(model, images, settings, checkpoint=checkpoint, progress=progress)
+        planner = Planner(ranking, model.anatomy, ranking.protection, corrected=settings.correction in ADDS_BIASES)
+        repair = Repair(model, ranking, settings.correction, images, progress, factors, Damping.parse(settings.damping))
+        for size in missing:
+            plan = _plan(planner, comparison.axis, size)
+            module, correction = repair.kept(plan)
+            progress.phase(f"judging {name} at {size:g}")
+            found = _contestant(model, name, size, plan, correction, judge(module))
+            comparison = msgspec.structs.replace(comparison, contestants=(*comparison.contestants, found))
+            comparison.save(folder)
+            measure = comparison.measure
+            progress.note(f"{name} at {size:g}: {100 * (found.evaluation.value(measure) or 0.0):.1f} %")
+        checkpoint.unlink(missing_ok=True)
+    return comparison
+
+
+def _plan(planner: Planner, axis: Axis, size: float) -> Plan:
+    return planner.sparsity(size) if axis == "sparsity" else planner.flops(size)
+
+
+def _contestant(
+    model: Model, recipe: str, asked: float, plan: Plan, correction: str | None, evaluation: Evaluation
+) -> Contestant:
+    anatomy = model.anatomy.with_output_biases() if correction in ADDS_BIASES else model.anatomy
+    return Contestant(
+        recipe=recipe,
+        asked=asked,
+        sparsity=plan.sparsity(model.anatomy),
+        flops_ratio=plan.flops_ratio(model.anatomy),
+        params=anatomy.params(plan),
+        correction=correction,
+        evaluation=evaluation,
+    )
+
+
+def ordered(comparison: Comparison, methods: Sequence[str], sizes: Sequence[float]) -> Comparison:
+    """Only what was asked for, in the order in which it was asked for."""
+    found = [comparison.found(name, size) for name in methods for size in sizes]
+    return msgspec.structs.replace(comparison, contestants=tuple(c for c in found if c is not None))
+
+
+def same_images(settings: Settings, images: int, seed: int) -> Settings:
+    """The settings with the images that all methods share."""
+    return replace(settings, images=images, seed=seed)

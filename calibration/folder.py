@@ -1,4 +1,7 @@
-"""A folder of pictures, flat or with one sub-folder per class."""
+"""A folder of pictures, flat or with one sub-folder per class.
+
+A `.png` beside a `.jpg` of the same name is its mask (`masks`), not a picture.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,17 @@ from .labels import by_name
 from .source import Source, open_picture
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff"})
+PHOTOS = frozenset({".jpg", ".jpeg"})
 
 
 def folder_source(folder: Path) -> Source:
     """All pictures below a folder. Pictures in one sub-folder per class have that class as their label."""
     if not os.path.isdir(folder):
         raise SnapvitError(f"{folder}: no such image folder. Give --data a folder of images, or leave it out")
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    parts = sorted(path.relative_to(folder).parts for path in found)  # paths themselves sort otherwise on Windows
+    found = {path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()}
+    masks = {path.with_suffix(".png") for path in found if path.suffix.lower() in PHOTOS}
+    # paths themselves sort otherwise on Windows
+    parts = sorted(path.relative_to(folder).parts for path in found - masks)
     if not parts:
         raise SnapvitError(f"{folder}: holds no images ({', '.join(sorted(SUFFIXES))}). Give --data another folder")
     paths = [folder.joinpath(*names) for names in parts]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingDependency, SnapvitError, UsageError, first_line
@@ -22,31 +24,56 @@ OLDEST = 4  # the first version of datasets that never runs code it fetched
 NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?)(:(?P<split>[A-Za-z0-9][\w.-]*))?", re.ASCII)
 
 
-def from_hub(name: str) -> Source:
-    """Fetch `owner/name` or `owner/name:split`, or take what an earlier run has kept.
+def from_hub(name: str, label: str | None = None) -> Source:
+    """Fetch `owner/name` or `owner/name:split`, or take what an earlier run has kept; `label`: the column of classes.
 
     >>> from_hub("uoft-cs/cifar10:test").count
     """
+    repository, split = parse_name(name)
+    split = split or "train"
+    title = f"{PREFIX}{repository}:{split}"
+    with _fetching(title) as datasets:
+        dataset = datasets.load_dataset(repository, split=split, streaming=False)
+    return hf_source(dataset, title, label)
+
+
+def splits_on_hub(repository: str) -> list[str]:
+    """The names of the splits that a data set has."""
+    with _fetching(f"{PREFIX}{repository}") as datasets:
+        return list(datasets.get_dataset_split_names(repository))
+
+
+def parse_name(name: str) -> tuple[str, str | None]:
+    """`owner/name:split` in its two parts; the split is None if it is not said."""
     parts = NAME.fullmatch(name)
     if parts is None:
         raise UsageError(f"{PREFIX}{name} is not the name of a data set. Write {PREFIX}owner/name or add :split")
-    split = parts["split"] or "train"
-    title = f"{PREFIX}{parts['name']}:{split}"
+    return parts["name"], parts["split"]
+
+
+@contextmanager
+def _fetching(title: str) -> Iterator[Any]:
+    """The package, and one line for whatever it raises."""
     datasets = _package(title)
     _hush(datasets)
     try:
-        dataset = datasets.load_dataset(parts["name"], split=split, streaming=False)
+        yield datasets
     except Exception as error:  # network, credentials, disk, name, split: each has its own kinds
         advice = "Check the name, the split and the network"
         raise SnapvitError(f"{title}: cannot be fetched ({first_line(error)}). {advice}") from error
-    return hf_source(dataset, title)
 
 
-def hf_source(dataset: Dataset, name: str) -> Source:
-    """Wrap a Dataset: its first column of type Image, and its first of type ClassLabel if it has one."""
+def hf_source(dataset: Dataset, name: str, label: str | None = None) -> Source:
+    """Wrap a Dataset: its first column of type Image, and its ClassLabel column `label`, or its first if it has one."""
     datasets = _package(name)
     dataset = dataset.with_format(None)
-    image, label = (_column(dataset, kind) for kind in (datasets.Image, datasets.ClassLabel))
+    image = _column(dataset, datasets.Image)
+    if label is not None and not isinstance(dataset.features.get(label), datasets.ClassLabel):
+        columns = ", ".join(dataset.column_names)
+        raise SnapvitError(
+            f"{name}: has no column of classes called {label} (it has: {columns}). Name it as hf: source"
+        )
+    label = label or _column(dataset, datasets.ClassLabel)
     if image is None:
         columns = ", ".join(dataset.column_names)
         raise SnapvitError(f"{name}: has no column of images (it has: {columns}). Give --data another data set")

@@ -1,5 +1,7 @@
 """An `.npz` file: `images`, uint8 (N, H, W, 3) or grey (N, H, W), and if there are any `labels`, whole numbers (N,).
 
+It may also hold whole splits: `train_images` and `train_labels`, the same for `valid` and `test`.
+
 The arrays are held in memory as they are. Nothing pickled is ever loaded.
 """
 
@@ -7,6 +9,8 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,19 +24,34 @@ from .source import Source
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+SPLITS = ("train", "valid", "test")
 Arrays = dict[str, npt.NDArray[Any]]
 
 
 def npz_source(path: Path) -> Source:
     """The pictures of an `.npz` file."""
-    arrays = _load(path)
-    pixels = _checked_images(arrays, path)
-    labels, classes = _checked_labels(arrays["labels"], len(pixels), path) if "labels" in arrays else (None, [])
+    return _source(path, _load(path, ("",)), "")
+
+
+def npz_splits(path: Path) -> dict[str, Source]:
+    """The splits of an `.npz` file by name, with the same classes in all; none if it has only `images`."""
+    arrays = _load(path, [f"{split}_" for split in SPLITS])
+    splits = {split: _source(path, arrays, f"{split}_") for split in SPLITS if f"{split}_images" in arrays}
+    most = max((source.classes for source in splits.values()), key=len, default=())  # numbers: the longer has all
+    return {split: replace(source, classes=most if source.classes else ()) for split, source in splits.items()}
+
+
+def _source(path: Path, arrays: Arrays, prefix: str) -> Source:
+    pixels = _checked_images(arrays, f"{prefix}images", path)
+    labels: list[int] | None = None
+    classes: list[str] = []
+    if f"{prefix}labels" in arrays:
+        labels, classes = _checked_labels(arrays[f"{prefix}labels"], len(pixels), f"{prefix}labels", path)
     return Source(
         str(path),
         open=lambda i: _picture(pixels[i]),
         count=len(pixels),
-        title=lambda i: f"{path} image {i}",
+        title=lambda i: f"{path} {prefix}image {i}",
         labels=labels,
         classes=classes,
     )
@@ -44,7 +63,7 @@ def _picture(pixels: npt.NDArray[np.uint8]) -> Image:
     return Image.fromarray(pixels).convert("RGB")
 
 
-def _load(path: Path) -> Arrays:
+def _load(path: Path, prefixes: Sequence[str]) -> Arrays:
     advice = "Save it with numpy.savez, of plain arrays"
     if not os.path.isfile(path):
         raise SnapvitError(f"{path}: no such .npz file. Give --data a file that exists")
@@ -52,21 +71,22 @@ def _load(path: Path) -> Arrays:
         raise SnapvitError(f"{path}: is not an .npz file, or is damaged. {advice}")
     try:
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in ("images", "labels") if name in file}
+            wanted = [f"{prefix}{kind}" for prefix in prefixes for kind in ("images", "labels")]
+            return {name: file[name] for name in wanted if name in file}
     except Exception as error:  # a damaged archive raises what zip, zlib or numpy like
         raise SnapvitError(f"{path}: cannot be read as an .npz file ({first_line(error)}). {advice}") from error
 
 
-def _checked_images(arrays: Arrays, path: Path) -> npt.NDArray[np.uint8]:
-    if "images" not in arrays:
-        raise SnapvitError(f"{path}: holds no array called images. Save it with numpy.savez(file, images=...)")
-    images = arrays["images"]
+def _checked_images(arrays: Arrays, name: str, path: Path) -> npt.NDArray[np.uint8]:
+    if name not in arrays:
+        raise SnapvitError(f"{path}: holds no array called {name}. Save it with numpy.savez(file, {name}=...)")
+    images = arrays[name]
     colour, grey = images.ndim == 4 and images.shape[-1] == 3, images.ndim == 3
     if images.dtype != np.uint8 or not (colour or grey) or _one_picture(images):
-        found = f"images are {images.dtype} of shape {images.shape}"
+        found = f"{name} are {images.dtype} of shape {images.shape}"
         raise SnapvitError(f"{path}: {found}. Save them as uint8 of shape (N, H, W, 3), or (N, H, W) if grey")
     if not images.size:
-        raise SnapvitError(f"{path}: holds no pixels: images are of shape {images.shape}. Give --data another file")
+        raise SnapvitError(f"{path}: holds no pixels: {name} are of shape {images.shape}. Give --data another file")
     return images
 
 
@@ -75,8 +95,8 @@ def _one_picture(images: npt.NDArray[np.uint8]) -> bool:
     return images.ndim == 3 and images.shape[-1] == 3
 
 
-def _checked_labels(labels: npt.NDArray[Any], count: int, path: Path) -> tuple[list[int], list[str]]:
+def _checked_labels(labels: npt.NDArray[Any], count: int, name: str, path: Path) -> tuple[list[int], list[str]]:
     if labels.dtype.kind not in "iu" or labels.shape != (count,):
-        found = f"labels are {labels.dtype} of shape {labels.shape}"
+        found = f"{name} are {labels.dtype} of shape {labels.shape}"
         raise SnapvitError(f"{path}: {found}. Save them as whole numbers of shape ({count},), one for each image")
     return by_number(labels.tolist(), str(path))

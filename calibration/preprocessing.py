@@ -34,15 +34,21 @@ class Preprocessing(Value, frozen=True, kw_only=True):
 
     def pixels(self, image: Image) -> npt.NDArray[np.uint8]:
         """Resize and crop: uint8 (H, W, 3)."""
+        return np.asarray(self._placed(image.convert("RGB"), self.interpolation))
+
+    def mask(self, mask: Image) -> npt.NDArray[np.uint8]:
+        """Resize and crop a mask as its picture, without mixing classes: uint8 (H, W)."""
+        return np.asarray(self._placed(mask, "nearest"))
+
+    def _placed(self, image: Image, interpolation: str) -> Image:
         from PIL import Image as PIL
 
         height, width = self.input_size[1:]
-        image = image.convert("RGB")
         scaled = (math.floor(height / self.crop_pct), math.floor(width / self.crop_pct))
         size = scaled if self.crop_mode == "squash" else _covering(image.size, scaled)
-        image = image.resize((size[1], size[0]), PIL.Resampling[self.interpolation.upper()])
+        image = image.resize((size[1], size[0]), PIL.Resampling[interpolation.upper()])
         top, left = round((size[0] - height) / 2), round((size[1] - width) / 2)
-        return np.asarray(image.crop((left, top, left + width, top + height)))
+        return image.crop((left, top, left + width, top + height))
 
     def normalise(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         """Turn uint8 (N, H, W, 3) into the model's input, float32 (N, 3, H, W)."""

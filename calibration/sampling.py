@@ -15,6 +15,22 @@ def shuffled(count: int, seed: int) -> list[int]:
     return [int(row) for row in np.random.default_rng(seed).permutation(count)]
 
 
+def spread(labels: Sequence[int] | None, count: int, seed: int) -> list[int]:
+    """0..count-1 in an order by seed of which every beginning has the classes in their proportions.
+
+    >>> order = spread(labels, len(labels), seed=0)      # order[:cut] and order[cut:] are a stratified split
+    """
+    order = np.array(shuffled(count, seed), np.int64)
+    if labels is None:
+        return order.tolist()
+    own = np.asarray(labels)[order]
+    places = np.empty(count)
+    for label in np.unique(own):
+        members = np.flatnonzero(own == label)
+        places[members] = (np.arange(len(members)) + 0.5) / len(members)  # where in the order each belongs, 0..1
+    return [int(row) for row in order[np.argsort(places, kind="stable")]]
+
+
 def equal_parts(total: int, sizes: Sequence[int]) -> list[int]:
     """How many to take of each: all alike, give or take one; who has less gives all, and the others make up for it."""
     parts = [0] * len(sizes)

@@ -10,7 +10,7 @@ import typer
 
 from .. import __version__
 from ..errors import SnapvitError
-from . import choose, doctor, export, fleet, import_scores, inspect, models, pack, profile, rank
+from . import choose, doctor, evaluate, export, fleet, import_scores, inspect, models, pack, profile, rank
 
 app = typer.Typer(
     name="snapvit",
@@ -26,6 +26,7 @@ app.command("rank")(rank.rank)
 app.command("pack")(pack.pack)
 app.command("profile")(profile.profile)
 app.command("choose")(choose.choose)
+app.command("evaluate")(evaluate.evaluate)
 app.command("fleet")(fleet.fleet)
 app.command("inspect")(inspect.inspect)
 app.command("import-scores")(import_scores.import_scores)

@@ -27,5 +27,5 @@ def test_it_votes_as_scikit_learn_does(k):
 
 def test_too_few_images_for_the_vote_are_refused():
     train, labels = features(0, 10)
-    with pytest.raises(SnapvitError, match="20 neighbours cannot be found among 10 images"):
+    with pytest.raises(SnapvitError, match="20 neighbours cannot be found among 10 training images"):
         nearest_neighbours(train, labels, train, labels)

@@ -21,6 +21,7 @@ from ..values import Count, Value
 
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Measure = Literal["top1", "top5", "knn", "linear", "miou", "agreement", "cosine"]
+Found = dict[Measure, tuple[float, float]]  # what was measured: value and standard error
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 HEADLINE: tuple[Measure, ...] = ("top1", "knn", "linear", "miou", "agreement", "cosine")  # the first that is known
 TITLES: dict[Measure, str] = {
@@ -47,6 +48,13 @@ class Evaluation(Value, frozen=True, kw_only=True):
     agreement: Fraction | None = None
     cosine: Annotated[float, msgspec.Meta(ge=-1, le=1)] | None = None
     standard_errors: dict[Measure, Annotated[float, msgspec.Meta(ge=0)]] = msgspec.field(default_factory=dict)
+
+    @staticmethod
+    def of(found: Found, images: int, source: str) -> Evaluation:
+        """What was measured on `images` images of a source."""
+        values = {measure: value for measure, (value, _) in found.items()}
+        errors = {measure: error for measure, (_, error) in found.items()}
+        return Evaluation(source=source, images=images, standard_errors=errors, **values)
 
     def value(self, measure: Measure) -> float | None:
         """The measure of that name, if it was taken."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from ..evaluate.evaluation import Evaluation, Measure
+from ..evaluate.evaluation import TITLES, Evaluation, Measure
 from ..family import Manifest, Measurement, Variant
 from ..graph.inspect import Inspection
 from ..profiling.profile import Profile
@@ -98,6 +98,13 @@ def print_inspection(found: Inspection) -> None:
     print(f"reads {', '.join(found.reads)}" if found.reads else "holds all of its weights")
     for kind, ports in (("takes", found.inputs), ("gives", found.outputs)):
         print(f"{kind} " + ", ".join(f"{p.name} {p.type} [{', '.join(map(str, p.shape))}]" for p in ports))
+
+
+def print_evaluation(found: Evaluation) -> None:
+    """One row per measure, with its standard error."""
+    rows = [(TITLES[measure], f"{_percent(found, measure)} %", str(found.images)) for measure in found.measures]
+    print_rows(("measure", "value", "images"), rows, left={"measure"})
+    print(f"On {found.source}.")
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], left: set[str]) -> None:

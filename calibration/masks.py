@@ -1,0 +1,92 @@
+"""Masks: for every pixel of a picture the number of its class. Light: numpy.
+
+The mask of a picture is a `.png` with one channel: of the same name beside a `.jpg`, or in `SegmentationClass` where
+the picture is in `JPEGImages`, as Pascal VOC has it. Some values mean no class (a border, 255) and are passed over; the
+others become 0, 1, ... in rising order. A mask is resized and cropped as its picture is, taking the nearest pixel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import SnapvitError, first_line
+from .preprocessing import Preprocessing
+from .source import Source
+from .voc import MASKS, PICTURES
+
+UNKNOWN = 255  # by custom: a pixel that counts for no class
+Masks = npt.NDArray[np.uint8]  # (N, H, W)
+
+
+def mask_of(title: str) -> Path:
+    """Where the mask of a picture is."""
+    picture = Path(title)
+    folder = picture.parent
+    if folder.name == PICTURES and (folder.parent / MASKS).is_dir():
+        return folder.parent / MASKS / f"{picture.stem}.png"
+    return picture.with_suffix(".png")
+
+
+def check_masks(source: Source) -> None:
+    """Refuse a source with a picture that has no mask."""
+    for title in map(source.title, range(source.count)):
+        if mask_of(title) == Path(title) or not mask_of(title).is_file():
+            layouts = "a .png beside each .jpg, or Pascal VOC"
+            raise SnapvitError(f"{title}: has no mask. Give --data a folder with masks: {layouts}")
+
+
+def prepare_masks(
+    source: Source,
+    preprocessing: Preprocessing,
+    left_out: Collection[str] = (),
+    progress: Callable[[], None] = lambda: None,
+) -> Masks:
+    """The masks of a source's pictures, but for those `left_out`, with their values as they are: (N, H, W)."""
+    height, width = preprocessing.input_size[1:]
+    wanted = [i for i in range(source.count) if source.title(i) not in left_out]
+    masks = np.empty((len(wanted), height, width), np.uint8)
+    for row, i in enumerate(wanted):
+        masks[row] = _read(mask_of(source.title(i)), _size(source.title(i)), preprocessing)
+        progress()
+    return masks
+
+
+def _size(picture: str) -> tuple[int, int]:
+    from PIL import Image
+
+    with Image.open(picture) as file:  # only its header: it was decoded before
+        return file.size
+
+
+def _read(path: Path, size: tuple[int, int], preprocessing: Preprocessing) -> npt.NDArray[np.uint8]:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as mask:
+            mask.load()
+    except Exception as error:  # damaged files make the decoders raise whatever they like
+        raise SnapvitError(f"{path}: cannot be read as a mask ({first_line(error)}). Mend or remove it") from error
+    if mask.mode not in ("L", "P"):
+        raise SnapvitError(f"{path}: is of kind {mask.mode}, a mask has one channel of bytes. Save class numbers in it")
+    if mask.size != size:
+        raise SnapvitError(f"{path}: is {mask.size[0]}x{mask.size[1]}, its picture {size[0]}x{size[1]}. Mend it")
+    return preprocessing.mask(mask)
+
+
+def numbered(masks: dict[str, Masks], ignore: Collection[int] = (UNKNOWN,)) -> tuple[dict[str, Masks], tuple[int, ...]]:
+    """The masks of all splits with classes 0, 1, ... instead of their values, UNKNOWN if ignored; and the values."""
+    present = sorted(set(np.concatenate([np.unique(part) for part in masks.values()]).tolist()) - set(ignore))
+    if len(present) < 2:
+        seen = ", ".join(map(str, present)) or "none"
+        raise SnapvitError(
+            f"masks need at least two classes beside what is ignored, these have {seen}. Change --ignore"
+        )
+    if len(present) > UNKNOWN:
+        raise SnapvitError(f"masks have {len(present)} classes, at most {UNKNOWN} can be told apart. Give --ignore 255")
+    numbers = np.full(256, UNKNOWN, np.uint8)
+    numbers[present] = np.arange(len(present))
+    return {split: numbers[part] for split, part in masks.items()}, tuple(present)

@@ -1,0 +1,53 @@
+"""`snapvit evaluate`: how good a model is on a data set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from .options import Quiet
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A timm name, a folder saved by us, or 'bundled'.")] = "bundled",
+    by: Annotated[
+        Optional[str], typer.Option(help="head, knn, linear, segment, or several: knn,linear. What suits by default.")
+    ] = None,
+    data: Annotated[
+        Optional[str],
+        typer.Option(help="Data set: folder with train and test, cifar10, hf:owner/name, .npz, 'digits'."),
+    ] = None,
+    checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
+    classes: Annotated[
+        Optional[Path], typer.Option(help="Names of the head's classes: the first word of line i is class i.")
+    ] = None,
+    ranking: Annotated[Optional[Path], typer.Option(help="Cut along this ranking, without correction.")] = None,
+    sparsity: Annotated[Optional[float], typer.Option(help="Fraction of prunable parameters to cut.")] = None,
+    flops: Annotated[Optional[float], typer.Option(help="Fraction of the blocks' FLOPs to keep.")] = None,
+    features: Annotated[
+        Optional[Path], typer.Option(help="Keep features in this file; taken from it if they are the same.")
+    ] = None,
+    images: Annotated[Optional[int], typer.Option(min=1, max=10**7, help="Images of each split at most.")] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="For splits, the choice of images and probes.")] = 0,
+    ignore: Annotated[str, typer.Option(help="Values of masks that count for no class: 255,3")] = "255",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Judge a model by its own head, nearest neighbours, a linear probe or segmentation, with standard errors."""
+    from ..evaluating import EvaluateRequest, Judging, evaluate_model, parse_ignored, parse_ways
+    from .progress import shown
+
+    judging = Judging(parse_ways(by), classes, features, images, seed, parse_ignored(ignore))
+    request = EvaluateRequest(model, checkpoint, data, ranking, sparsity, flops, judging)
+    with shown(quiet) as progress:
+        found = evaluate_model(request, progress)
+    if as_json:
+        from ..values import to_json
+
+        print(to_json(found).decode(), end="")
+        return
+    from ..report.table import print_evaluation
+
+    print_evaluation(found)

@@ -1,0 +1,82 @@
+"""Accuracy with the model's own head, also on data that has only some of its classes. Light: numpy.
+
+The classes of a data set are looked up among the names of the head's outputs, and an image is judged among the outputs
+of the data's classes only. Where nobody names the outputs, class i of the data is output i, if there are as many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import SnapvitError, first_line
+from .features import Array, Targets
+
+MOST_OF_TOP5 = 5  # with no more classes than this, one of the first five is always right
+Columns = npt.NDArray[np.int64]
+
+
+def columns_for(
+    classes: Sequence[str], outputs: int, labels: Sequence[str] = (), classes_file: Path | None = None
+) -> Columns:
+    """Which output of the head each class of the data is: (classes,). `labels` are the model's own names, if any."""
+    if not outputs:
+        raise SnapvitError("the model has no head, so it classifies nothing. Give --by knn or linear")
+    names, where = (read_names(classes_file), str(classes_file)) if classes_file else (tuple(labels), "its labels")
+    if not names:
+        if len(classes) != outputs:
+            sizes = f"the data has {len(classes)} classes, the head {outputs} outputs without names"
+            raise SnapvitError(f"{sizes}. Give --classes FILE: line i names class i")
+        return np.arange(outputs)
+    if len(names) != outputs:
+        raise SnapvitError(f"{where}: names {len(names)} classes, the head has {outputs} outputs. Give --classes FILE")
+    places = {name: i for i, name in enumerate(names)}
+    if missing := [name for name in classes if name not in places]:
+        advice = "Give --classes FILE: line i names class i as the data does"
+        raise SnapvitError(f"class '{missing[0]}' of the data is not among {where} of the head. {advice}")
+    return np.array([places[name] for name in classes], np.int64)
+
+
+def read_names(path: Path) -> tuple[str, ...]:
+    """The first word of each line: line i names class i."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SnapvitError(
+            f"{path}: cannot be read as a list of classes ({first_line(error)}). Save it as UTF-8"
+        ) from error
+    while lines and not lines[-1].strip():
+        lines.pop()
+    seen: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        words = line.split()
+        if not words:
+            raise SnapvitError(f"{path}, line {number}: is empty. Write the name of class {number - 1} there")
+        if words[0] in seen:
+            raise SnapvitError(
+                f"{path}, line {number}: '{words[0]}' is on line {seen[words[0]]} too. Name each class once"
+            )
+        seen[words[0]] = number
+    if not seen:
+        raise SnapvitError(f"{path}: names no classes. Write one name per line")
+    return tuple(seen)
+
+
+def head_right(
+    logits: Array, targets: Targets, columns: Columns
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_] | None]:
+    """For each image whether the best output, and one of the best five, is its class: (N,) each.
+
+    The second is None with fewer than six classes.
+    """
+    if not np.isfinite(logits).all():
+        raise SnapvitError(
+            f"{int((~np.isfinite(logits)).any(1).sum())} images have outputs that are not finite numbers"
+        )
+    judged = logits[:, columns]  # (N, classes)
+    best_first = np.argsort(-judged, axis=1, kind="stable")[:, :MOST_OF_TOP5]  # (N, <=5)
+    right = best_first == np.asarray(targets)[:, None]
+    return right[:, 0], right.any(1) if len(columns) > MOST_OF_TOP5 else None

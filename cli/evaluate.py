@@ -36,7 +36,8 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """Judge a model by its own head, nearest neighbours, a linear probe or segmentation, with standard errors."""
-    from ..evaluating import EvaluateRequest, Judging, evaluate_model, parse_ignored, parse_ways
+    from ..evaluating import EvaluateRequest, evaluate_model
+    from ..exam import Judging, parse_ignored, parse_ways
     from .progress import shown
 
     judging = Judging(parse_ways(by), classes, features, images, seed, parse_ignored(ignore))

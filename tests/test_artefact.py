@@ -11,8 +11,8 @@ from test_precision import exact_and
 from test_reference_forward import as_model
 
 from snapvit_export.calibration.images import Images
-from snapvit_export.errors import FileFormatError
-from snapvit_export.evaluate.artefact import opened
+from snapvit_export.errors import FileFormatError, UsageError
+from snapvit_export.evaluate.artefact import About, opened
 from snapvit_export.graph.emit import Options
 from snapvit_export.graph.emitter import Emitter
 from snapvit_export.graph.tap import tapped
@@ -34,6 +34,10 @@ def made(name: str, **extra):
     return model, ranking, Images(pixels, None, model.preprocessing, "noise")
 
 
+def told(images: Images, takes_bytes=False) -> About:
+    return About("x", "0" * 64, images.preprocessing, takes_bytes=takes_bytes)
+
+
 def torch_features(module, images: Images) -> np.ndarray:
     """The embedding that the classifier reads; of two tokens with two classifiers the mean."""
     x = torch.from_numpy(next(images.batches(len(images))))
@@ -50,14 +54,14 @@ def test_every_family_gives_its_embedding_beside_its_scores(name, tmp_path):
     plan = uneven_plan(model.anatomy)
     written = Emitter(blueprint(model, ranking), tmp_path).write("x", plan, options=Options("ort"))
     before = sorted(path.name for path in tmp_path.iterdir())
-    with opened(written.graph, target(), model.anatomy.embed_dim) as artefact:
-        found = artefact.outputs(images)
+    with opened(written.graph, target(), told(images)) as artefact:
+        features, scores = artefact.features(images)
     sliced = shrink(model.module, ranking, plan)
     with torch.no_grad():
         logits = sliced(torch.from_numpy(next(images.batches(5)))).numpy()
-    assert close(found.features, torch_features(sliced, images))
-    assert found.logits is not None
-    assert close(found.logits, logits)
+    assert close(features, torch_features(sliced, images))
+    assert scores is not None
+    assert close(scores, logits)
     assert sorted(path.name for path in tmp_path.iterdir()) == before  # the copy is gone
 
 
@@ -68,10 +72,12 @@ def test_a_model_without_a_head_gives_its_embedding_alone(tmp_path):
     height, width = model.anatomy.image
     images = Images(np.zeros((3, height, width, 3), np.uint8), None, model.preprocessing, "black")
     written = Emitter(blueprint(model, random_ranking(model.anatomy)), tmp_path).write("x", uneven_plan(model.anatomy))
-    with opened(written.graph, target(), 48) as artefact:
-        found = artefact.outputs(images)
-    assert found.logits is None
-    assert found.features.shape == (3, 48)
+    with opened(written.graph, target(), told(images)) as artefact:
+        features, scores = artefact.features(images)
+        with pytest.raises(UsageError, match="gives no patch tokens"):
+            artefact.tokens(images)
+    assert scores is None
+    assert features.shape == (3, 48)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8-dynamic", "int8-static"])
@@ -81,10 +87,10 @@ def test_fewer_bits(name, precision, tmp_path):
     drawn, plan = blueprint(model, ranking), uneven_plan(model.anatomy)
     inputs = next(images.batches(5))
     _, written, _ = exact_and(precision, drawn, plan, tmp_path, inputs, "ort")
-    with opened(written.graph, target(precision=precision), 48) as artefact:
-        found = artefact.outputs(images)
+    with opened(written.graph, target(precision=precision), told(images)) as artefact:
+        features, _ = artefact.features(images)
     wanted = torch_features(shrink(model.module, ranking, plan), images)
-    cosine = (found.features * wanted).sum(1) / np.linalg.norm(found.features, axis=1) / np.linalg.norm(wanted, axis=1)
+    cosine = (features * wanted).sum(1) / np.linalg.norm(features, axis=1) / np.linalg.norm(wanted, axis=1)
     assert cosine.min() > (0.9999 if precision == "fp16" else 0.9)
 
 
@@ -93,9 +99,9 @@ def test_bytes_and_a_fixed_batch(tmp_path):
     plan = uneven_plan(model.anatomy)
     emitter = Emitter(blueprint(model, ranking), tmp_path, takes_bytes=True)
     written = emitter.write("x", plan, options=Options("ort", batch=2), single_file=True)
-    with opened(written.graph, target(batch=2), 48, as_bytes=True) as artefact:
-        found = artefact.outputs(images)  # five: the last run is filled up
-    assert close(found.features, torch_features(shrink(model.module, ranking, plan), images))
+    with opened(written.graph, target(batch=2), told(images, takes_bytes=True)) as artefact:
+        features, _ = artefact.features(images)  # five: the last run is filled up
+    assert close(features, torch_features(shrink(model.module, ranking, plan), images))
 
 
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
@@ -108,17 +114,17 @@ def test_openvino_and_its_own_int8_files(name, tmp_path):
     plan = uneven_plan(model.anatomy)
     written = Emitter(blueprint(model, ranking), tmp_path).write("x", plan, options=Options("portable"))
     wanted = torch_features(shrink(model.module, ranking, plan), images)
-    with opened(written.graph, target("openvino"), 48) as artefact:
-        assert close(artefact.outputs(images).features, wanted)
+    with opened(written.graph, target("openvino"), told(images)) as artefact:
+        assert close(artefact.features(images)[0], wanted)
     inputs = next(images.batches(5))
     path, _ = quantise(written.graph, tmp_path / "int8", [image[None] for image in inputs])
     before = sorted(each.name for each in tmp_path.iterdir())
-    with opened(path, target("openvino", "int8-static"), 48) as artefact:
-        found = artefact.outputs(images)
-    cosine = (found.features * wanted).sum(1) / np.linalg.norm(found.features, axis=1) / np.linalg.norm(wanted, axis=1)
+    with opened(path, target("openvino", "int8-static"), told(images)) as artefact:
+        features, scores = artefact.features(images)
+    cosine = (features * wanted).sum(1) / np.linalg.norm(features, axis=1) / np.linalg.norm(wanted, axis=1)
     assert cosine.min() > 0.9
-    assert found.logits is not None
-    assert found.logits.shape == (5, 7)
+    assert scores is not None
+    assert scores.shape == (5, 7)
     assert sorted(each.name for each in tmp_path.iterdir()) == before
 
 

@@ -1,8 +1,8 @@
-"""What an exported file says of images, in the runtime that it is made for. Light."""
+"""An exported file as what runs a model: its embedding and class scores, in the runtime that it is made for. Light."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,53 +12,83 @@ import numpy as np
 import numpy.typing as npt
 
 from ..calibration.images import Images
-from ..errors import GateFailed
+from ..calibration.preprocessing import Preprocessing
+from ..errors import GateFailed, UsageError
 from ..graph.tap import tapped
 from ..profiling.device import usable_cores
+from ..progress import Progress, Silent
 from ..runtimes.opening import Session, open_session
 from ..target import ON_CPU, Target
 from .accuracy import BATCH
+from .features import Array
 
 
 @dataclass(frozen=True)
-class Outputs:
-    """What a model says of images."""
+class About:
+    """What must be known of a file to feed it and to read its answers."""
 
-    features: npt.NDArray[np.float32]  # (N, E)
-    logits: npt.NDArray[np.float32] | None  # (N, classes); None for a model without a head
+    name: str
+    sha256: str
+    preprocessing: Preprocessing
+    labels: tuple[str, ...] = ()
+    takes_bytes: bool = False
 
 
 @dataclass(frozen=True)
 class Artefact:
-    """An exported file that is open for evaluation."""
+    """An exported file that is open: an `exam.Extractor`."""
 
+    about: About
     path: Path
     session: Session
-    embed_dim: int
-    as_bytes: bool
+    outputs: int
+    runtime: str
     batch: int
 
-    def outputs(self, images: Images, progress: Callable[[int], None] = lambda count: None) -> Outputs:
-        """Run all images; `progress` is told how many more are done."""
+    @property
+    def name(self) -> str:
+        return self.about.name
+
+    @property
+    def weights_sha256(self) -> str:
+        """Of the graph, which names the hashes of its weight files."""
+        return self.about.sha256
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return self.about.preprocessing
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.about.labels
+
+    def features(self, images: Images, progress: Progress | None = None) -> tuple[Array, Array | None]:
+        """Embeddings (N, E), and logits (N, C) if the model has a head."""
+        progress = progress or Silent()
         parts: list[npt.NDArray[np.float32]] = []
-        for batch in images.inputs(self.batch, self.as_bytes):
+        for batch in images.inputs(self.batch, self.about.takes_bytes):
             parts.append(self.session.run(batch))
-            progress(len(batch))
-        both = np.concatenate(parts) if parts else np.zeros((0, self.embed_dim), np.float32)  # (N, E + classes)
+            progress.advance(len(batch))
+        both = np.concatenate(parts)  # (N, E + C)
         if not np.isfinite(both).all():
             raise GateFailed(f"{self.path}: gives values that are not finite numbers")
-        features, logits = both[:, : self.embed_dim], both[:, self.embed_dim :]
-        return Outputs(features, logits if logits.shape[1] else None)
+        width = both.shape[1] - self.outputs
+        return both[:, :width], both[:, width:] if self.outputs else None
+
+    def tokens(self, images: Images, progress: Progress | None = None) -> Array:
+        """Not in the graph: with token pooling the last block is not even computed for them."""
+        raise UsageError(f"{self.path}: gives no patch tokens. Give --by segment the model that it was made from")
 
 
 @contextmanager
-def opened(path: Path, target: Target, embed_dim: int, as_bytes: bool = False) -> Iterator[Artefact]:
+def opened(path: Path, target: Target, about: About) -> Iterator[Artefact]:
     """Open a file as the target runs it, but on all cores: what it says does not depend on them.
 
-    >>> with opened(path, target, embed_dim=192) as artefact: artefact.outputs(images)
+    >>> with opened(path, target, about) as artefact: artefact.features(images)
     """
     threads = usable_cores() if target.runtime in ON_CPU else target.threads
     here = msgspec.structs.replace(target, threads=threads)
     shared_scale = target.precision == "int8-dynamic"  # then an answer depends on the others in its batch
-    with tapped(path) as file, open_session(file, here) as session:
-        yield Artefact(path, session, embed_dim, as_bytes, target.batch if shared_scale else BATCH)
+    with tapped(path) as tap, open_session(tap.path, here) as session:
+        batch = target.batch if shared_scale else BATCH
+        yield Artefact(about, path, session, tap.classes, target.runtime, batch)

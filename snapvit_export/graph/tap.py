@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +25,36 @@ CLASSIFIERS = ("head.weight", "distillation_head.weight")
 LOGITS, FEATURES, BOTH = "logits", "features", "both"
 
 
+@dataclass(frozen=True)
+class Tapped:
+    """A file whose output is the embedding, followed by as many class scores as the model has."""
+
+    path: Path
+    classes: int  # 0: it has no head
+
+
 @contextmanager
-def tapped(path: Path) -> Iterator[Path]:
-    """A file whose output is the embedding, followed by class scores if the model has any."""
+def tapped(path: Path) -> Iterator[Tapped]:
+    """A copy that gives both, for as long as it is looked at; the file itself if that gives the embedding alone."""
     make = _openvino_copy if path.suffix == ".xml" else _onnx_copy
     copy = path.with_name(f".{path.stem}.tap{path.suffix}")
     try:
-        yield copy if make(path, copy) else path
+        classes = make(path, copy)
+        yield Tapped(copy if classes else path, classes)
     finally:
         for file in (copy, copy.with_suffix(".bin"), *engine_files(copy)):
             file.unlink(missing_ok=True)
 
 
-def _onnx_copy(path: Path, copy: Path) -> bool:
-    """Write the copy; False if the file gives the embedding as it is."""
+def _onnx_copy(path: Path, copy: Path) -> int:
+    """Write the copy and count the class scores; 0 if the file gives the embedding as it is."""
     from onnx import helper
 
     model = read_graph(path)
     graph = model.graph
     (given,) = [output.name for output in graph.output] if len(graph.output) == 1 else ("",)
     if given == FEATURES:
-        return False
+        return 0
     read = [node.input[0] for node in graph.node if len(node.input) > 1 and _plain(node.input[1]) in CLASSIFIERS]
     if given != LOGITS or not read:
         raise FileFormatError(f"{path}: not made by snapvit, so where its embedding lies is not known")
@@ -56,10 +66,11 @@ def _onnx_copy(path: Path, copy: Path) -> bool:
         ]
         feature = f"{BOTH}.mean"
     graph.node.extend([*wide, *middle, helper.make_node("Concat", [feature, LOGITS], [BOTH], axis=1)])
+    classes = int(graph.output[0].type.tensor_type.shape.dim[1].dim_value)
     del graph.output[:]
     graph.output.append(helper.make_empty_tensor_value_info(BOTH))
     write_atomically(copy, model.SerializeToString())
-    return True
+    return classes
 
 
 def _plain(weight: str) -> str:
@@ -67,7 +78,7 @@ def _plain(weight: str) -> str:
     return weight.removesuffix(".wide")
 
 
-def _openvino_copy(path: Path, copy: Path) -> bool:
+def _openvino_copy(path: Path, copy: Path) -> int:
     import openvino
     from openvino import opset13
 
@@ -76,7 +87,7 @@ def _openvino_copy(path: Path, copy: Path) -> bool:
     model = read_model(path)
     (result,) = model.outputs
     if FEATURES in result.get_names():
-        return False
+        return 0
     products = _last_products(result.node.input_value(0).node)
     if LOGITS not in result.get_names() or not products:
         raise FileFormatError(f"{path}: not made by snapvit, so where its embedding lies is not known")
@@ -87,7 +98,7 @@ def _openvino_copy(path: Path, copy: Path) -> bool:
     both = opset13.concat([feature, result.node.input_value(0)], 1)
     new = openvino.Model([opset13.result(both.output(0))], model.get_parameters(), "tapped")
     openvino.save_model(new, copy, compress_to_fp16=False)
-    return True
+    return int(result.partial_shape[1].get_length())
 
 
 def _last_products(node: Any) -> list[Any]:

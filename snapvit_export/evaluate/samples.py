@@ -1,0 +1,65 @@
+"""Some images to look at, with what each variant says of them: those first on which the variants differ. Light."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ..calibration.images import Images
+from ..validation import Prediction, Sample
+
+MOST = 12
+SIDE = 112  # pixels of a picture in the report
+Logits = npt.NDArray[np.float32]
+
+
+def pick_samples(
+    images: Images, titles: Sequence[str], logits: Mapping[str, Logits], names: Sequence[str], dense: str
+) -> tuple[Sample, ...]:
+    """At most a dozen images; `logits` by variant are (N, classes) and `names` those of the classes."""
+    guesses = {variant: scores.argmax(1) for variant, scores in logits.items()}
+    chosen = _chosen(len(images), guesses, dense)
+    return tuple(
+        Sample(
+            title=titles[i],
+            picture=_png(images.pixels[i]),
+            label=None if images.labels is None else images.classes[int(images.labels[i])],
+            predictions={v: _prediction(scores[i], names) for v, scores in logits.items()},
+        )
+        for i in chosen
+    )
+
+
+def _chosen(count: int, guesses: Mapping[str, npt.NDArray[np.int64]], dense: str) -> list[int]:
+    """Two thirds on which some variant leaves the dense one, and some on which all agree, spread over all images."""
+    differ = np.zeros(count, bool)
+    for guess in guesses.values():
+        differ |= guess != guesses[dense]
+    differing, agreeing = _spread(np.flatnonzero(differ), 2 * MOST // 3), np.flatnonzero(~differ)
+    return sorted([*differing, *_spread(agreeing, MOST - len(differing))])
+
+
+def _spread(rows: npt.NDArray[np.int64], most: int) -> list[int]:
+    if len(rows) <= most:
+        return [int(row) for row in rows]
+    return [int(rows[int(k)]) for k in np.linspace(0, len(rows) - 1, most)]
+
+
+def _prediction(scores: npt.NDArray[np.float32], names: Sequence[str]) -> Prediction:
+    shifted = np.exp(scores.astype(np.float64) - scores.max())
+    best = int(scores.argmax())
+    return Prediction(label=names[best], probability=float(min(1.0, shifted[best] / shifted.sum())))
+
+
+def _png(pixels: npt.NDArray[np.uint8]) -> str:
+    from PIL import Image
+
+    picture = Image.fromarray(pixels)
+    picture.thumbnail((SIDE, SIDE))
+    data = io.BytesIO()
+    picture.save(data, "PNG", optimize=True)
+    return base64.b64encode(data.getvalue()).decode()

@@ -52,7 +52,7 @@ class DataSet:
         if images is None:
             return self
         fewer = {name: _first(source, images, seed) for name, source in self.splits.items()}
-        return replace(self, **fewer)
+        return DataSet(self.name, fewer.get("train"), fewer.get("valid"), fewer["test"])
 
 
 def open_data_set(text: str, seed: int = 0) -> DataSet:

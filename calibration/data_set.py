@@ -40,6 +40,9 @@ class DataSet:
     train: Source | None
     valid: Source | None
     test: Source
+    heap: Source | None = (
+        None  # all pictures of a source without splits of its own, from which train and test are drawn
+    )
 
     @property
     def splits(self) -> dict[str, Source]:
@@ -52,7 +55,12 @@ class DataSet:
         if images is None:
             return self
         fewer = {name: _first(source, images, seed) for name, source in self.splits.items()}
-        return replace(self, **fewer)
+        heap = None if self.heap is None else _first(self.heap, images, seed)
+        return DataSet(self.name, fewer.get("train"), fewer.get("valid"), fewer["test"], heap)
+
+    def whole(self) -> DataSet:
+        """All that there is as one test split, if nothing must be learnt from and the set has no splits of its own."""
+        return self if self.heap is None else DataSet(self.name, None, None, self.heap)
 
 
 def open_data_set(text: str, seed: int = 0) -> DataSet:
@@ -62,7 +70,7 @@ def open_data_set(text: str, seed: int = 0) -> DataSet:
     """
     splits = _splits(text)
     if not splits:
-        return _by_seed(text, open_source(text), seed)
+        return split_by_seed(text, open_source(text), seed)
     _check_classes(text, splits)
     return _arranged(text, splits, seed)
 
@@ -140,20 +148,21 @@ def _arranged(name: str, splits: dict[str, Source], seed: int) -> DataSet:
     if test is None:
         test, valid = valid, None
     if test is None and train is not None:
-        return _by_seed(name, train, seed)
+        return split_by_seed(name, train, seed)
     if test is None:
         raise SnapvitError(f"{name}: has no pictures to report on. Give it a test split")
     return DataSet(name, train, valid, test)
 
 
-def _by_seed(name: str, source: Source, seed: int) -> DataSet:
+def split_by_seed(name: str, source: Source, seed: int) -> DataSet:
+    """A source as its own splits, if it has set some pictures aside, or drawn by seed."""
     if source.held_out is not None:
         return DataSet(name, replace(source, held_out=None), None, source.held_out)
     if source.count < 2:
         raise UsageError(f"{name}: one picture cannot be learnt from and reported on. Give --data more")
     order = spread(source.labels, source.count, seed)
     cut = min(source.count - 1, round((1 - TEST_SHARE) * source.count))
-    return DataSet(name, source.subset(order[:cut]), None, source.subset(order[cut:]))
+    return DataSet(name, source.subset(order[:cut]), None, source.subset(order[cut:]), source)
 
 
 def _first(source: Source, images: int, seed: int) -> Source:

@@ -115,6 +115,7 @@ class Exam:
         ways = tuple(how.by) if how.by is not None else _usual(data, columns)
         if not ways and not label_free:
             raise SnapvitError(_nothing(data))
+        data = data.whole() if set(ways) <= {"head"} else data
         _check_data(data, ways)
         return Exam(data, _read(data, ways, examinee.preprocessing, progress), columns, ways, how)
 
@@ -228,6 +229,8 @@ def _columns(examinee: Examinee, data: DataSet, how: Judging) -> Columns | None:
 
 def _usual(data: DataSet, columns: Columns | None) -> tuple[Way, ...]:
     ways: list[Way] = [] if columns is None else ["head"]
+    if ways and data.heap is not None:
+        return tuple(ways)  # on all of the images, of which k-NN would take most to learn from
     if data.train is not None and data.train.labels is not None and data.train.count >= NEIGHBOURS:
         ways.append("knn")
     return tuple(ways)

@@ -16,17 +16,21 @@ LIGHT = [
     "snapvit_export.allocate",
     "snapvit_export.anatomy",
     "snapvit_export.budget",
+    "snapvit_export.calibration.data_set",
     "snapvit_export.calibration.digits",
     "snapvit_export.calibration.folder",
     "snapvit_export.calibration.hub",
     "snapvit_export.calibration.images",
+    "snapvit_export.calibration.known_sets",
     "snapvit_export.calibration.labels",
     "snapvit_export.calibration.listing",
+    "snapvit_export.calibration.masks",
     "snapvit_export.calibration.npz",
     "snapvit_export.calibration.opening",
     "snapvit_export.calibration.preprocessing",
     "snapvit_export.calibration.sampling",
     "snapvit_export.calibration.source",
+    "snapvit_export.calibration.voc",
     "snapvit_export.choose",
     "snapvit_export.cli.app",
     "snapvit_export.correction.damping",
@@ -49,8 +53,14 @@ LIGHT = [
     "snapvit_export.evaluate.accuracy",
     "snapvit_export.evaluate.artefact",
     "snapvit_export.evaluate.evaluation",
+    "snapvit_export.evaluate.features",
+    "snapvit_export.evaluate.fidelity",
+    "snapvit_export.evaluate.head",
+    "snapvit_export.evaluate.linear",
     "snapvit_export.evaluate.neighbours",
     "snapvit_export.evaluate.pareto",
+    "snapvit_export.evaluate.segmentation",
+    "snapvit_export.evaluating",
     "snapvit_export.pipeline",
     "snapvit_export.family",
     "snapvit_export.files",
@@ -155,7 +165,8 @@ def test_missing_packages_are_named_with_the_remedy():
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["export"], ["rank"], ["pack"], ["import-scores"], ["inspect"], ["models"], ["doctor"]]
+    "command",
+    [[], ["export"], ["rank"], ["pack"], ["evaluate"], ["import-scores"], ["inspect"], ["models"], ["doctor"]],
 )
 def test_help_takes_less_than_300_ms_of_cpu(command):
     script = Path(sys.executable).parent / "snapvit"

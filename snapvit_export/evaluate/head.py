@@ -6,6 +6,7 @@ of the data's classes only. Where nobody names the outputs, class i of the data 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ..errors import SnapvitError, first_line
 from .features import Array, Targets
 
 MOST_OF_TOP5 = 5  # with no more classes than this, one of the first five is always right
+WORDNET = re.compile(r"n\d{8} ")
 Columns = npt.NDArray[np.int64]
 
 
@@ -33,11 +35,16 @@ def columns_for(
         return np.arange(outputs)
     if len(names) != outputs:
         raise SnapvitError(f"{where}: names {len(names)} classes, the head has {outputs} outputs. Give --classes FILE")
-    places = {name: i for i, name in enumerate(names)}
+    places = {name: i for i, name in enumerate(names)} | {_short(name): i for i, name in enumerate(names)}
     if missing := [name for name in classes if name not in places]:
         advice = "Give --classes FILE: line i names class i as the data does"
         raise SnapvitError(f"class '{missing[0]}' of the data is not among {where} of the head. {advice}")
     return np.array([places[name] for name in classes], np.int64)
+
+
+def _short(name: str) -> str:
+    """ImageNet's classes by their WordNet id alone, which folders bear: "n01496331 electric ray"."""
+    return name.split()[0] if WORDNET.match(name) else name
 
 
 def read_names(path: Path) -> tuple[str, ...]:

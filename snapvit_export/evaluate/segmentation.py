@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -115,8 +116,11 @@ def _tallied(layer: Layer, tokens: Array, masks: Masks, classes: int) -> Iterato
         full = np.einsum("Ww,Hwk->HWk", across, full, optimize=True)  # (H, W, K)
         known = mask != UNKNOWN
         guess, truth = full.argmax(2)[known], mask[known]
-        agree = np.bincount(truth[guess == truth], minlength=classes)
-        yield agree.astype(float), *(np.bincount(part, minlength=classes).astype(float) for part in (truth, guess))
+        yield _counted(truth[guess == truth], classes), _counted(truth, classes), _counted(guess, classes)
+
+
+def _counted(numbers: npt.NDArray[Any], classes: int) -> Counts:
+    return np.bincount(numbers, minlength=classes).astype(np.float64)
 
 
 def upsampling(small: int, large: int) -> Array:

@@ -20,6 +20,7 @@ from ..calibration.preprocessing import Preprocessing
 from ..evaluate.features import Array
 from ..progress import Progress, Silent
 from .checks import weights_fingerprint
+from .labels import class_names
 from .load import Model
 
 BATCH = 32
@@ -42,7 +43,7 @@ class TorchExtractor:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return self.model.description.labels
+        return class_names(self.model)
 
     @property
     def outputs(self) -> int:

@@ -40,9 +40,7 @@ class DataSet:
     train: Source | None
     valid: Source | None
     test: Source
-    heap: Source | None = (
-        None  # all pictures of a source without splits of its own, from which train and test are drawn
-    )
+    heap: Source | None = None  # all pictures of a source that has no splits itself: train and test are of them
 
     @property
     def splits(self) -> dict[str, Source]:

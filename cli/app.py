@@ -10,7 +10,7 @@ import typer
 
 from .. import __version__
 from ..errors import SnapvitError
-from . import choose, doctor, evaluate, export, fleet, import_scores, inspect, models, pack, profile, rank
+from . import choose, doctor, evaluate, export, fleet, import_scores, inspect, models, pack, profile, rank, validate
 
 app = typer.Typer(
     name="snapvit",
@@ -28,6 +28,7 @@ app.command("profile")(profile.profile)
 app.command("choose")(choose.choose)
 app.command("evaluate")(evaluate.evaluate)
 app.command("fleet")(fleet.fleet)
+app.command("validate")(validate.validate)
 app.command("inspect")(inspect.inspect)
 app.command("import-scores")(import_scores.import_scores)
 app.command("models")(models.models)

@@ -47,6 +47,17 @@ def limits(at: str, max_size: str | None, max_params: str | None) -> Limits:
     )
 
 
+def share(text: str | None, option: str) -> float | None:
+    """Parse `0.7` or `70%`."""
+    if text is None:
+        return None
+    number, percent, rest = text.strip().partition("%")
+    value = _number(number, option, "0.7 or 70%") / (100 if percent else 1)
+    if rest or not 0 <= value <= 1:
+        raise UsageError(f"{option} '{text}' is not between 0 and 1. Write it like 0.7 or 70%")
+    return value
+
+
 def _quantity(text: str | None, option: str, units: dict[str, int], example: str) -> int | None:
     if text is None:
         return None

@@ -124,6 +124,12 @@ class Exam:
         """The images that are judged."""
         return self.images["test"]
 
+    @property
+    def titles(self) -> list[str]:
+        """What the judged images are called."""
+        source, left_out = self.data.test, set(self.test.unreadable)
+        return [title for i in range(source.count) if (title := source.title(i)) not in left_out]
+
     def judge(self, extractor: Extractor, progress: Progress | None = None) -> Evaluation:
         """Run a model once and measure what was asked for."""
         progress = progress or Silent()

@@ -35,6 +35,7 @@ from .stand import Form
 from .target import Runtime, Target, parse_precision
 
 BUNDLED_MODEL = "bundled"
+BUNDLED_NAME = "digits-vit"  # what manifests call it
 RUNTIME_LIKES: dict[Runtime, Flavour] = {"onnxruntime": "ort"}  # the others take standard operators
 MOST_HELD_OUT = 500  # images that report accuracy
 SHOWN_UNREADABLE = 5  # names of pictures; the others are counted

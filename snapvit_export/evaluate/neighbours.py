@@ -6,6 +6,7 @@ equally many votes the smallest number wins. By scikit-learn, comparing with eve
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,10 @@ def neighbours_right(
     bank = _unit(train)  # (M, E)
     if not 1 <= k <= len(bank):
         raise SnapvitError(f"{k} neighbours cannot be found among {len(bank)} training images. Give --data more")
-    voters = KNeighborsClassifier(k, weights="uniform", algorithm="brute").fit(bank, np.asarray(train_labels))
+    voters = KNeighborsClassifier(k, weights="uniform", algorithm="brute")
+    with warnings.catch_warnings():  # many classes of few images look like a regression to it
+        warnings.filterwarnings("ignore", message="The number of unique classes", category=UserWarning)
+        voters.fit(bank, np.asarray(train_labels))
     return np.asarray(voters.predict(_unit(test)) == np.asarray(test_labels))
 
 

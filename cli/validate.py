@@ -1,0 +1,75 @@
+"""`snapvit validate`: accuracy, likeness and latency of every variant of a family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from . import options
+
+
+def validate(
+    family: Annotated[Path, typer.Argument(help="A family folder; its manifest gets the answers.")],
+    data: Annotated[
+        Optional[str],
+        typer.Option(help="Data set: folder with train and test, or one heap; cifar10, hf:owner/name, .npz, 'digits'."),
+    ] = None,
+    by: Annotated[Optional[str], typer.Option(help="head, knn, linear, or several. What suits by default.")] = None,
+    classes: Annotated[
+        Optional[Path], typer.Option(help="Names of the head's classes: the first word of line i is class i.")
+    ] = None,
+    min_accuracy: Annotated[
+        Optional[str], typer.Option(help="Exit with 1 if a variant falls below: 0.7 or 70%.")
+    ] = None,
+    profile: Annotated[
+        Optional[Path], typer.Option(help="Latencies that `snapvit profile` took, instead of the manifest's.")
+    ] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Time all variants again.")] = False,
+    seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="Of each variant, if they are timed.")] = 1.0,
+    images: Annotated[Optional[int], typer.Option(min=1, max=10**7, help="Images of each split at most.")] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="For splits, the choice of images and probes.")] = 0,
+    model: Annotated[
+        Optional[str], typer.Option(help="What the family was made from, to compare with torch: a model folder.")
+    ] = None,
+    checkpoint: Annotated[Optional[Path], typer.Option(help="Its weights, for a timm model.")] = None,
+    runtime: options.Runtime = None,
+    threads: options.Threads = None,
+    batch: options.Batch = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")] = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Judge every variant on real images in its runtime, next to its latency; exit 1 below --min-accuracy."""
+    from ..exam import Judging, parse_ways
+    from ..on_device import FamilyProfile, Way
+    from ..target import check_runtime
+    from ..validate import ValidateRequest, require_accuracy
+    from ..validate import validate as run
+    from . import parsing
+    from .progress import shown
+
+    least = parsing.share(min_accuracy, "--min-accuracy")
+    request = ValidateRequest(
+        family,
+        data,
+        Judging(parse_ways(by), classes, images=images, seed=seed),
+        Way(None if runtime is None else check_runtime(runtime), threads, batch),
+        None if profile is None else FamilyProfile.load(profile),
+        measure,
+        seconds,
+        model,
+        checkpoint,
+    )
+    with shown(quiet) as progress:
+        manifest = run(request, progress)
+    if as_json:
+        from ..values import to_json
+
+        print(to_json(manifest).decode(), end="")
+    else:
+        from ..report.table import print_validation
+
+        print_validation(manifest)
+    if least is not None:
+        require_accuracy(manifest, least)

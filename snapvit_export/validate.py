@@ -1,0 +1,248 @@
+"""Every variant of a family on real images, in the runtime that it will use: what each millisecond buys. Light.
+
+Each image is decoded once and each file runs once over all of them; accuracy with the head, k-NN, linear probe and the
+likeness to the dense model all come from what that run gave. Latencies are those in the manifest where they were taken
+on this machine in the same way; otherwise all variants are timed now, side by side. Where torch and the weights are at
+hand, files whose weights were not corrected are compared with the module that they were cut from. The manifest gets the
+answers, and `validation.json` some images to look at.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from .calibration.data_set import DataSet, open_data_set, split_by_seed
+from .calibration.digits import BUNDLED as BUNDLED_IMAGES
+from .calibration.preprocessing import Preprocessing
+from .calibration.sampling import shuffled
+from .device_stand import plan_of
+from .errors import FileFormatError, SnapvitError, UsageError
+from .evaluate.artefact import About, opened
+from .evaluate.evaluation import TITLES, Evaluation, Measure
+from .evaluate.features import Features
+from .evaluate.pareto import Point, dominated
+from .evaluate.samples import pick_samples
+from .exam import Exam, Judging, likeness
+from .family import RANKING, Manifest, MeasuredOn, Variant, read_family, write_manifest
+from .on_device import FamilyProfile, Way, profile_family
+from .pipeline import BUNDLED_MODEL, BUNDLED_NAME
+from .profiling.device import DeviceCard
+from .profiling.profile import Profile
+from .progress import Progress
+from .runtimes.opening import device_for
+from .target import Target
+from .validation import Validation
+
+
+@dataclass(frozen=True)
+class ValidateRequest:
+    """A family, images to judge it on, and what is asked.
+
+    >>> validate(ValidateRequest(Path("snapvit-family")), progress)
+    """
+
+    family: Path
+    data: str | None = None  # None: the bundled digits, for the bundled model
+    judging: Judging = field(default_factory=Judging)
+    way: Way = field(default_factory=Way)
+    known: FamilyProfile | None = None  # latencies that were taken before
+    measure: bool = False  # time again, whatever is known
+    seconds: float = 1.0  # of each variant, if they are timed
+    model: str | None = None  # what the family was made from, if its name does not say it
+    checkpoint: Path | None = None  # its weights, to compare with torch
+
+
+def validate(request: ValidateRequest, progress: Progress) -> Manifest:
+    """Judge every variant and write what was found into the family."""
+    began, folder = time.monotonic(), Path(request.family)
+    manifest = read_family(folder)
+    target = request.way.target(manifest)
+    device = device_for(target.runtime)
+    _check(request)
+    progress.phase("finding images")
+    data = _without_calibration(open_data_set(_data(request, manifest), request.judging.seed), manifest, progress)
+    exam = Exam.set(_Family(manifest), data, request.judging, progress, label_free=True)
+    answers, found = _judged(folder, manifest, target, exam, progress)
+    parities = _parities(request, folder, manifest, exam, answers, progress)
+    profiles = _latencies(request, folder, manifest, target, device, progress)
+    on = MeasuredOn.of(target, device) if request.known is None else request.known.target
+    variants = _described(manifest, profiles, found, parities)
+    logits = {name: answer.test.logits for name, answer in answers.items() if answer.test.logits is not None}
+    names = manifest.labels or tuple(str(i) for i in range(manifest.anatomy.classes))
+    validation = Validation(
+        source=exam.test.source,
+        images=len(exam.test),
+        sha256=str(exam.test.fingerprint["sha256"]),
+        runtime=target.runtime,
+        seconds=round(time.monotonic() - began, 3),
+        samples=pick_samples(exam.test, exam.titles, logits, names, manifest.dense) if logits else (),
+    )
+    judged = msgspec.structs.replace(manifest, variants=variants, target=on)
+    validation.save(folder)
+    write_manifest(folder, judged)
+    return judged
+
+
+def require_accuracy(manifest: Manifest, least: float) -> None:
+    """Refuse a family of which some variant falls below the accuracy that was asked for."""
+    scores = {v.name: _headline(v.evaluation) for v in manifest.variants if v.evaluation is not None}
+    low = [name for name, (_, value) in scores.items() if value < least]
+    if not low:
+        return
+    worst = min(low, key=lambda name: scores[name][1])
+    measure, value = scores[worst]
+    shown = ", ".join(low[:5]) + (f" and {len(low) - 5} more" if len(low) > 5 else "")
+    raise SnapvitError(
+        f"below {100 * least:g} %: {shown}; {worst} has {TITLES[measure]} {100 * value:.1f} %. "
+        "Cut less, or lower --min-accuracy"
+    )
+
+
+@dataclass(frozen=True)
+class _Family:
+    """What the exam must know of all variants."""
+
+    manifest: Manifest
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return self.manifest.preprocessing
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.manifest.labels
+
+    @property
+    def outputs(self) -> int:
+        return self.manifest.anatomy.classes
+
+
+def _check(request: ValidateRequest) -> None:
+    if request.judging.by is not None and "segment" in request.judging.by:
+        raise UsageError("exported files give no patch tokens, so --by segment judges models: see snapvit evaluate")
+    if request.known is not None and request.measure:
+        raise UsageError("--profile and --measure contradict each other. Give one")
+
+
+def _data(request: ValidateRequest, manifest: Manifest) -> str:
+    if request.data is not None:
+        return request.data
+    if dict(manifest.recipe.get("data", {})).get("source") == BUNDLED_IMAGES:
+        return BUNDLED_IMAGES
+    raise UsageError(f"{manifest.model} needs images to be judged on. Give --data FOLDER")
+
+
+def _without_calibration(data: DataSet, manifest: Manifest, progress: Progress) -> DataSet:
+    """A heap of pictures of which some calibrated the family, without these: who fits must not judge."""
+    used, seed = dict(manifest.recipe.get("data", {})), manifest.recipe.get("seed")
+    if data.heap is None or used.get("source") != data.heap.name or not isinstance(seed, int):
+        return data
+    count = int(used["images"]) + int(used["unreadable"])
+    others = shuffled(data.heap.count, seed)[count:]  # as `calibration_and_held_out` draws them
+    if not others:
+        raise SnapvitError(f"{data.name}: all of its images calibrated the family. Give --data others to judge it on")
+    progress.note(f"{data.name}: left out {count} images that calibrated the family")
+    return split_by_seed(data.name, data.heap.subset(sorted(others)), seed)
+
+
+def _judged(
+    folder: Path, manifest: Manifest, target: Target, exam: Exam, progress: Progress
+) -> tuple[dict[str, Features], dict[str, Evaluation]]:
+    """What every file says of the images, the dense one first, and what that is worth."""
+    answers: dict[str, Features] = {}
+    found: dict[str, Evaluation] = {}
+    for variant in sorted(manifest.variants, key=lambda v: v.name != manifest.dense):
+        about = About(
+            variant.name, variant.sha256, manifest.preprocessing, manifest.labels, manifest.input.type == "uint8"
+        )
+        with opened(folder / variant.file, target, about) as artefact:
+            features = exam.features(artefact, progress)
+        answers[variant.name] = replace(features, train=None, valid=None)  # of which nothing more is asked
+        measured = exam.measures(features, progress) | likeness(features, answers[manifest.dense])
+        found[variant.name] = exam.evaluation(measured)
+        measure, value = _headline(found[variant.name])
+        progress.note(f"{variant.name}: {TITLES[measure]} {100 * value:.1f} %")
+    return answers, found
+
+
+def _headline(evaluation: Evaluation) -> tuple[Measure, float]:
+    measure = evaluation.headline
+    assert measure is not None, "nothing was measured"
+    return measure, evaluation.value(measure) or 0.0
+
+
+def _parities(
+    request: ValidateRequest,
+    folder: Path,
+    manifest: Manifest,
+    exam: Exam,
+    answers: Mapping[str, Features],
+    progress: Progress,
+) -> dict[str, float]:
+    """How far the files that were not corrected are from the torch modules they were cut from, if those are at hand."""
+    name = request.model or (BUNDLED_MODEL if manifest.model == BUNDLED_NAME else manifest.model)
+    at_hand = name == BUNDLED_MODEL or request.checkpoint is not None or request.model is not None
+    if not at_hand or find_spec("torch") is None:
+        return {}
+    from .prune.parity import parities
+
+    progress.phase("comparing with torch")
+    outputs = {v.name: answers[v.name].test for v in manifest.variants if not v.corrected}
+    plans = {v.name: plan_of(v) for v in manifest.variants if not v.corrected}
+    return parities(name, request.checkpoint, folder / RANKING, plans, exam.test, outputs)
+
+
+def _latencies(
+    request: ValidateRequest, folder: Path, manifest: Manifest, target: Target, device: DeviceCard, progress: Progress
+) -> dict[str, Profile]:
+    """Those that were given, or those of the manifest if they were taken here and so, or new ones."""
+    given = request.known
+    if given is not None:
+        for variant in manifest.variants:
+            profile = given.profiles.get(variant.name)
+            if profile is None or profile.sha256 != variant.sha256:
+                raise FileFormatError(
+                    f"the given latencies of {variant.name} are missing or of another file. Time this family again"
+                )
+        return dict(given.profiles)
+    known = {v.name: v.profile for v in manifest.variants if v.profile is not None}
+    taken_so = target == _target_of(manifest)
+    if not request.measure and taken_so and len(known) == len(manifest.variants):
+        pause = request.way.pause_ms
+        shas = {v.name: v.sha256 for v in manifest.variants}
+        if all(profile.belongs_to(shas[name], target, device, pause) for name, profile in known.items()):
+            progress.note("latencies are those of the manifest, taken on this machine")
+            return known
+    return profile_family(folder, request.way, progress, request.seconds).profiles
+
+
+def _target_of(manifest: Manifest) -> Target:
+    """The target that the latencies of a manifest belong to."""
+    on = manifest.target
+    return Target(runtime=on.runtime, precision=on.precision, batch=on.batch, threads=on.threads)
+
+
+def _described(
+    manifest: Manifest,
+    profiles: Mapping[str, Profile],
+    found: Mapping[str, Evaluation],
+    parities: Mapping[str, float],
+) -> tuple[Variant, ...]:
+    points = {name: Point(profiles[name].p50_ms, _headline(found[name])[1]) for name in found}
+    beaten = dominated(points)
+    return tuple(
+        msgspec.structs.replace(
+            variant,
+            profile=profiles[variant.name],
+            evaluation=found[variant.name],
+            parity=parities.get(variant.name, variant.parity),
+            dominated_by=beaten.get(variant.name),
+        )
+        for variant in manifest.variants
+    )

@@ -10,7 +10,7 @@ import typer
 
 from .. import __version__
 from ..errors import SnapvitError
-from . import choose, doctor, export, fleet, import_scores, inspect, models, pack, profile, rank
+from . import choose, doctor, export, fleet, import_scores, inspect, models, pack, profile, rank, report
 
 app = typer.Typer(
     name="snapvit",
@@ -27,6 +27,7 @@ app.command("pack")(pack.pack)
 app.command("profile")(profile.profile)
 app.command("choose")(choose.choose)
 app.command("fleet")(fleet.fleet)
+app.command("report")(report.report)
 app.command("inspect")(inspect.inspect)
 app.command("import-scores")(import_scores.import_scores)
 app.command("models")(models.models)

@@ -22,7 +22,8 @@ def report(
         Optional[str], typer.Option(help="Draw this budget, where the family was not chosen for one: 10ms.")
     ] = None,
     beside: Annotated[
-        Optional[list[Path]], typer.Option(help="Another family of the same model in the same picture. May be repeated.")
+        Optional[list[Path]],
+        typer.Option(help="Another family of the same model in the same picture. May be repeated."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers of the report.")] = False,
     quiet: options.Quiet = False,

@@ -1,8 +1,8 @@
 """Vega-Lite specifications become SVG and PNG, without a browser and without a network (vl-convert). Light.
 
-A page holds the SVG of every plot inline, for readers without JavaScript and for paper. What goes in there is taken apart
-and put together again with known elements and attributes only, and its ids get a prefix, since two plots of one page
-would otherwise share them.
+A page holds the SVG of every plot inline, for readers without JavaScript and for paper. What goes in there is taken
+apart and put together again with known elements and attributes only, and its ids get a prefix, since two plots of one
+page would otherwise share them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ VERSION = "6.1"  # of Vega-Lite, in pictures and in pages
 SCALE = 2  # of a PNG, for dense screens
 _SVG = "{http://www.w3.org/2000/svg}"
 _ELEMENTS = {"svg", "g", "path", "rect", "line", "text", "tspan", "defs", "clipPath", "linearGradient", "stop"}
-_ATTRIBUTES = set(
-    "width height viewBox fill stroke stroke-width stroke-dasharray stroke-linecap stroke-miterlimit opacity "
-    "fill-opacity stroke-opacity transform d x y x1 x2 y1 y2 dx dy text-anchor font-family font-size font-weight "
-    "font-style clip-path id offset stop-color display class version stroke-linejoin stroke-dashoffset".split()
+_ATTRIBUTES = frozenset(
+    """width height viewBox fill stroke stroke-width stroke-dasharray stroke-linecap stroke-linejoin stroke-miterlimit
+    opacity fill-opacity stroke-opacity transform d x y x1 x2 y1 y2 dx dy text-anchor font-family font-size font-weight
+    font-style clip-path id offset stop-color display version""".split()  # noqa: SIM905
 )
 
 
@@ -83,8 +83,6 @@ def _clean(element: ElementTree.Element, prefix: str) -> None:
             del element.attrib[name]
         elif name == "id":
             element.set(name, prefix + value)
-        elif name == "class":
-            del element.attrib[name]
         elif value.startswith("url(#"):
             element.set(name, f"url(#{prefix}{value[5:]}")
         elif "url(" in value:

@@ -63,7 +63,7 @@ class Point(Value, frozen=True, kw_only=True):
     parity: float | None
     dominated_by: str | None
     is_dense: bool
-    is_chosen: bool
+    is_chosen: bool  # in the report's own family; others may have been chosen for another budget
 
 
 class Look(Value, frozen=True, kw_only=True):
@@ -172,8 +172,12 @@ def gather(own: Source, beside: Sequence[Source] = (), budget: Budget | None = N
     labels = _labels(sources)
     at: Percentile = manifest.choice.limits.at if manifest.choice else "p50"
     measure = _measure([v for source in sources for v in source.manifest.variants])
-    points = [p for source, label in zip(sources, labels) for p in _points(source.manifest, label, at, measure)]
     choice = manifest.choice
+    points = [
+        point
+        for source, label in zip(sources, labels)
+        for point in _points(source.manifest, label, at, measure, choice.variant if choice and source is own else None)
+    ]
     return Numbers(
         model=plain(manifest.model),
         families=tuple(labels),
@@ -229,7 +233,7 @@ def _quality(evaluation: Evaluation | None, measure: Measure | None) -> tuple[fl
     return value, evaluation.error(measure)
 
 
-def _points(manifest: Manifest, label: str, at: Percentile, measure: Measure | None) -> list[Point]:
+def _points(manifest: Manifest, label: str, at: Percentile, measure: Measure | None, chosen: str | None) -> list[Point]:
     choice = manifest.choice
     measured = {m.variant: m for m in choice.measurements} if choice and choice.limits.at == at else {}
     rows: list[tuple[Variant, float | None, tuple[float, float] | None]] = []
@@ -243,7 +247,7 @@ def _points(manifest: Manifest, label: str, at: Percentile, measure: Measure | N
         else:
             rows.append((variant, None, None))
     by = _dominated([(v.name, ms, _quality(v.evaluation, measure)[0]) for v, ms, _ in rows])
-    return [_point(manifest, label, row, measure, by.get(row[0].name)) for row in rows]
+    return [_point(manifest, label, row, measure, by.get(row[0].name), row[0].name == chosen) for row in rows]
 
 
 def _point(
@@ -252,6 +256,7 @@ def _point(
     row: tuple[Variant, float | None, tuple[float, float] | None],
     measure: Measure | None,
     dominated_by: str | None,
+    is_chosen: bool,
 ) -> Point:
     variant, latency, between = row
     quality, error = _quality(variant.evaluation, measure)
@@ -276,7 +281,7 @@ def _point(
         parity=variant.parity,
         dominated_by=plain(by) if by else None,
         is_dense=variant.name == manifest.dense,
-        is_chosen=manifest.choice is not None and variant.name == manifest.choice.variant,
+        is_chosen=is_chosen,
     )
 
 
@@ -317,15 +322,17 @@ def _budget_ms(manifest: Manifest, budget: Budget | None) -> float | None:
     if manifest.choice is not None:
         if budget is not None:
             raise UsageError(
-                f"the family was chosen for {manifest.choice.budget_ms:.4g}ms, which the report draws. Leave --budget out, "
-                f"or choose again: snapvit choose FAMILY --budget {budget}"
+                f"the family was chosen for {manifest.choice.budget_ms:.4g}ms, which the report draws. "
+                f"Leave --budget out, or choose again: snapvit choose FAMILY --budget {budget}"
             )
         return manifest.choice.budget_ms
     if budget is None:
         return None
     profile = manifest.variant(manifest.dense).profile
     if profile is None and budget.is_relative:
-        raise UsageError(f"--budget {budget} is a share of the dense latency, which was not measured. Give milliseconds")
+        raise UsageError(
+            f"--budget {budget} is a share of the dense latency, which was not measured. Give milliseconds"
+        )
     return budget.to_ms(profile.p50_ms if profile else 0.0, manifest.target.batch)
 
 

@@ -12,6 +12,7 @@ import base64
 import binascii
 import hashlib
 import json
+import re
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 HALF_WIDTH = 520  # pixels of a plot that stands beside another
+MOST_OTHERS = 4  # variants that are named for one image; the others are counted
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -50,7 +52,7 @@ def page(source: Source, numbers: Numbers) -> str:
         script=Markup(script),
         specs=Markup(as_data({chart.name: chart.spec for chart in charts})),
         numbers=numbers,
-        headline=words.headline(numbers),
+        headline=_tight(words.headline(numbers)),
         tiles=_tiles(numbers),
         notes=_notes(source.manifest, numbers),
         plots={c.name: _plot(c, Markup(inline_svg(c, *([HALF_WIDTH] if c.name in halves else [])))) for c in charts},
@@ -115,15 +117,19 @@ def _tiles(numbers: Numbers) -> list[dict[str, str]]:
         detail = f"{words.interval(shown.between_ms)} ms" if shown.between_ms else ""
         tiles.append((f"latency {numbers.at}", words.ms(shown.latency_ms), detail))
     if numbers.budget_ms is not None:
-        part = "" if not dense.latency_ms else f"{100 * numbers.budget_ms / dense.latency_ms:.0f} % of the dense latency"
+        part = (
+            "" if not dense.latency_ms else f"{100 * numbers.budget_ms / dense.latency_ms:.0f} % of the dense latency"
+        )
         tiles.append(("budget", words.budget(numbers.budget_ms), part))
     if numbers.measure is not None:
-        known = words.quality(numbers.measure, dense.quality, dense.error)
-        detail = "" if shown.is_dense else f"dense {known}"
-        tiles.append((words.measure_title(numbers), words.quality(numbers.measure, shown.quality, shown.error), detail))
+        value, _, error = words.quality(numbers.measure, shown.quality, shown.error).partition(" ± ")
+        unit = " %" if error.endswith(" %") else ""
+        known = "" if shown.is_dense else f"dense {words.quality(numbers.measure, dense.quality, dense.error)}"
+        detail = "; ".join(filter(None, [error and f"± {error}", known]))
+        tiles.append((words.measure_title(numbers), value + unit, detail))
     tiles.append(("parameters", words.millions(shown.params), _of(shown.params, dense.params)))
     tiles.append(("size", words.megabytes(shown.size_bytes), _of(shown.size_bytes, dense.size_bytes)))
-    return [dict(title=title, value=value, detail=detail) for title, value, detail in tiles]
+    return [dict(title=title, value=_tight(value), detail=_tight(detail)) for title, value, detail in tiles]
 
 
 def _of(value: int, whole: int) -> str:
@@ -137,17 +143,28 @@ def _notes(manifest: Manifest, numbers: Numbers) -> list[tuple[str, str]]:
         notes.append(("Not decided", f"{numbers.doubt}."))
     chosen = numbers.point(numbers.chosen) if numbers.chosen else None
     if chosen is not None and chosen.dominated_by and numbers.measure:
-        text = f"on these images {chosen.dominated_by} is as fast and as good or better than {chosen.name}. The densest "
-        notes.append(("Note", f"{text}variant that fits was chosen; differences within the standard error prove nothing."))
-    return notes + [("Beware", f"{text}.") for text in numbers.warnings]
+        text = (
+            f"on these images {chosen.dominated_by} is as fast and as good or better than {chosen.name}. The densest "
+        )
+        notes.append(
+            ("Note", f"{text}variant that fits was chosen; differences within the standard error prove nothing.")
+        )
+    if numbers.warnings:
+        notes.append(("Beware", "; ".join(numbers.warnings) + "."))
+    return [(kind, _tight(text)) for kind, text in notes]
+
+
+def _tight(text: str) -> str:
+    """The text with numbers and their units on one line."""
+    return re.sub(r"(?<=[0-9±]) (?=ms|±|%|[0-9M])", "\u00a0", text).replace("top-1", "top\u20111")
 
 
 def _samples_note(validation: Validation | None) -> str:
     if validation is None:
         return ""
     return (
-        f"{len(validation.samples)} of the {validation.images} images of {plain(validation.source)} on which the variants "
-        f"were judged, in {validation.runtime}. ✓ right, ✗ wrong, ≠ not what the dense model says."
+        f"{len(validation.samples)} of the {validation.images} images of {plain(validation.source)} on which the "
+        f"variants were judged, in {validation.runtime}. ✓ right, ✗ wrong, ≠ not what the dense model says."
     )
 
 
@@ -178,8 +195,13 @@ def _sample(sample: Sample, dense: str, pruned: str) -> dict[str, Any]:
         "picture": _picture(sample.picture),
         "alt": f"Image {plain(sample.title)}{known}",
         "lines": lines,
-        "more": ", ".join(f"{plain(name)} says {plain(found.label)}" for name, found in others.items()),
+        "more": _list([f"{plain(name)} says {plain(found.label)}" for name, found in others.items()]),
     }
+
+
+def _list(texts: list[str]) -> str:
+    more = [f"{len(texts) - MOST_OTHERS} more"] if len(texts) > MOST_OTHERS else []
+    return ", ".join(texts[:MOST_OTHERS] + more)
 
 
 def _line(name: str, found: Prediction, sample: Sample, reference: Prediction | None) -> dict[str, Any]:
@@ -247,7 +269,8 @@ def _model(source: Source, numbers: Numbers) -> list[tuple[str, str]]:
 
 
 def _files(manifest: Manifest) -> list[tuple[str, str]]:
-    return [(item.file, item.sha256) for item in (*manifest.variants, *manifest.weights)]
+    variants = [(variant.file, variant.sha256) for variant in manifest.variants]
+    return variants + [(weights.file, weights.sha256) for weights in manifest.weights]
 
 
 def _brief(recipe: dict[str, Any]) -> dict[str, Any]:

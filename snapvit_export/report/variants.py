@@ -21,9 +21,11 @@ def variant_table(numbers: Numbers) -> dict[str, Any]:
         }
         for point in numbers.points
     ]
+    dense = " Agreement and cosine are with the dense model." if _any(numbers, "cosine") else ""
+    torch = " Parity is the largest difference to torch, of the largest output." if _any(numbers, "parity") else ""
     on = f" Quality on {numbers.judged}." if numbers.judged else ""
     return {
-        "caption": f"All variants, from dense to sparse; latency with its 95 % interval.{on}",
+        "caption": f"All variants, from dense to sparse; latency with its 95 % interval.{on}{dense}{torch}",
         "columns": [{"title": title, "words": is_words} for title, is_words, _ in columns],
         "rows": rows,
     }
@@ -39,35 +41,35 @@ def _columns(numbers: Numbers) -> list[tuple[str, bool, Reader]]:
     measure, title = numbers.measure, words.measure_title(numbers)
     candidates: list[tuple[bool, str, bool, Reader]] = [
         (True, "variant", True, lambda p: (p.name, p.name)),
+        (numbers.budget_ms is not None, "fits", True, lambda p: _verdict(p, numbers)),
         (len(numbers.families) > 1, "family", True, lambda p: (p.family, p.family)),
         (True, "sparsity", False, lambda p: (p.sparsity, f"{p.sparsity:.3f}")),
         (True, "params", False, lambda p: (p.params, words.millions(p.params))),
         (True, "GFLOPs", False, lambda p: (p.flops, words.gflops(p.flops))),
         (True, "size", False, lambda p: (p.size_bytes, words.megabytes(p.size_bytes))),
         (_any(numbers, "latency_ms"), numbers.at, False, lambda p: (p.latency_ms, words.ms(p.latency_ms))),
-        (_any(numbers, "between_ms"), "interval, ms", False, _interval),
-        (_any(numbers, "p90_ms"), "p90, last look", False, lambda p: (p.p90_ms, words.ms(p.p90_ms))),
+        (_any(numbers, "between_ms"), "95 % interval, ms", False, _interval),
+        (_any(numbers, "p90_ms"), "p90", False, lambda p: (p.p90_ms, words.ms(p.p90_ms))),
         (measure is not None, title, False, lambda p: (p.quality, words.quality(measure, p.quality, p.error))),
         (
             _any(numbers, "agreement") and measure != "agreement",
-            "agreement with dense",
+            "agreement",
             False,
             lambda p: (p.agreement, words.share(p.agreement)),
         ),
         (
             _any(numbers, "cosine") and measure != "cosine",
-            "cosine to dense",
+            "cosine",
             False,
             lambda p: (p.cosine, words.cosine(p.cosine)),
         ),
-        (_any(numbers, "parity"), "parity with torch", False, lambda p: (p.parity, words.small(p.parity))),
+        (_any(numbers, "parity"), "parity", False, lambda p: (p.parity, words.small(p.parity))),
         (
             _any(numbers, "dominated_by"),
             "dominated by",
             True,
             lambda p: (p.dominated_by, p.dominated_by or words.UNKNOWN),
         ),
-        (numbers.budget_ms is not None, "budget", True, lambda p: _verdict(p, numbers)),
     ]
     return [(title, is_words, read) for wanted, title, is_words, read in candidates if wanted]
 
@@ -90,8 +92,8 @@ def _verdict(point: Point, numbers: Numbers) -> tuple[str | None, str]:
         return None, words.UNKNOWN
     else:
         fits = point.between_ms[1] <= numbers.budget_ms
-    text = "fits" if fits else "does not surely fit"
-    text += ", chosen" if point.is_chosen and point.family == numbers.families[0] else ""
+    text = "yes" if fits else "no"
+    text += ", chosen" if point.is_chosen else ""
     return text, text
 
 
@@ -106,8 +108,8 @@ def look_rows(numbers: Numbers) -> dict[str, Any]:
             words.interval(look.between_ms),
             words.quality(numbers.measure, look.quality, look.error),
             look.correction or "none",
-            "fits" if look.fits else "does not surely fit",
+            "yes" if look.fits else "no",
         )
         for look in numbers.looks
     ]
-    return {"columns": [*columns, "correction", "verdict"], "rows": rows}
+    return {"columns": [*columns, "correction", "fits"], "rows": rows}

@@ -77,10 +77,9 @@ def headline(numbers: Numbers) -> str:
         return f"{len(numbers.own)} variants of {numbers.model}, none of them timed yet."
     if numbers.budget_ms is None:
         fast = min(timed, key=lambda p: p.latency_ms or 0)
-        return (
-            f"{len(numbers.own)} variants of {numbers.model}: from {dense.name}, {latency(dense.latency_ms, dense.between_ms)}, "
-            f"to {fast.name}, {latency(fast.latency_ms, fast.between_ms)}{_against(fast, dense, numbers)}."
-        )
+        ends = [f"{p.name}, {latency(p.latency_ms, p.between_ms)}" for p in (dense, fast)]
+        several = f"{len(numbers.own)} variants of {numbers.model}: from {ends[0]}, to {ends[1]}"
+        return f"{several}{_against(fast, dense, numbers)}." if len(timed) > 1 else f"One variant, {ends[0]}."
     fits = [p for p in timed if p.between_ms and p.between_ms[1] <= numbers.budget_ms]
     if not fits:
         return f"No variant surely keeps {budget(numbers.budget_ms)}."
@@ -97,7 +96,9 @@ def _choice(numbers: Numbers) -> str:
     chosen = numbers.point(numbers.chosen)
     dense = next(p for p in numbers.own if p.is_dense)
     at = "" if numbers.at == "p50" else f" at {numbers.at}"
-    text = f"{chosen.name} takes {latency(chosen.latency_ms, chosen.between_ms)}{at} and fits {budget(numbers.budget_ms)}"
+    text = (
+        f"{chosen.name} takes {latency(chosen.latency_ms, chosen.between_ms)}{at} and fits {budget(numbers.budget_ms)}"
+    )
     if chosen.is_dense:
         return f"{text}: it is the dense model, nothing had to be cut."
     return f"{text}{_against(chosen, dense, numbers)}."

@@ -54,9 +54,9 @@ def render(source: Source, numbers: Numbers, stem: str, kind: Format, with_plots
         return {f"{stem}.json": to_json(numbers)}
     charts = all_charts(numbers)
     if kind == "md":
-        pareto = [chart for chart in charts if chart.name == "pareto"]
+        pareto = next((chart for chart in charts if chart.name == "pareto"), None)
         plot = plot_file(stem, "pareto", "svg")
-        files = {} if with_plots else {plot: svg(chart) for chart in pareto}
+        files = {} if with_plots or pareto is None else {plot: svg(pareto)}
         return {f"{stem}.md": markdown(numbers, plot if pareto else None).encode(), **files}
     draw = svg if kind == "svg" else png
     return {plot_file(stem, chart.name, kind): draw(chart) for chart in charts}

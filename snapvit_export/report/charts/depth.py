@@ -14,7 +14,7 @@ def depth(numbers: Numbers) -> Chart | None:
     most = max((item.divergence or 0.0 for item in found), default=0.0) or 1.0
     rows = [_row(item, most) for item in found]
     legend = {
-        "title": "divergence without it, of the largest",
+        "title": "divergence, of the largest",
         "orient": "top",
         "direction": "horizontal",
         "gradientLength": 160,
@@ -44,7 +44,7 @@ def depth(numbers: Numbers) -> Chart | None:
     return Chart(
         name="sublayers",
         title="What each sub-layer does",
-        caption="How far the dense model's answers move when one attention or MLP is left out. Pale ones are hardly used.",
+        caption="How far the dense model's answers move when one attention or MLP is left out. Pale: hardly used.",
         says=f"Strip over {len(found)} sub-layers. The most is lost without the {worst.part} of block {worst.block}.",
         spec=spec,
         columns=("block", "part", "divergence", "turned", "damage"),

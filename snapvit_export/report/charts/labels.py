@@ -1,7 +1,7 @@
 """Where the names of points go: beside them, never over each other or over a point.
 
-Greedy, most important first; a name that finds no free place is left out, since hovering and the table have it. Judged at
-the width of a phone: what is free there is free everywhere.
+Greedy, most important first; a name that finds no free place is left out, since hovering and the table have it.
+Judged at the width of a phone: what is free there is free everywhere.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Placed:
     dy: int
 
 
-def place(points: Sequence[tuple[float, float, str]], order: Sequence[int]) -> list[Placed]:
-    """Places for the labels of points (x, y from 0 to 1, and the text), tried in that order."""
+def place(points: Sequence[tuple[float, float, str]], order: Sequence[int], sure: int = 0) -> list[Placed]:
+    """Places for the labels of points (x, y from 0 to 1, the text), tried in that order; the first `sure` get one."""
     dots = [_around(x * WIDTH, (1 - y) * HEIGHT) for x, y, _ in points]
     taken: list[tuple[float, float, float, float]] = []
     found = []
-    for index in order:
+    for rank, index in enumerate(order):
         x, y, text = points[index]
         others = [dot for i, dot in enumerate(dots) if i != index] + taken
         for align, dx, dy in PLACES:
@@ -39,6 +39,9 @@ def place(points: Sequence[tuple[float, float, str]], order: Sequence[int]) -> l
                 taken.append(box)
                 found.append(Placed(index, align, dx, dy))
                 break
+        else:
+            if rank < sure:
+                found.append(Placed(index, "left" if x < 0.3 else "right" if x > 0.7 else "center", 0, -17))
     return found
 
 

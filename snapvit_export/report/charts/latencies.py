@@ -53,7 +53,7 @@ def latencies(numbers: Numbers) -> Chart | None:
         name="latencies",
         title="Latency of single runs",
         caption="A thin mark is a run as the clock saw it, the box holds the middle half, the dark line is the median. "
-        "Variants that were timed at other moments met another pace of the machine, which the intervals above allow for. "
+        "Variants that were timed at other moments met another pace of the machine, which the intervals allow for. "
         "The slowest runs, beyond the 99th percentile, are left out of the picture.",
         says=f"Strip plot of the runs of {len(spreads)} variants; the table has their percentiles.",
         spec=spec,

@@ -29,13 +29,15 @@ LIGHT = {
     "--c5": "#8a6200",
     "--c6": "#5a55b5",
     "--h1": "#eef4fa",
-    "--h2": "#d3e3f2",
-    "--h3": "#b0cfe8",
-    "--h4": "#85b5db",
-    "--h5": "#5797cb",
-    "--h6": "#3178b4",
-    "--h7": "#175a96",
-    "--h8": "#0a3d6e",
+    "--h2": "#d9e7f4",
+    "--h3": "#c0d8ec",
+    "--h4": "#a2c6e4",
+    "--h5": "#80b2d9",
+    "--h6": "#5c9acd",
+    "--h7": "#3e82bc",
+    "--h8": "#256ba7",
+    "--h9": "#14548d",
+    "--h10": "#0a3d6e",
 }
 DARK = {
     "--paper": "#14181d",
@@ -51,17 +53,19 @@ DARK = {
     "--c5": "#e6bd4f",
     "--c6": "#aaa6f5",
     "--h1": "#18222c",
-    "--h2": "#1b3145",
-    "--h3": "#1d4463",
-    "--h4": "#215a85",
-    "--h5": "#2f76ab",
-    "--h6": "#5296cb",
-    "--h7": "#84b9e3",
-    "--h8": "#bfdcf5",
+    "--h2": "#1a2e3f",
+    "--h3": "#1c3c56",
+    "--h4": "#1e4b6e",
+    "--h5": "#235d89",
+    "--h6": "#2d73a7",
+    "--h7": "#468bc0",
+    "--h8": "#68a6d6",
+    "--h9": "#91c1e7",
+    "--h10": "#bfdcf5",
 }
 FAMILY_COLOURS = tuple(f"var(--c{i})" for i in range(1, 7))
 FAMILY_SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
-HEAT = tuple(f"var(--h{i})" for i in range(1, 9))
+HEAT = tuple(f"var(--h{i})" for i in range(1, 11))
 INK, MUTED, GRID, PAPER, BUDGET, FITS = (
     f"var(--{name})" for name in ("ink", "muted", "grid", "paper", "budget", "fits")
 )
@@ -136,7 +140,7 @@ class Axis:
 def axis(
     values: list[float], least: float = 0.0, pad: float = 0.07, floor: float = -math.inf, most: float = math.inf
 ) -> Axis:
-    """An axis around the values: at least `least` long, with room at the ends; no tick below `floor` or above `most`."""
+    """An axis around the values, at least `least` long; it does not go below `floor`, nor its ticks above `most`."""
     low, high = min(values), max(values)
     length = max(high - low, least, 1e-9)
     middle = (low + high) / 2
@@ -180,3 +184,9 @@ def budget_layers(budget_ms: float | None, x_axis: Axis, dy: int = -4) -> list[S
 def tips(*fields: tuple[str, str]) -> list[Spec]:
     """What hovering shows: fields of the row, which hold text, under these titles."""
     return [{"field": field, "title": title, "type": "nominal"} for field, title in fields]
+
+
+def with_halo(layer: Spec) -> list[Spec]:
+    """Text, and under it the same text wider in the colour of the paper, so that lines behind it do not cross it."""
+    mark = {**layer["mark"], "color": PAPER, "stroke": PAPER, "strokeWidth": 4, "strokeJoin": "round", "aria": False}
+    return [{**layer, "mark": mark}, layer]

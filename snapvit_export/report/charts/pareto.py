@@ -5,9 +5,26 @@ from __future__ import annotations
 from .. import words
 from ..numbers import Numbers, Point
 from .labels import place
-from .look import BUDGET, FAMILY_COLOURS, FAMILY_SHAPES, FITS, INK, MUTED, PAPER, Axis, Chart, Spec, axis, base, budget_layers, tips
+from .look import (
+    BUDGET,
+    FAMILY_COLOURS,
+    FAMILY_SHAPES,
+    FITS,
+    INK,
+    MUTED,
+    PAPER,
+    Axis,
+    Chart,
+    Spec,
+    axis,
+    base,
+    budget_layers,
+    tips,
+    with_halo,
+)
 
 HEIGHT = 380
+LABEL = 18  # letters of a name beside its point
 TIPS = (
     ("name", "variant"),
     ("family", "family"),
@@ -96,7 +113,9 @@ def _axes(numbers: Numbers, shown: list[Point]) -> tuple[Axis, Axis]:
     for point in shown:
         value, error = _y(point, numbers) or 0.0, (point.error or 0.0) * _unit(numbers)
         ys += [value - error, min(value + error, _unit(numbers))] if numbers.measure else [value]
-    return axis(xs, least=0.05 * max(xs), floor=0.0), axis(ys, least=0.02 * _unit(numbers), pad=0.12, most=_unit(numbers))
+    return axis(xs, least=0.05 * max(xs), floor=0.0), axis(
+        ys, least=0.02 * _unit(numbers), pad=0.12, most=_unit(numbers)
+    )
 
 
 def _row(point: Point, numbers: Numbers) -> Spec:
@@ -112,6 +131,7 @@ def _row(point: Point, numbers: Numbers) -> Spec:
         "up": min(value + error, _unit(numbers)),
         "family": point.family,
         "name": point.name,
+        "label": point.name if len(point.name) <= LABEL else f"{point.name[: LABEL - 1]}…",
         "latency": words.ms(point.latency_ms),
         "between": f"{words.interval(point.between_ms)} ms",
         "p90": words.ms(point.p90_ms),
@@ -129,23 +149,15 @@ def _row(point: Point, numbers: Numbers) -> Spec:
     }
 
 
-def _colour(numbers: Numbers, legend: bool = False) -> Spec:
+def _by_family(numbers: Numbers, values: tuple[str, ...]) -> Spec:
+    """A colour or a shape for each family, with one legend for all layers if there are several."""
     count = len(numbers.families)
-    colours = [FAMILY_COLOURS[i % len(FAMILY_COLOURS)] for i in range(count)]
-    shown = {"orient": "bottom", "title": None, "columns": 2, "symbolFillColor": None} if legend and count > 1 else None
     return {
         "field": "family",
         "type": "nominal",
-        "scale": {"domain": list(numbers.families), "range": colours},
-        "legend": shown,
+        "scale": {"domain": list(numbers.families), "range": [values[i % len(values)] for i in range(count)]},
+        "legend": {"orient": "bottom", "title": None, "columns": 1, "symbolOpacity": 1} if count > 1 else None,
     }
-
-
-def _shape(numbers: Numbers) -> Spec:
-    shapes = [FAMILY_SHAPES[i % len(FAMILY_SHAPES)] for i in range(len(numbers.families))]
-    legend = {"orient": "bottom", "title": None, "columns": 2} if len(numbers.families) > 1 else None
-    scale = {"domain": list(numbers.families), "range": shapes}
-    return {"field": "family", "type": "nominal", "scale": scale, "legend": legend}
 
 
 def _room(numbers: Numbers, x: Axis) -> list[Spec]:
@@ -174,7 +186,7 @@ def _front(rows: list[Spec]) -> list[Spec]:
 
 
 def _bars(numbers: Numbers) -> list[Spec]:
-    colour = _colour(numbers)
+    colour = _by_family(numbers, FAMILY_COLOURS)
     faint = {"type": "rule", "strokeWidth": 1.5, "opacity": 0.45}
     across: Spec = {
         "mark": faint,
@@ -189,7 +201,7 @@ def _bars(numbers: Numbers) -> list[Spec]:
 
 def _dots(numbers: Numbers) -> list[Spec]:
     """Full where nothing beats them, hollow where something does, and a ring around the chosen one."""
-    colour, shape = _colour(numbers, legend=True), _shape(numbers)
+    colour, shape = _by_family(numbers, FAMILY_COLOURS), _by_family(numbers, FAMILY_SHAPES)
     hollow: Spec = {
         "transform": [{"filter": {"field": "dominated", "equal": True}}],
         "mark": {"type": "point", "filled": False, "fill": PAPER, "size": 75, "strokeWidth": 2, "opacity": 1},
@@ -198,7 +210,7 @@ def _dots(numbers: Numbers) -> list[Spec]:
     full: Spec = {
         "transform": [{"filter": {"field": "dominated", "equal": False}}],
         "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
-        "encoding": {"color": {**colour, "legend": None}, "shape": {**shape, "legend": None}},
+        "encoding": {"color": colour, "shape": shape},
     }
     ring: Spec = {
         "transform": [{"filter": {"field": "chosen", "equal": True}}],
@@ -210,10 +222,10 @@ def _dots(numbers: Numbers) -> list[Spec]:
 
 def _names(numbers: Numbers, shown: list[Point], rows: list[Spec], x: Axis, y: Axis) -> list[Spec]:
     """Names of the chosen one, the dense ones, and of the others where there is room; a mark for each place."""
-    spots = [(x.at(row["x"]), y.at(row["y"]), row["name"]) for row in rows]
+    spots = [(x.at(row["x"]), y.at(row["y"]), row["label"]) for row in rows]
     rank = sorted(range(len(shown)), key=lambda i: (not shown[i].is_chosen, not shown[i].is_dense, i))
     layers: list[Spec] = []
-    places = place(spots, rank)
+    places = place(spots, rank, sure=sum(point.is_chosen for point in shown))
     for align, dx, dy in dict.fromkeys((p.align, p.dx, p.dy) for p in places):
         here = [p.index for p in places if (p.align, p.dx, p.dy) == (align, dx, dy)]
         for bold in (True, False):
@@ -229,10 +241,9 @@ def _names(numbers: Numbers, shown: list[Point], rows: list[Spec], x: Axis, y: A
                 "dy": dy + (far if dy > 0 else -far),
                 "color": INK if bold else MUTED,
                 "fontWeight": 700 if bold else 400,
-                "limit": 160,
             }
-            text = {"text": {"field": "name", "type": "nominal"}}
-            layers.append({"data": {"values": values}, "mark": mark, "encoding": text})
+            text = {"text": {"field": "label", "type": "nominal"}}
+            layers += with_halo({"data": {"values": values}, "mark": mark, "encoding": text})
     return layers
 
 
@@ -257,7 +268,7 @@ def _caption(numbers: Numbers, shown: list[Point]) -> str:
     if numbers.measure and any(p.dominated_by for p in shown):
         parts.append("Hollow: another variant is as fast and as good or better. The line joins the others")
     if any(p.is_chosen for p in shown):
-        parts.append("The ring is the chosen variant" + (", one for each family" if len(numbers.families) > 1 else ""))
+        parts.append("The ring is the chosen variant")
     if numbers.budget_ms is not None:
         parts.append("Left of the dashed line is within the budget")
     return ". ".join(parts) + "."

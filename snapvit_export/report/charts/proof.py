@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import words
 from ..numbers import Look, Numbers
-from .look import BUDGET, FITS, INK, Chart, Spec, axis, base, budget_layers, tips
+from .look import BUDGET, FITS, INK, Chart, Spec, axis, base, budget_layers, tips, with_halo
 
 ROW = 56
 
@@ -45,11 +45,13 @@ def proof(numbers: Numbers) -> Chart | None:
                 "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
                 "encoding": {"x": {"field": "ms", **position}, "color": fits},
             },
-            {
-                "mark": {"type": "text", "dy": -15, "color": INK, "fontSize": 12},
-                "encoding": {"x": {"field": "ms", **position}, "text": {"field": "verdict", "type": "nominal"}},
-            },
             *budget_layers(numbers.budget_ms, x),
+            *with_halo(
+                {
+                    "mark": {"type": "text", "dy": -15, "color": INK, "fontSize": 12},
+                    "encoding": {"x": {"field": "ms", **position}, "text": {"field": "verdict", "type": "nominal"}},
+                }
+            ),
         ],
     )
     return Chart(

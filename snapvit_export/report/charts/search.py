@@ -25,7 +25,11 @@ def search(numbers: Numbers) -> Chart | None:
         "legend": {"orient": "bottom", "title": None, "columns": 2},
     }
     encoding: Spec = {
-        "x": {"field": "n", "type": "quantitative", "axis": {"title": "evaluations", "grid": False}},
+        "x": {
+            "field": "n",
+            "type": "quantitative",
+            "axis": {"title": "evaluations", "grid": False, "tickCount": 6, "tickMinStep": 1},
+        },
         "y": {
             "field": "value",
             "type": "quantitative",
@@ -47,7 +51,7 @@ def search(numbers: Numbers) -> Chart | None:
     return Chart(
         name="search",
         title="Search for the ranking",
-        caption="What the search minimises, without labels. The best candidate so far, and the mean of each generation.",
+        caption="What the search minimises, without labels. The best so far, and the mean of each generation.",
         says=f"Line from {first['text']} at the start to {last['value']:.5g} after {last['n']} evaluations.",
         spec=base(HEIGHT, data={"values": rows}, encoding=encoding, layer=layers),
         columns=("evaluations", "best so far", "mean of the generation"),

@@ -1,6 +1,6 @@
 """What each block keeps in each variant, as two maps (Figure 8 of the SnapViT paper): heads, and neurons.
 
-Eight shades for shares, so that two cells can be compared by eye; a sub-layer of which nothing is left is no shade at
+Ten shades for shares, so that two cells can be compared by eye; a sub-layer of which nothing is left is no shade at
 all but an empty cell with a cross.
 """
 
@@ -35,7 +35,7 @@ def widths(numbers: Numbers, kind: Kind) -> Chart:
     return Chart(
         name=kind,
         title=f"{kind.capitalize()} kept in each block",
-        caption=f"Share of the {kind} that each block keeps; blocks from the input on the left to the output on the right."
+        caption=f"Share of the {kind} that each block keeps, from the input on the left to the output on the right."
         + (" A cross: nothing is left of it, the sub-layer is removed." if removed else ""),
         says=f"Heat map of {len(numbers.widths)} variants by {len(whole)} blocks. "
         f"Least is kept in block {least['block']} of {least['name']}: {least['text']}.",
@@ -96,5 +96,3 @@ def _crosses() -> list[Spec]:
         "encoding": {"text": {"field": "cross", "type": "nominal"}},
     }
     return [empty, cross]
-
-

@@ -10,7 +10,21 @@ import typer
 
 from .. import __version__
 from ..errors import SnapvitError
-from . import choose, doctor, evaluate, export, fleet, import_scores, inspect, models, pack, profile, rank, validate
+from . import (
+    choose,
+    doctor,
+    evaluate,
+    export,
+    fleet,
+    import_scores,
+    inspect,
+    models,
+    pack,
+    profile,
+    rank,
+    report,
+    validate,
+)
 
 app = typer.Typer(
     name="snapvit",
@@ -29,6 +43,7 @@ app.command("choose")(choose.choose)
 app.command("evaluate")(evaluate.evaluate)
 app.command("fleet")(fleet.fleet)
 app.command("validate")(validate.validate)
+app.command("report")(report.report)
 app.command("inspect")(inspect.inspect)
 app.command("import-scores")(import_scores.import_scores)
 app.command("models")(models.models)

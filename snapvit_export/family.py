@@ -17,6 +17,7 @@ from .files import inside, sha256
 from .profiling.device import DeviceCard
 from .profiling.latency_model import LatencyModel
 from .profiling.profile import Percentile, Profile
+from .report.names import report_files
 from .runtimes.engine_file import engine_files
 from .target import Precision, Runtime, Target
 from .validation import VALIDATION
@@ -199,4 +200,5 @@ def own_files(folder: Path) -> list[str] | None:
         return None
     graphs = [folder / variant.file for variant in manifest.variants]  # a profile may have built engines beside them
     engines = [path.name for graph in graphs for path in engine_files(graph)]
-    return [MANIFEST, RANKING, VALIDATION, *(listed.file for listed in _listed(manifest)), *engines]
+    listed = [each.file for each in _listed(manifest)]
+    return [MANIFEST, RANKING, VALIDATION, *listed, *engines, *report_files()]

@@ -10,7 +10,19 @@ import pytest
 
 import snapvit_export
 
-HEAVY = ("torch", "timm", "rich", "onnx", "onnxruntime", "sklearn", "torchvision", "PIL", "datasets")
+HEAVY = (
+    "torch",
+    "timm",
+    "rich",
+    "onnx",
+    "onnxruntime",
+    "sklearn",
+    "torchvision",
+    "PIL",
+    "datasets",
+    "jinja2",
+    "vl_convert",
+)
 LIGHT = [
     "snapvit_export",
     "snapvit_export.allocate",
@@ -99,7 +111,24 @@ LIGHT = [
     "snapvit_export.ranking",
     "snapvit_export.recipe",
     "snapvit_export.remote",
+    "snapvit_export.report.bars",
+    "snapvit_export.report.charts.depth",
+    "snapvit_export.report.charts.labels",
+    "snapvit_export.report.charts.latencies",
+    "snapvit_export.report.charts.look",
+    "snapvit_export.report.charts.pareto",
+    "snapvit_export.report.charts.proof",
+    "snapvit_export.report.charts.search",
+    "snapvit_export.report.charts.widths",
+    "snapvit_export.report.draw",
+    "snapvit_export.report.markdown",
+    "snapvit_export.report.names",
+    "snapvit_export.report.numbers",
+    "snapvit_export.report.page",
     "snapvit_export.report.table",
+    "snapvit_export.report.variants",
+    "snapvit_export.report.words",
+    "snapvit_export.report.write",
     "snapvit_export.runtimes.agreement",
     "snapvit_export.runtimes.batches",
     "snapvit_export.runtimes.ceilings",
@@ -167,10 +196,10 @@ def test_missing_packages_are_named_with_the_remedy():
     )
 
 
-@pytest.mark.parametrize(
-    "command",
-    [[], ["export"], ["rank"], ["pack"], ["evaluate"], ["import-scores"], ["inspect"], ["models"], ["doctor"]],
-)
+COMMANDS = ["export", "rank", "pack", "evaluate", "validate", "report", "import-scores", "inspect", "models", "doctor"]
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
 def test_help_takes_less_than_300_ms_of_cpu(command):
     script = Path(sys.executable).parent / "snapvit"
     assert script.exists(), "install the project: pip install -e '.[test]'"

@@ -1,1 +1,2 @@
-"""What people look at: tables for the terminal. Light: rich, imported when a table is drawn."""
+"""What people look at: tables for the terminal, and the report: one page, plots, Markdown, numbers. Light: rich and what
+draws are imported when something is drawn."""

@@ -12,6 +12,7 @@ from ..family import Manifest, Measurement, Variant
 from ..graph.inspect import Inspection
 from ..profiling.profile import Profile
 from ..ranking import Ranking
+from . import words
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,6 +37,46 @@ def print_family(manifest: Manifest, file: TextIO | None = None) -> None:
     print_table(table, file)
     if choice:
         print(_sentence(manifest), file=file or sys.stdout)
+
+
+def print_validation(manifest: Manifest, file: TextIO | None = None) -> None:
+    """Latency and quality of every variant, with bars; the budget and the chosen one are marked."""
+    from .bars import bars, can_write, spread_bars
+    from .numbers import Source, gather
+
+    numbers = gather(Source(Path(), manifest))
+    ascii_only = not can_write(file or sys.stdout, "█▏┊±–")
+    points = numbers.own
+    latencies = bars([p.latency_ms for p in points], numbers.budget_ms, 10, ascii_only)
+    qualities = spread_bars([p.quality for p in points], 10, ascii_only)
+    title = words.measure_title(numbers) if numbers.measure else "quality"
+    columns = [
+        ("variant", [p.name for p in points]),
+        (f"{numbers.at} ms", [_number(p.latency_ms, 2) for p in points]),
+        ("", latencies),
+        (title, [words.quality(numbers.measure, p.quality, p.error) for p in points]),
+        (" ", qualities),
+        ("agrees", [words.share(p.agreement) for p in points]),
+        ("cosine", [words.cosine(p.cosine) for p in points]),
+        ("MB", [_number(p.size_bytes / 1e6, 1) for p in points]),
+        ("parity", [words.small(p.parity) for p in points]),
+        ("dominated by", [p.dominated_by or words.UNKNOWN for p in points]),
+        ("  ", ["chosen" if p.is_chosen else "" for p in points]),
+    ]
+    kept = [(name, cells) for name, cells in columns if any(cell.strip(words.UNKNOWN) for cell in cells)]
+    table = _table([name for name, _ in kept], left={"variant", "", " ", "dominated by", "  "})
+    for point, row in zip(points, zip(*(cells for _, cells in kept))):
+        cells = [cell.replace("±", "+-").replace(words.UNKNOWN, "-") if ascii_only else cell for cell in row]
+        table.add_row(*map(_literal, cells), style="bold" if point.is_chosen else None)
+    if ascii_only:
+        from rich import box
+
+        table.box = box.ASCII_DOUBLE_HEAD
+    print_table(table, file)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return words.UNKNOWN if value is None else f"{value:.{digits}f}"
 
 
 def print_ranking(ranking: Ranking, path: Path) -> None:

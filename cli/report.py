@@ -1,0 +1,47 @@
+"""`snapvit report`: a family as one page to look at, as pictures, as Markdown or as numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from . import options
+
+
+def report(
+    family: Annotated[Path, typer.Argument(help="A family folder.")],
+    out: Annotated[
+        Optional[Path], typer.Option(help="File or folder to write; report.html in the family by default.")
+    ] = None,
+    formats: Annotated[
+        Optional[str], typer.Option("--format", help="html, png, svg, md, json; several with commas.")
+    ] = None,
+    budget: Annotated[
+        Optional[str], typer.Option(help="Draw this budget, where the family was not chosen for one: 10ms.")
+    ] = None,
+    beside: Annotated[
+        Optional[list[Path]],
+        typer.Option(help="Another family of the same model in the same picture. May be repeated."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers of the report.")] = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Show accuracy against latency, what each block keeps, all timings and the proof of the choice, in one file."""
+    from ..report.names import parse_formats
+    from ..report.write import report as write
+    from .progress import shown
+
+    wanted = None if formats is None else parse_formats(formats)
+    with shown(quiet) as progress:
+        numbers, files = write(family, out, wanted, budget, beside or [], progress)
+    if as_json:
+        from ..values import to_json
+
+        print(to_json(numbers).decode(), end="")
+        return
+    from ..report.words import headline
+
+    print(headline(numbers))
+    print(f"Written to {files[0].parent}: {', '.join(path.name for path in files)}")

@@ -1,0 +1,192 @@
+"""What all plots have in common: colours by name, one configuration, axes that show the data and not the zero.
+
+Colours are CSS variables (`var(--ink)`) in every specification: a page sets them for light, dark and paper and no plot
+has to be drawn again; for a PNG or an SVG of its own they are replaced by the light ones. Colours of families are those
+of Okabe and Ito, darkened to three to one against white; a shape goes with each, so that colour never tells alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import words
+
+Spec = dict[str, Any]
+
+LIGHT = {
+    "--paper": "#ffffff",
+    "--ink": "#1b1f24",
+    "--muted": "#57606a",
+    "--grid": "#e4e7eb",
+    "--budget": "#a8324a",
+    "--fits": "#2f7d5b",
+    "--c1": "#0072b2",
+    "--c2": "#c04e00",
+    "--c3": "#00795a",
+    "--c4": "#a3457e",
+    "--c5": "#8a6200",
+    "--c6": "#5a55b5",
+    "--h1": "#eef4fa",
+    "--h2": "#d9e7f4",
+    "--h3": "#c0d8ec",
+    "--h4": "#a2c6e4",
+    "--h5": "#80b2d9",
+    "--h6": "#5c9acd",
+    "--h7": "#3e82bc",
+    "--h8": "#256ba7",
+    "--h9": "#14548d",
+    "--h10": "#0a3d6e",
+}
+DARK = {
+    "--paper": "#14181d",
+    "--ink": "#e9edf1",
+    "--muted": "#a3adb8",
+    "--grid": "#2c343d",
+    "--budget": "#ff8fa3",
+    "--fits": "#63c69b",
+    "--c1": "#62b6ee",
+    "--c2": "#ff9a57",
+    "--c3": "#4fcfa4",
+    "--c4": "#e79ac7",
+    "--c5": "#e6bd4f",
+    "--c6": "#aaa6f5",
+    "--h1": "#18222c",
+    "--h2": "#1a2e3f",
+    "--h3": "#1c3c56",
+    "--h4": "#1e4b6e",
+    "--h5": "#235d89",
+    "--h6": "#2d73a7",
+    "--h7": "#468bc0",
+    "--h8": "#68a6d6",
+    "--h9": "#91c1e7",
+    "--h10": "#bfdcf5",
+}
+FAMILY_COLOURS = tuple(f"var(--c{i})" for i in range(1, 7))
+FAMILY_SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
+HEAT = tuple(f"var(--h{i})" for i in range(1, 11))
+INK, MUTED, GRID, PAPER, BUDGET, FITS = (
+    f"var(--{name})" for name in ("ink", "muted", "grid", "paper", "budget", "fits")
+)
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
+PLOT_WIDTH = 720  # pixels of a plot that is not in a page
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A plot with what stands for it where it cannot be seen: a sentence and a table."""
+
+    name: str
+    title: str
+    caption: str
+    says: str  # what the plot shows, in one sentence, for those who hear the page
+    spec: Spec
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...] = field(default=())
+
+
+def base(height: int, **parts: Any) -> Spec:
+    """A plot as wide as its place."""
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "width": "container",
+        "height": height,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "background": None,
+        "padding": 4,
+        "config": _CONFIG,
+        **parts,
+    }
+
+
+_TEXT = {"labelFont": FONT, "titleFont": FONT, "labelColor": MUTED, "titleColor": INK, "labelFontSize": 12}
+_CONFIG: Spec = {
+    "view": {"stroke": None},
+    "font": FONT,
+    "axis": {
+        **_TEXT,
+        "titleFontSize": 12,
+        "titleFontWeight": 600,
+        "titlePadding": 10,
+        "domainColor": GRID,
+        "tickColor": GRID,
+        "gridColor": GRID,
+        "labelPadding": 6,
+        "labelLimit": 110,
+    },
+    "legend": {**_TEXT, "titleFontSize": 12, "titleFontWeight": 600, "labelLimit": 260, "symbolStrokeWidth": 2},
+    "text": {"font": FONT, "fontSize": 12, "color": INK},
+}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From where to where an axis goes, and its ticks."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+
+    @property
+    def scale(self) -> Spec:
+        return {"domain": [self.low, self.high], "nice": False, "zero": False}
+
+    def at(self, value: float) -> float:
+        """Where a value lies, from 0 to 1."""
+        return (value - self.low) / (self.high - self.low)
+
+
+def axis(
+    values: list[float], least: float = 0.0, pad: float = 0.07, floor: float = -math.inf, most: float = math.inf
+) -> Axis:
+    """An axis around the values, at least `least` long; it does not go below `floor`, nor its ticks above `most`."""
+    low, high = min(values), max(values)
+    length = max(high - low, least, 1e-9)
+    middle = (low + high) / 2
+    low, high = middle - length * (0.5 + pad), middle + length * (0.5 + pad)
+    if low < floor:
+        low = floor
+    step = _step((high - low) / 6)
+    first = math.ceil(low / step - 1e-9)
+    ticks = (round(i * step, 10) for i in range(first, first + 40))
+    return Axis(low, high, tuple(tick for tick in ticks if tick <= min(high, most) + step * 1e-9))
+
+
+def _step(about: float) -> float:
+    """1, 2, 2.5 or 5 times a power of ten, at least as long as `about`."""
+    power = 10.0 ** math.floor(math.log10(about))
+    return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= about * 0.999)
+
+
+def budget_layers(budget_ms: float | None, x_axis: Axis, dy: int = -4) -> list[Spec]:
+    """The budget as a dashed line with its name at the upper end; nothing if it lies outside the axis."""
+    if budget_ms is None or not x_axis.low <= budget_ms <= x_axis.high:
+        return []
+    text = f"budget {words.budget(budget_ms)}"
+    align = "left" if x_axis.at(budget_ms) < 0.25 else "right" if x_axis.at(budget_ms) > 0.75 else "center"
+    data = {"values": [{"budget": budget_ms, "text": text}]}
+    x = {"field": "budget", "type": "quantitative"}
+    line: Spec = {
+        "data": data,
+        "mark": {"type": "rule", "color": BUDGET, "strokeDash": [6, 4], "strokeWidth": 1.5},
+        "encoding": {"x": x, "y": None, "tooltip": None},
+    }
+    mark = {"type": "text", "color": BUDGET, "fontWeight": 600, "align": align, "baseline": "bottom", "dy": dy}
+    name: Spec = {
+        "data": data,
+        "mark": mark,
+        "encoding": {"x": x, "y": {"value": 0}, "tooltip": None, "text": {"field": "text", "type": "nominal"}},
+    }
+    return [line, name]
+
+
+def tips(*fields: tuple[str, str]) -> list[Spec]:
+    """What hovering shows: fields of the row, which hold text, under these titles."""
+    return [{"field": field, "title": title, "type": "nominal"} for field, title in fields]
+
+
+def with_halo(layer: Spec) -> list[Spec]:
+    """Text, and under it the same text wider in the colour of the paper, so that lines behind it do not cross it."""
+    mark = {**layer["mark"], "color": PAPER, "stroke": PAPER, "strokeWidth": 4, "strokeJoin": "round", "aria": False}
+    return [{**layer, "mark": mark}, layer]

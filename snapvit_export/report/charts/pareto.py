@@ -1,0 +1,274 @@
+"""Quality against latency: every variant with its intervals, the front, the budget, and the chosen one in a ring."""
+
+from __future__ import annotations
+
+from .. import words
+from ..numbers import Numbers, Point
+from .labels import place
+from .look import (
+    BUDGET,
+    FAMILY_COLOURS,
+    FAMILY_SHAPES,
+    FITS,
+    INK,
+    MUTED,
+    PAPER,
+    Axis,
+    Chart,
+    Spec,
+    axis,
+    base,
+    budget_layers,
+    tips,
+    with_halo,
+)
+
+HEIGHT = 380
+LABEL = 18  # letters of a name beside its point
+TIPS = (
+    ("name", "variant"),
+    ("family", "family"),
+    ("latency", "latency"),
+    ("between", "95 % interval"),
+    ("p90", "p90, last look"),
+    ("quality", "quality"),
+    ("kept", "FLOPs kept"),
+    ("params", "parameters"),
+    ("gflops", "GFLOPs"),
+    ("size", "size"),
+    ("precision", "precision"),
+    ("sparsity", "sparsity"),
+    ("beaten", "dominated by"),
+)
+
+
+def pareto(numbers: Numbers) -> Chart | None:
+    """The picture of the whole family; None if nothing was timed."""
+    shown = [p for p in numbers.points if p.latency_ms is not None and _y(p, numbers) is not None]
+    if not shown:
+        return None
+    x, y = _axes(numbers, shown)
+    title = _y_title(numbers)
+    rows = [_row(point, numbers) for point in shown]
+    spec = base(
+        HEIGHT,
+        data={"values": rows},
+        encoding={
+            "x": {
+                "field": "x",
+                "type": "quantitative",
+                "scale": x.scale,
+                "axis": {"values": list(x.ticks), "title": f"latency {numbers.at}, ms", "grid": False},
+            },
+            "y": {
+                "field": "y",
+                "type": "quantitative",
+                "scale": y.scale,
+                "axis": {"values": list(y.ticks), "title": title, "titleAngle": 0, "titleAlign": "left", **_ABOVE},
+            },
+        },
+        layer=[
+            *_room(numbers, x),
+            *budget_layers(numbers.budget_ms, x),
+            *_front(rows),
+            *_bars(numbers),
+            *_dots(numbers),
+            *_names(numbers, shown, rows, x, y),
+            _hover(numbers),
+        ],
+    )
+    return Chart(
+        name="pareto",
+        title=f"{title.split(',')[0][0].upper()}{title.split(',')[0][1:]} against latency",
+        caption=_caption(numbers, shown),
+        says=f"Scatter plot of {len(shown)} variants. {words.headline(numbers)}",
+        spec=spec,
+        columns=("variant", "family", f"latency {numbers.at}", "95 % interval", title.split(",")[0]),
+        rows=tuple((r["name"], r["family"], r["latency"], r["between"], r["quality"]) for r in rows),
+    )
+
+
+_ABOVE = {"titleAnchor": "start", "titleX": 0, "titleY": -22, "titleBaseline": "bottom", "titlePadding": 0}
+
+
+def _y(point: Point, numbers: Numbers) -> float | None:
+    if numbers.measure is None:
+        return 100 * point.flops_ratio
+    return None if point.quality is None else point.quality * _unit(numbers)
+
+
+def _unit(numbers: Numbers) -> float:
+    return 1.0 if numbers.measure == "cosine" else 100.0
+
+
+def _y_title(numbers: Numbers) -> str:
+    title = words.measure_title(numbers)
+    return title if numbers.measure == "cosine" else f"{title}, %"
+
+
+def _axes(numbers: Numbers, shown: list[Point]) -> tuple[Axis, Axis]:
+    xs = [ms for point in shown for ms in point.between_ms or () if ms is not None]
+    xs += [numbers.budget_ms] if numbers.budget_ms is not None else []
+    ys = []
+    for point in shown:
+        value, error = _y(point, numbers) or 0.0, (point.error or 0.0) * _unit(numbers)
+        ys += [value - error, min(value + error, _unit(numbers))] if numbers.measure else [value]
+    return axis(xs, least=0.05 * max(xs), floor=0.0), axis(
+        ys, least=0.02 * _unit(numbers), pad=0.12, most=_unit(numbers)
+    )
+
+
+def _row(point: Point, numbers: Numbers) -> Spec:
+    value = _y(point, numbers) or 0.0
+    error = (point.error or 0.0) * _unit(numbers)
+    low, high = point.between_ms or (point.latency_ms, point.latency_ms)
+    return {
+        "x": point.latency_ms,
+        "low": low,
+        "high": high,
+        "y": value,
+        "down": value - error,
+        "up": min(value + error, _unit(numbers)),
+        "family": point.family,
+        "name": point.name,
+        "label": point.name if len(point.name) <= LABEL else f"{point.name[: LABEL - 1]}…",
+        "latency": words.ms(point.latency_ms),
+        "between": f"{words.interval(point.between_ms)} ms",
+        "p90": words.ms(point.p90_ms),
+        "quality": words.quality(numbers.measure, point.quality, point.error),
+        "kept": words.share(point.flops_ratio),
+        "params": words.millions(point.params),
+        "gflops": words.gflops(point.flops),
+        "size": words.megabytes(point.size_bytes),
+        "precision": point.precision,
+        "sparsity": f"{point.sparsity:.3f}",
+        "beaten": point.dominated_by or "none",
+        "dominated": point.dominated_by is not None,
+        "chosen": point.is_chosen,
+        "order": point.latency_ms,
+    }
+
+
+def _by_family(numbers: Numbers, values: tuple[str, ...]) -> Spec:
+    """A colour or a shape for each family, with one legend for all layers if there are several."""
+    count = len(numbers.families)
+    return {
+        "field": "family",
+        "type": "nominal",
+        "scale": {"domain": list(numbers.families), "range": [values[i % len(values)] for i in range(count)]},
+        "legend": {"orient": "bottom", "title": None, "columns": 1, "symbolOpacity": 1} if count > 1 else None,
+    }
+
+
+def _room(numbers: Numbers, x: Axis) -> list[Spec]:
+    """What keeps the budget, faintly."""
+    if numbers.budget_ms is None:
+        return []
+    data = {"values": [{"from": x.low, "to": numbers.budget_ms}]}
+    ends = {"x": {"field": "from", "type": "quantitative"}, "x2": {"field": "to"}, "y": {"value": 0}}
+    return [
+        {
+            "data": data,
+            "mark": {"type": "rect", "color": FITS, "opacity": 0.07},
+            "encoding": {**ends, "y2": {"value": HEIGHT}},
+        }
+    ]
+
+
+def _front(rows: list[Spec]) -> list[Spec]:
+    """The variants that nothing beats, joined; families of one such variant have no line."""
+    kept = [row for row in rows if not row["dominated"]]
+    if len(kept) < 2:
+        return []
+    encoding = {"order": {"field": "order", "type": "quantitative"}, "detail": {"field": "family", "type": "nominal"}}
+    mark = {"type": "line", "color": MUTED, "strokeWidth": 1.5, "opacity": 0.7}
+    return [{"data": {"values": kept}, "mark": mark, "encoding": encoding}]
+
+
+def _bars(numbers: Numbers) -> list[Spec]:
+    colour = _by_family(numbers, FAMILY_COLOURS)
+    faint = {"type": "rule", "strokeWidth": 1.5, "opacity": 0.45}
+    across: Spec = {
+        "mark": faint,
+        "encoding": {"x": {"field": "low", "type": "quantitative"}, "x2": {"field": "high"}, "color": colour},
+    }
+    up: Spec = {
+        "mark": faint,
+        "encoding": {"y": {"field": "down", "type": "quantitative"}, "y2": {"field": "up"}, "color": colour},
+    }
+    return [across, up] if numbers.measure else [across]
+
+
+def _dots(numbers: Numbers) -> list[Spec]:
+    """Full where nothing beats them, hollow where something does, and a ring around the chosen one."""
+    colour, shape = _by_family(numbers, FAMILY_COLOURS), _by_family(numbers, FAMILY_SHAPES)
+    hollow: Spec = {
+        "transform": [{"filter": {"field": "dominated", "equal": True}}],
+        "mark": {"type": "point", "filled": False, "fill": PAPER, "size": 75, "strokeWidth": 2, "opacity": 1},
+        "encoding": {"color": colour, "shape": shape},
+    }
+    full: Spec = {
+        "transform": [{"filter": {"field": "dominated", "equal": False}}],
+        "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
+        "encoding": {"color": colour, "shape": shape},
+    }
+    ring: Spec = {
+        "transform": [{"filter": {"field": "chosen", "equal": True}}],
+        "mark": {"type": "point", "filled": False, "color": INK, "size": 330, "strokeWidth": 2, "opacity": 1},
+        "encoding": {},
+    }
+    return [hollow, full, ring]
+
+
+def _names(numbers: Numbers, shown: list[Point], rows: list[Spec], x: Axis, y: Axis) -> list[Spec]:
+    """Names of the chosen one, the dense ones, and of the others where there is room; a mark for each place."""
+    spots = [(x.at(row["x"]), y.at(row["y"]), row["label"]) for row in rows]
+    rank = sorted(range(len(shown)), key=lambda i: (not shown[i].is_chosen, not shown[i].is_dense, i))
+    layers: list[Spec] = []
+    places = place(spots, rank, sure=sum(point.is_chosen for point in shown))
+    for align, dx, dy in dict.fromkeys((p.align, p.dx, p.dy) for p in places):
+        here = [p.index for p in places if (p.align, p.dx, p.dy) == (align, dx, dy)]
+        for bold in (True, False):
+            values = [rows[i] for i in here if shown[i].is_chosen is bold]
+            if not values:
+                continue
+            far = 5 if bold else 0  # beyond the ring
+            mark = {
+                "type": "text",
+                "align": align,
+                "baseline": "middle",
+                "dx": dx + (far if dx > 0 else -far if dx < 0 else 0),
+                "dy": dy + (far if dy > 0 else -far),
+                "color": INK if bold else MUTED,
+                "fontWeight": 700 if bold else 400,
+            }
+            text = {"text": {"field": "label", "type": "nominal"}}
+            layers += with_halo({"data": {"values": values}, "mark": mark, "encoding": text})
+    return layers
+
+
+def _hover(numbers: Numbers) -> Spec:
+    """Large invisible points on top: easy to hit, also with a thumb."""
+    fields = [(name, words.measure_title(numbers) if name == "quality" else title) for name, title in TIPS]
+    if len(numbers.families) == 1:
+        fields = [pair for pair in fields if pair[0] != "family"]
+    if numbers.measure is None:
+        fields = [pair for pair in fields if pair[0] not in ("quality", "beaten")]
+    return {
+        "mark": {"type": "point", "filled": True, "shape": "circle", "size": 450, "opacity": 0, "color": BUDGET},
+        "encoding": {"tooltip": tips(*fields)},
+    }
+
+
+def _caption(numbers: Numbers, shown: list[Point]) -> str:
+    parts = ["Bars across are 95 % intervals of the latency"]
+    if numbers.measure is not None:
+        parts[0] += f", bars upwards one standard error of {words.measure_title(numbers)}"
+        parts[0] += f" on {numbers.judged}" if numbers.judged else ""
+    if numbers.measure and any(p.dominated_by for p in shown):
+        parts.append("Hollow: another variant is as fast and as good or better. The line joins the others")
+    if any(p.is_chosen for p in shown):
+        parts.append("The ring is the chosen variant")
+    if numbers.budget_ms is not None:
+        parts.append("Left of the dashed line is within the budget")
+    return ". ".join(parts) + "."

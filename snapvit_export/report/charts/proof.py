@@ -1,0 +1,79 @@
+"""The proof of a choice: the chosen variant and the next denser one with their intervals, against the budget."""
+
+from __future__ import annotations
+
+from .. import words
+from ..numbers import Look, Numbers
+from .look import BUDGET, FITS, INK, Chart, Spec, axis, base, budget_layers, tips, with_halo
+
+ROW = 56
+
+
+def proof(numbers: Numbers) -> Chart | None:
+    """Both intervals and the budget; None without a choice."""
+    by_name = {look.name: look for look in numbers.looks}
+    names = [name for name in (numbers.next_denser, numbers.chosen) if name in by_name]
+    if numbers.budget_ms is None or numbers.chosen not in by_name:
+        return None
+    looks = [by_name[name] for name in names if name is not None]
+    ends = [ms for look in looks for ms in look.between_ms] + [numbers.budget_ms]
+    x = axis(ends, least=0.02 * numbers.budget_ms, pad=0.18, floor=0.0)
+    rows = [_row(look, numbers) for look in looks]
+    position = {
+        "type": "quantitative",
+        "scale": x.scale,
+        "axis": {"values": list(x.ticks), "title": f"latency {numbers.at}, ms", "grid": False},
+    }
+    y = {"field": "name", "type": "nominal", "sort": None, "axis": {"title": None, "ticks": False, "domain": False}}
+    fits = {
+        "field": "fits",
+        "type": "nominal",
+        "scale": {"domain": ["fits", "does not surely fit"], "range": [FITS, BUDGET]},
+        "legend": None,
+    }
+    tooltip = tips(("name", "variant"), ("latency", "latency"), ("between", "95 % interval"), ("fits", "verdict"))
+    spec = base(
+        ROW * len(rows),
+        data={"values": rows},
+        encoding={"y": y, "tooltip": tooltip},
+        layer=[
+            {
+                "mark": {"type": "rule", "strokeWidth": 7, "opacity": 0.55, "strokeCap": "round"},
+                "encoding": {"x": {"field": "low", **position}, "x2": {"field": "high"}, "color": fits},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
+                "encoding": {"x": {"field": "ms", **position}, "color": fits},
+            },
+            *budget_layers(numbers.budget_ms, x),
+            *with_halo(
+                {
+                    "mark": {"type": "text", "dy": -15, "color": INK, "fontSize": 12},
+                    "encoding": {"x": {"field": "ms", **position}, "text": {"field": "verdict", "type": "nominal"}},
+                }
+            ),
+        ],
+    )
+    return Chart(
+        name="proof",
+        title="Proof of the choice",
+        caption="The variant before and behind the budget, timed side by side; points are the latency at the machine's "
+        "usual pace, bars its 95 % interval. A variant fits when the whole bar keeps the budget.",
+        says=" ".join(f"{row['name']}: {row['latency']}, interval {row['between']}, {row['fits']}." for row in rows),
+        spec=spec,
+        columns=("variant", f"latency {numbers.at}", "95 % interval", "verdict"),
+        rows=tuple((row["name"], row["latency"], row["between"], row["fits"]) for row in rows),
+    )
+
+
+def _row(look: Look, numbers: Numbers) -> Spec:
+    return {
+        "name": look.name,
+        "ms": look.latency_ms,
+        "low": look.between_ms[0],
+        "high": look.between_ms[1],
+        "latency": words.ms(look.latency_ms),
+        "between": f"{words.interval(look.between_ms)} ms",
+        "fits": "fits" if look.fits else "does not surely fit",
+        "verdict": f"{words.ms(look.latency_ms)}{', chosen' if look.name == numbers.chosen else ''}",
+    }

@@ -1,0 +1,98 @@
+"""What each block keeps in each variant, as two maps (Figure 8 of the SnapViT paper): heads, and neurons.
+
+Ten shades for shares, so that two cells can be compared by eye; a sub-layer of which nothing is left is no shade at
+all but an empty cell with a cross.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..numbers import Numbers, Widths
+from .look import HEAT, INK, MUTED, PAPER, Chart, Spec, base, tips
+
+Kind = Literal["heads", "neurons"]
+ROW, SMALL_ROW, MANY = 24, 15, 16  # pixels of a row, and from how many rows on it is smaller
+
+
+def widths(numbers: Numbers, kind: Kind) -> Chart:
+    """The map of one kind."""
+    whole = numbers.dense_heads if kind == "heads" else numbers.dense_neurons
+    rows = [row for variant in numbers.widths for row in _cells(variant, kind, whole)]
+    height = len(numbers.widths) * (ROW if len(numbers.widths) <= MANY else SMALL_ROW)
+    removed = any(row["kept"] == 0 for row in rows)
+    spec = base(
+        height,
+        data={"values": rows},
+        encoding={
+            "x": {"field": "block", "type": "ordinal", "axis": _BLOCKS},
+            "y": {"field": "name", "type": "nominal", "sort": None, "axis": _NAMES},
+            "tooltip": tips(("name", "variant"), ("block_text", "block"), ("text", "keeps"), ("percent", "share")),
+        },
+        layer=[_shades(kind), *(_crosses() if removed else [])],
+    )
+    least = min(rows, key=lambda row: row["share"])
+    return Chart(
+        name=kind,
+        title=f"{kind.capitalize()} kept in each block",
+        caption=f"Share of the {kind} that each block keeps, from the input on the left to the output on the right."
+        + (" A cross: nothing is left of it, the sub-layer is removed." if removed else ""),
+        says=f"Heat map of {len(numbers.widths)} variants by {len(whole)} blocks. "
+        f"Least is kept in block {least['block']} of {least['name']}: {least['text']}.",
+        spec=spec,
+        columns=("variant", *(f"block {i}" for i in range(len(whole)))),
+        rows=tuple((v.name, *(f"{k} of {n}" for k, n in zip(getattr(v, kind), whole))) for v in numbers.widths),
+    )
+
+
+_BLOCKS: Spec = {"title": "block", "labelAngle": 0, "labelOverlap": True, "ticks": False, "domain": False}
+_NAMES: Spec = {"title": None, "ticks": False, "domain": False, "labelLimit": 90}
+
+
+def _cells(variant: Widths, kind: Kind, whole: tuple[int, ...]) -> list[Spec]:
+    kept = variant.heads if kind == "heads" else variant.neurons
+    return [
+        {
+            "name": variant.name,
+            "block": i,
+            "block_text": str(i),
+            "kept": k,
+            "share": k / n,
+            "text": f"{k} of {n} {kind}" if k else "nothing: the sub-layer is removed",
+            "percent": f"{100 * k / n:.0f} %",
+        }
+        for i, (k, n) in enumerate(zip(kept, whole))
+    ]
+
+
+def _shades(kind: Kind) -> Spec:
+    legend = {
+        "title": f"share of {kind} kept",
+        "orient": "top",
+        "direction": "horizontal",
+        "gradientLength": 160,
+        "gradientThickness": 10,
+        "format": ".0%",
+        "titlePadding": 6,
+        "offset": 8,
+    }
+    scale = {"type": "quantize", "domain": [0, 1], "range": list(HEAT)}
+    return {
+        "mark": {"type": "rect", "stroke": PAPER, "strokeWidth": 1.5},
+        "encoding": {"color": {"field": "share", "type": "quantitative", "scale": scale, "legend": legend}},
+    }
+
+
+def _crosses() -> list[Spec]:
+    gone = [{"filter": {"field": "kept", "equal": 0}}]
+    empty: Spec = {
+        "transform": gone,
+        "mark": {"type": "rect", "color": PAPER, "stroke": MUTED, "strokeWidth": 1, "strokeDash": [2, 2]},
+        "encoding": {},
+    }
+    cross: Spec = {
+        "transform": [*gone, {"calculate": "'×'", "as": "cross"}],
+        "mark": {"type": "text", "color": INK, "fontSize": 13, "fontWeight": 700, "baseline": "middle"},
+        "encoding": {"text": {"field": "cross", "type": "nominal"}},
+    }
+    return [empty, cross]

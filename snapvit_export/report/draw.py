@@ -1,0 +1,110 @@
+"""Vega-Lite specifications become SVG and PNG, without a browser and without a network (vl-convert). Light.
+
+A page holds the SVG of every plot inline, for readers without JavaScript and for paper. What goes in there is taken
+apart and put together again with known elements and attributes only, and its ids get a prefix, since two plots of one
+page would otherwise share them.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+from xml.etree import ElementTree
+
+from ..errors import needs
+from .charts.look import LIGHT, PLOT_WIDTH, Chart, Spec
+
+VERSION = "6.1"  # of Vega-Lite, in pictures and in pages
+SCALE = 2  # of a PNG, for dense screens
+_SVG = "{http://www.w3.org/2000/svg}"
+_ELEMENTS = {"svg", "g", "path", "rect", "line", "text", "tspan", "defs", "clipPath", "linearGradient", "stop"}
+_ATTRIBUTES = frozenset(
+    """width height viewBox fill stroke stroke-width stroke-dasharray stroke-linecap stroke-linejoin stroke-miterlimit
+    opacity fill-opacity stroke-opacity transform d x y x1 x2 y1 y2 dx dy text-anchor font-family font-size font-weight
+    font-style clip-path id offset stop-color display version""".split()  # noqa: SIM905
+)
+
+
+def svg(chart: Chart) -> bytes:
+    """A plot as a file of its own, on white."""
+    return _convert().vegalite_to_svg(_fixed(chart, LIGHT), vl_version=VERSION).encode()
+
+
+def png(chart: Chart) -> bytes:
+    """A plot as pixels, on white."""
+    return _convert().vegalite_to_png(_fixed(chart, LIGHT), vl_version=VERSION, scale=SCALE)
+
+
+def inline_svg(chart: Chart, width: int = PLOT_WIDTH) -> str:
+    """A plot for a page: in the page's own colours, and without anything that could act."""
+    text = _convert().vegalite_to_svg(_fixed(chart, {}, width), vl_version=VERSION)
+    root = ElementTree.fromstring(text)
+    _clean(root, f"{chart.name}-")
+    root.set("aria-hidden", "true")  # the figure around it speaks
+    root.set("focusable", "false")
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def javascript() -> str:
+    """Vega, Vega-Lite and vega-embed for a page."""
+    return str(_convert().javascript_bundle(vl_version=VERSION))
+
+
+def _fixed(chart: Chart, colours: dict[str, str], width: int = PLOT_WIDTH) -> Spec:
+    """The plot in a fixed width, with these colours in the place of variables."""
+    spec = copy.deepcopy(chart.spec)
+    spec["width"] = width
+    spec["autosize"] = {"type": "fit-x", "contains": "padding"}
+    if colours:
+        spec["background"] = colours["--paper"]
+        spec["padding"] = 12
+    return _replaced(spec, {f"var({name})": value for name, value in colours.items()})
+
+
+def _replaced(part: Any, words: dict[str, str]) -> Any:
+    if isinstance(part, dict):
+        return {key: value if key == "values" else _replaced(value, words) for key, value in part.items()}
+    if isinstance(part, list):
+        return [_replaced(item, words) for item in part]
+    return words.get(part, part) if isinstance(part, str) else part
+
+
+def _clean(element: ElementTree.Element, prefix: str) -> None:
+    """Only what draws; ids are this plot's own, and a page needs no namespace."""
+    element.tag = element.tag.removeprefix(_SVG)
+    for child in list(element):
+        if not isinstance(child.tag, str) or child.tag.removeprefix(_SVG) not in _ELEMENTS:
+            element.remove(child)
+        else:
+            _clean(child, prefix)
+    for name, value in list(element.attrib.items()):
+        if name not in _ATTRIBUTES:
+            del element.attrib[name]
+        elif name == "id":
+            element.set(name, prefix + value)
+        elif value.startswith("url(#"):
+            element.set(name, f"url(#{prefix}{value[5:]}")
+        elif "url(" in value:
+            del element.attrib[name]
+
+
+def _convert() -> Any:
+    with needs("reports", extra="report"):
+        import vl_convert
+    return vl_convert
+
+
+def check_there() -> None:
+    """Refuse at once if what draws is not installed."""
+    _convert()
+    with needs("reports", extra="report"):
+        import jinja2  # noqa: F401
+
+
+def as_data(value: object) -> str:
+    """JSON that can stand inside a script element: no markup can end it."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text

@@ -1,0 +1,47 @@
+"""What files a report is made of: the one list, for those who write them and for those who may replace them. Light."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, get_args
+
+from ..errors import UsageError
+
+Format = Literal["html", "png", "svg", "md", "json"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+STEM = "report"
+PLOTS = ("pareto", "proof", "heads", "neurons", "latencies", "search", "sublayers")  # in the order of the page
+
+
+def plot_file(stem: str, plot: str, kind: str) -> str:
+    """The name of a plot beside its report."""
+    return f"{stem}_{plot}.{kind}"
+
+
+def report_files() -> list[str]:
+    """All names that a report in a family folder may have."""
+    pages = [f"{STEM}.{kind}" for kind in ("html", "md", "json")]
+    return pages + [plot_file(STEM, plot, kind) for plot in PLOTS for kind in ("svg", "png")]
+
+
+def parse_formats(text: str) -> tuple[Format, ...]:
+    """`html,png` as formats, each once."""
+    words = [word.strip().lower() for word in text.split(",")]
+    if unknown := [word for word in words if word not in FORMATS]:
+        raise UsageError(f"no format is called '{unknown[0]}'. Known: {', '.join(FORMATS)}")
+    return tuple(kind for kind in FORMATS if kind in words)
+
+
+def place(family: Path, out: Path | None, formats: tuple[Format, ...] | None) -> tuple[Path, str, tuple[Format, ...]]:
+    """Folder, stem and formats for what was asked: a folder, or a file whose name says the format."""
+    if out is None:
+        return family, STEM, formats or ("html",)
+    kind = out.suffix[1:].lower()
+    if kind not in FORMATS or out.is_dir():
+        if out.suffix and not out.is_dir():
+            raise UsageError(f"--out {out} is neither a folder nor one of {', '.join('.' + kind for kind in FORMATS)}")
+        return out, STEM, formats or ("html",)
+    named: Format = kind  # type: ignore[assignment]
+    if formats is not None and named not in formats:
+        raise UsageError(f"--out {out} is not what --format {','.join(formats)} gives. Leave one of them out")
+    return out.parent, out.stem, formats or (named,)

@@ -1,0 +1,291 @@
+"""One HTML file with everything: numbers, plots, pictures, and the code that makes the plots answer.
+
+What keeps strings from becoming markup: the template escapes all that it prints; specifications are JSON in a script
+element in which `<`, `>` and `&` are written as escapes; plots show names as values of rows, tooltips are text nodes.
+Behind that stands a Content-Security-Policy: nothing may be fetched, and the one script and the one style run by their
+hash. Vega's expressions are interpreted, not compiled (`ast`), so `unsafe-eval` is not needed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from ..errors import needs
+from ..family import Manifest
+from ..validation import Prediction, Sample, Validation
+from . import words
+from .charts import all_charts
+from .charts.look import DARK, LIGHT
+from .draw import as_data, inline_svg, javascript
+from .numbers import Numbers, Source, plain
+from .variants import look_rows, variant_table
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+HALF_WIDTH = 520  # pixels of a plot that stands beside another
+MOST_OTHERS = 4  # variants that are named for one image; the others are counted
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def page(source: Source, numbers: Numbers) -> str:
+    """The page of a family."""
+    with needs("reports", extra="report"):
+        from jinja2 import Environment, StrictUndefined
+        from markupsafe import Markup
+
+    charts = all_charts(numbers)
+    style, script = _style(), _script()
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    halves = ("heads", "neurons")
+    return environment.from_string(_read("page.html")).render(
+        policy=_policy(style, script),
+        style=Markup(style),
+        script=Markup(script),
+        specs=Markup(as_data({chart.name: chart.spec for chart in charts})),
+        numbers=numbers,
+        headline=_tight(words.headline(numbers)),
+        tiles=_tiles(numbers),
+        notes=_notes(source.manifest, numbers),
+        plots={c.name: _plot(c, Markup(inline_svg(c, *([HALF_WIDTH] if c.name in halves else [])))) for c in charts},
+        table=variant_table(numbers),
+        looks=look_rows(numbers),
+        samples=_samples(source, numbers),
+        samples_note=_samples_note(source.validation),
+        provenance=_provenance(source, numbers),
+        recipe=plain_json(_brief(source.manifest.recipe)),
+        version=__version__,
+    )
+
+
+def _plot(chart: Any, still: Markup) -> dict[str, Any]:
+    return {"chart": chart, "still": still}
+
+
+@cache
+def _read(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _style() -> str:
+    def variables(colours: dict[str, str]) -> str:
+        return ":root{" + "".join(f"{name}:{value};" for name, value in colours.items()) + "}"
+
+    dark = f"@media (prefers-color-scheme: dark) {{{variables(DARK)}}}"
+    paper = f"@media print {{{variables(LIGHT)}}}"
+    return "\n".join([variables(LIGHT), dark, paper, _read("page.css")])
+
+
+@cache
+def _script() -> str:
+    """Libraries and our own lines as one script that no part of it can end early."""
+    text = f"{javascript()}\n{_read('page.js')}".replace("\r\n", "\n").replace("\r", "\n")
+    return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def _policy(style: str, script: str) -> str:
+    def sha(text: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    rules = {
+        "default-src": "'none'",
+        "img-src": "data:",
+        "script-src": sha(script),
+        "style-src": sha(style),
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    return "; ".join(f"{name} {value}" for name, value in rules.items())
+
+
+def _tiles(numbers: Numbers) -> list[dict[str, str]]:
+    """The answer once more, as figures."""
+    dense = next(p for p in numbers.own if p.is_dense)
+    name = numbers.chosen
+    point = numbers.point(name) if name else None
+    shown = point or dense
+    tiles = [("variant" if point else "dense model", shown.name, f"sparsity {shown.sparsity:.2f}")]
+    if shown.latency_ms is not None:
+        detail = f"{words.interval(shown.between_ms)} ms" if shown.between_ms else ""
+        tiles.append((f"latency {numbers.at}", words.ms(shown.latency_ms), detail))
+    if numbers.budget_ms is not None:
+        part = (
+            "" if not dense.latency_ms else f"{100 * numbers.budget_ms / dense.latency_ms:.0f} % of the dense latency"
+        )
+        tiles.append(("budget", words.budget(numbers.budget_ms), part))
+    if numbers.measure is not None:
+        value, _, error = words.quality(numbers.measure, shown.quality, shown.error).partition(" ± ")
+        unit = " %" if error.endswith(" %") else ""
+        known = "" if shown.is_dense else f"dense {words.quality(numbers.measure, dense.quality, dense.error)}"
+        detail = "; ".join(filter(None, [error and f"± {error}", known]))
+        tiles.append((words.measure_title(numbers), value + unit, detail))
+    tiles.append(("parameters", words.millions(shown.params), _of(shown.params, dense.params)))
+    tiles.append(("size", words.megabytes(shown.size_bytes), _of(shown.size_bytes, dense.size_bytes)))
+    return [dict(title=title, value=_tight(value), detail=_tight(detail)) for title, value, detail in tiles]
+
+
+def _of(value: int, whole: int) -> str:
+    return "" if value == whole else f"{100 * value / max(whole, 1):.0f} % of dense"
+
+
+def _notes(manifest: Manifest, numbers: Numbers) -> list[tuple[str, str]]:
+    """What a reader must know before believing the picture."""
+    notes = [("Missing", text) for text in words.missing(numbers)]
+    if numbers.doubt:
+        notes.append(("Not decided", f"{numbers.doubt}."))
+    chosen = numbers.point(numbers.chosen) if numbers.chosen else None
+    if chosen is not None and chosen.dominated_by and numbers.measure:
+        text = (
+            f"on these images {chosen.dominated_by} is as fast and as good or better than {chosen.name}. The densest "
+        )
+        notes.append(
+            ("Note", f"{text}variant that fits was chosen; differences within the standard error prove nothing.")
+        )
+    if numbers.warnings:
+        notes.append(("Beware", "; ".join(numbers.warnings) + "."))
+    return [(kind, _tight(text)) for kind, text in notes]
+
+
+def _tight(text: str) -> str:
+    """The text with numbers and their units on one line."""
+    return re.sub(r"(?<=[0-9±]) (?=ms|±|%|[0-9M])", "\u00a0", text).replace("top-1", "top\u20111")
+
+
+def _samples_note(validation: Validation | None) -> str:
+    if validation is None:
+        return ""
+    return (
+        f"{len(validation.samples)} of the {validation.images} images of {plain(validation.source)} on which the "
+        f"variants were judged, in {validation.runtime}. ✓ right, ✗ wrong, ≠ not what the dense model says."
+    )
+
+
+def _samples(source: Source, numbers: Numbers) -> list[dict[str, Any]]:
+    if source.validation is None:
+        return []
+    dense = source.manifest.dense
+    choice = source.manifest.choice
+    sparsest = max(source.manifest.variants, key=lambda variant: variant.sparsity).name
+    pruned = choice.variant if choice and choice.variant != dense else sparsest
+    return [_sample(sample, dense, pruned) for sample in source.validation.samples]
+
+
+def _sample(sample: Sample, dense: str, pruned: str) -> dict[str, Any]:
+    said = sample.predictions
+    reference = said.get(dense)
+    lines = [_line(name, said[name], sample, reference) for name in dict.fromkeys((dense, pruned)) if name in said]
+    others = {
+        name: found
+        for name, found in said.items()
+        if name not in (dense, pruned) and reference is not None and found.label != reference.label
+    }
+    label = None if sample.label is None else plain(sample.label)
+    known = "" if label is None else f", true class {label}"
+    return {
+        "title": plain(sample.title),
+        "label": label,
+        "picture": _picture(sample.picture),
+        "alt": f"Image {plain(sample.title)}{known}",
+        "lines": lines,
+        "more": _list([f"{plain(name)} says {plain(found.label)}" for name, found in others.items()]),
+    }
+
+
+def _list(texts: list[str]) -> str:
+    more = [f"{len(texts) - MOST_OTHERS} more"] if len(texts) > MOST_OTHERS else []
+    return ", ".join(texts[:MOST_OTHERS] + more)
+
+
+def _line(name: str, found: Prediction, sample: Sample, reference: Prediction | None) -> dict[str, Any]:
+    marks = []
+    if sample.label is not None:
+        marks.append(("good", "✓ right") if found.label == sample.label else ("bad", "✗ wrong"))
+    if reference is not None and found.label != reference.label:
+        marks.append(("bad", "≠ dense"))
+    percent = f"{100 * found.probability:.0f} %"
+    return {"variant": plain(name), "label": plain(found.label), "probability": percent, "marks": marks}
+
+
+def _picture(text: str) -> str | None:
+    """A data address of a PNG; None for what is not one."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}" if data.startswith(PNG) else None
+
+
+def _provenance(source: Source, numbers: Numbers) -> list[dict[str, Any]]:
+    manifest, target = source.manifest, source.manifest.target
+    device = target.device
+    timed = [variant.profile for variant in manifest.variants if variant.profile is not None]
+    runs = f"{min(p.runs for p in timed)} to {max(p.runs for p in timed)} of each variant" if timed else "none"
+    measured = [
+        ("runtime", f"{target.runtime} {device.runtime_version}"),
+        ("precision", target.precision),
+        ("batch, threads", f"{target.batch}, {target.threads}"),
+        ("processor", f"{device.cpu}, {device.cores} usable cores, governor {device.governor}"),
+        ("memory", f"{device.memory_bytes / 2**30:.1f} GiB"),
+        ("system", device.system),
+        ("runs", runs),
+        ("compared at", f"{numbers.at} of the wall clock, with 95 % intervals"),
+    ]
+    if device.accelerator is not None:
+        software = ", ".join(f"{name} {version}" for name, version in device.accelerator.software.items())
+        measured.insert(3, ("accelerator", f"{device.accelerator.name}, {software}, {device.accelerator.power_mode}"))
+    return [
+        _part("How it was measured", measured),
+        _part("Model and data", _model(source, numbers)),
+        _part("Files, by SHA-256", _files(manifest)),
+    ]
+
+
+def _part(title: str, facts: list[tuple[str, str]]) -> dict[str, Any]:
+    return {"title": title, "facts": [(plain(name), plain(value)) for name, value in facts]}
+
+
+def _model(source: Source, numbers: Numbers) -> list[tuple[str, str]]:
+    manifest, validation = source.manifest, source.validation
+    anatomy, recipe = manifest.anatomy, manifest.recipe
+    size = "x".join(map(str, anatomy.image))
+    facts = [("model", f"{manifest.model}: {len(anatomy.blocks)} blocks of width {anatomy.embed_dim}, {size} pixels")]
+    data = recipe.get("data")
+    if isinstance(data, dict):
+        facts.append(("calibration", ", ".join(f"{name} {value}" for name, value in data.items())))
+    if isinstance(recipe.get("weights_sha256"), str):
+        facts.append(("weights", recipe["weights_sha256"]))
+    facts.append(("judged on", numbers.judged or "nothing yet"))
+    if validation is not None:
+        facts.append(("validation", f"{validation.images} images of {validation.source}, pixels {validation.sha256}"))
+    return facts
+
+
+def _files(manifest: Manifest) -> list[tuple[str, str]]:
+    variants = [(variant.file, variant.sha256) for variant in manifest.variants]
+    return variants + [(weights.file, weights.sha256) for weights in manifest.weights]
+
+
+def _brief(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The recipe without the long lists, which the plots show."""
+
+    def short(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {name: short(value) for name, value in part.items()}
+        if isinstance(part, list) and len(part) > 12:
+            return f"({len(part)} values)"
+        return [short(item) for item in part] if isinstance(part, list) else part
+
+    return {name: short(value) for name, value in recipe.items()}
+
+
+def plain_json(value: object) -> str:
+    """Indented JSON as text."""
+    return "\n".join(plain(line) for line in json.dumps(value, indent=1, ensure_ascii=False).splitlines())

@@ -162,7 +162,8 @@ def test_missing_packages_are_named_with_the_remedy():
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["export"], ["rank"], ["pack"], ["evaluate"], ["import-scores"], ["inspect"], ["models"], ["doctor"]]
+    "command",
+    [[], ["export"], ["rank"], ["pack"], ["evaluate"], ["import-scores"], ["inspect"], ["models"], ["doctor"]],
 )
 def test_help_takes_less_than_300_ms_of_cpu(command):
     script = Path(sys.executable).parent / "snapvit"

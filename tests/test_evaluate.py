@@ -197,6 +197,8 @@ def test_masks_need_no_labels(snapvit, tiny_folder, splits):
     ("options", "code", "says"),
     [
         (["--by", "guessing"], 2, "--by 'guessing' is not a way to judge. Known: head, knn, linear, segment"),
+        (["--by", "knn", "--classes", "c.txt"], 2, "--classes names the outputs of the head, which is not asked"),
+        (["--by", "segment", "--features", "f"], 2, "--features keeps embeddings, and --by segment needs none"),
         (["--sparsity", "0.3"], 2, "cut along a ranking. Give --ranking FILE"),
         (["--ranking", "r", "--sparsity", "0.3", "--flops", "0.5"], 2, "Give either --sparsity 0.3 or --flops 0.6"),
         (["--ranking", "r"], 2, "Give either --sparsity 0.3 or --flops 0.6"),

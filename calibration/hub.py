@@ -71,7 +71,7 @@ def hf_source(dataset: Dataset, name: str, label: str | None = None) -> Source:
     if label is not None and not isinstance(dataset.features.get(label), datasets.ClassLabel):
         columns = ", ".join(dataset.column_names)
         raise SnapvitError(
-            f"{name}: has no column of classes called {label} (it has: {columns}). Name it as hf: source"
+            f"{name}: has no column of classes called {label} (it has: {columns}). Give --data another data set"
         )
     label = label or _column(dataset, datasets.ClassLabel)
     if image is None:

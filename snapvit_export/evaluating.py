@@ -49,6 +49,11 @@ def evaluate_model(request: EvaluateRequest, progress: Progress | None = None) -
 
 def _check(request: EvaluateRequest) -> Ranking | None:
     """Refuse what can be refused before any work; return the ranking that was given, if one was."""
+    how = request.judging
+    if how.classes is not None and how.by is not None and "head" not in how.by:
+        raise UsageError("--classes names the outputs of the head, which is not asked. Add head to --by")
+    if how.features is not None and how.by == ("segment",):
+        raise UsageError("--features keeps embeddings, and --by segment needs none. Leave --features out")
     sizes = [size for size in (request.sparsity, request.flops) if size is not None]
     if request.ranking is None and sizes:
         raise UsageError("--sparsity and --flops cut along a ranking. Give --ranking FILE, made by snapvit rank")

@@ -155,6 +155,22 @@ class Manifest(Value, frozen=True, kw_only=True):
         """The variant of that name."""
         return next(variant for variant in self.variants if variant.name == name)
 
+    def latency(self, name: str, at: Percentile = "p50") -> tuple[float, tuple[float, float]] | None:
+        """What a variant takes and between what: as the choice compared it with its budget, or as it was timed since.
+
+        Variants that were timed at different moments can only be told apart at the machine's usual pace, which a
+        choice knows.
+        """
+        profile = self.variant(name).profile
+        if profile is None:
+            return None
+        looks = self.choice.measurements if self.choice is not None and self.choice.limits.at == at else ()
+        for look in looks:
+            if look.variant == name and look.profile == profile:
+                return look.latency_ms, look.between_ms
+        ms = profile.at_ms(at)
+        return ms, profile.intervals_ms.get(at, (ms, ms))
+
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write `manifest.json`."""

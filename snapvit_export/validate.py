@@ -29,11 +29,11 @@ from .evaluate.features import Features
 from .evaluate.pareto import Point, dominated
 from .evaluate.samples import pick_samples
 from .exam import Exam, Judging, likeness
-from .family import RANKING, Manifest, MeasuredOn, Variant, read_family, write_manifest
+from .family import RANKING, Manifest, MeasuredOn, read_family, write_manifest
 from .on_device import FamilyProfile, Way, profile_family
 from .pipeline import BUNDLED_MODEL, BUNDLED_NAME
 from .profiling.device import DeviceCard
-from .profiling.profile import Profile
+from .profiling.profile import Percentile, Profile
 from .progress import Progress
 from .runtimes.opening import device_for
 from .target import Target
@@ -72,7 +72,7 @@ def validate(request: ValidateRequest, progress: Progress) -> Manifest:
     parities = _parities(request, folder, manifest, exam, answers, progress)
     profiles = _latencies(request, folder, manifest, target, device, progress)
     on = MeasuredOn.of(target, device) if request.known is None else request.known.target
-    variants = _described(manifest, profiles, found, parities)
+    judged = _described(manifest, profiles, found, parities, on)
     logits = {name: answer.test.logits for name, answer in answers.items() if answer.test.logits is not None}
     names = manifest.labels or tuple(str(i) for i in range(manifest.anatomy.classes))
     validation = Validation(
@@ -83,7 +83,6 @@ def validate(request: ValidateRequest, progress: Progress) -> Manifest:
         seconds=round(time.monotonic() - began, 3),
         samples=pick_samples(exam.test, exam.titles, logits, names, manifest.dense) if logits else (),
     )
-    judged = msgspec.structs.replace(manifest, variants=variants, target=on)
     validation.save(folder)
     write_manifest(folder, judged)
     return judged
@@ -233,16 +232,22 @@ def _described(
     profiles: Mapping[str, Profile],
     found: Mapping[str, Evaluation],
     parities: Mapping[str, float],
-) -> tuple[Variant, ...]:
-    points = {name: Point(profiles[name].p50_ms, _headline(found[name])[1]) for name in found}
-    beaten = dominated(points)
-    return tuple(
+    on: MeasuredOn,
+) -> Manifest:
+    """The manifest with all that is known now."""
+    known = [
         msgspec.structs.replace(
             variant,
             profile=profiles[variant.name],
             evaluation=found[variant.name],
             parity=parities.get(variant.name, variant.parity),
-            dominated_by=beaten.get(variant.name),
         )
         for variant in manifest.variants
-    )
+    ]
+    judged = msgspec.structs.replace(manifest, variants=tuple(known), target=on)
+    at: Percentile = "p50" if manifest.choice is None else manifest.choice.limits.at
+    latencies = {variant.name: judged.latency(variant.name, at) for variant in known}
+    points = {name: Point(ms[0], _headline(found[name])[1]) for name, ms in latencies.items() if ms is not None}
+    beaten = dominated(points)
+    flagged = [msgspec.structs.replace(v, dominated_by=beaten.get(v.name)) for v in known]
+    return msgspec.structs.replace(judged, variants=tuple(flagged))

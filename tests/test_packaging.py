@@ -69,7 +69,9 @@ def test_every_option_is_documented():
                     assert f"`{option}" in section, f"{name} {option}"
 
 
-@pytest.mark.parametrize("path", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/commands.md"])
+@pytest.mark.parametrize(
+    "path", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/commands.md", "docs/evaluation.md"]
+)
 def test_links_between_documents_lead_somewhere(path):
     text = (ROOT / path).read_text()
     for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", text):

@@ -19,6 +19,8 @@ import numpy as np
 from ..budget import Budget
 from ..errors import SnapvitError, UsageError
 from ..evaluate.evaluation import HEADLINE, Evaluation, Measure
+from ..evaluate.pareto import Point as Bargain
+from ..evaluate.pareto import dominated
 from ..family import Manifest, Measurement, Variant
 from ..profiling.profile import Percentile, Profile
 from ..validation import Validation
@@ -234,19 +236,14 @@ def _quality(evaluation: Evaluation | None, measure: Measure | None) -> tuple[fl
 
 
 def _points(manifest: Manifest, label: str, at: Percentile, measure: Measure | None, chosen: str | None) -> list[Point]:
-    choice = manifest.choice
-    measured = {m.variant: m for m in choice.measurements} if choice and choice.limits.at == at else {}
     rows: list[tuple[Variant, float | None, tuple[float, float] | None]] = []
     for variant in _ordered(manifest):
-        look = measured.get(variant.name)
-        if look is not None and look.profile.sha256 == variant.sha256:
-            rows.append((variant, look.latency_ms, look.between_ms))
-        elif variant.profile is not None:
-            latency = variant.profile.at_ms(at)
-            rows.append((variant, latency, variant.profile.intervals_ms.get(at, (latency, latency))))
-        else:
-            rows.append((variant, None, None))
-    by = _dominated([(v.name, ms, _quality(v.evaluation, measure)[0]) for v, ms, _ in rows])
+        found = manifest.latency(variant.name, at)
+        rows.append((variant, *(found or (None, None))))
+    qualities = {v.name: _quality(v.evaluation, measure)[0] for v, _, _ in rows}
+    by = dominated(
+        {v.name: Bargain(ms, q) for v, ms, _ in rows if ms is not None and (q := qualities[v.name]) is not None}
+    )
     return [_point(manifest, label, row, measure, by.get(row[0].name), row[0].name == chosen) for row in rows]
 
 
@@ -260,7 +257,7 @@ def _point(
 ) -> Point:
     variant, latency, between = row
     quality, error = _quality(variant.evaluation, measure)
-    by = variant.dominated_by or dominated_by
+    by = dominated_by
     return Point(
         family=label,
         name=plain(variant.name),
@@ -283,18 +280,6 @@ def _point(
         is_dense=variant.name == manifest.dense,
         is_chosen=is_chosen,
     )
-
-
-def _dominated(rows: Sequence[tuple[str, float | None, float | None]]) -> dict[str, str]:
-    """Who is beaten by whom: the fastest of those that are as fast and as good, and not the same in both."""
-    known = sorted((ms, -quality, name) for name, ms, quality in rows if ms is not None and quality is not None)
-    found = {}
-    for ms, loss, name in known:
-        for other_ms, other_loss, other in known:
-            if other_ms <= ms and other_loss <= loss and (other_ms, other_loss) != (ms, loss):
-                found[name] = other
-                break
-    return found
 
 
 def _look(measurement: Measurement, measure: Measure | None) -> Look:

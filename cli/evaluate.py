@@ -11,7 +11,9 @@ from .options import Quiet
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A timm name, a folder saved by us, or 'bundled'.")] = "bundled",
+    model: Annotated[
+        str, typer.Argument(help="A timm name, a folder saved by us, a .onnx of a family, or 'bundled'.")
+    ] = "bundled",
     by: Annotated[
         Optional[str], typer.Option(help="head, knn, linear, segment, or several: knn,linear. What suits by default.")
     ] = None,
@@ -32,16 +34,21 @@ def evaluate(
     images: Annotated[Optional[int], typer.Option(min=1, max=10**7, help="Images of each split at most.")] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="For splits, the choice of images and probes.")] = 0,
     ignore: Annotated[str, typer.Option(help="Values of masks that count for no class: 255,3")] = "255",
+    runtime: Annotated[
+        Optional[str], typer.Option(help="That runs an exported file: onnxruntime, openvino, ... as in export.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Judge a model by its own head, nearest neighbours, a linear probe or segmentation, with standard errors."""
     from ..evaluating import EvaluateRequest, evaluate_model
     from ..exam import Judging, parse_ignored, parse_ways
+    from ..target import check_runtime
     from .progress import shown
 
     judging = Judging(parse_ways(by), classes, features, images, seed, parse_ignored(ignore))
-    request = EvaluateRequest(model, checkpoint, data, ranking, sparsity, flops, judging)
+    used = None if runtime is None else check_runtime(runtime)
+    request = EvaluateRequest(model, checkpoint, data, ranking, sparsity, flops, judging, used)
     with shown(quiet) as progress:
         found = evaluate_model(request, progress)
     if as_json:

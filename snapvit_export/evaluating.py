@@ -5,18 +5,23 @@ Importing this is light; torch is loaded when a model is.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from .calibration.data_set import open_data_set
 from .calibration.digits import BUNDLED as BUNDLED_IMAGES
 from .errors import UsageError, needs
+from .evaluate.about import SUFFIXES, about_file
+from .evaluate.artefact import opened
 from .evaluate.evaluation import Evaluation
 from .exam import Exam, Extractor, Judging
 from .pipeline import BUNDLED_MODEL
 from .plan import check_fraction, check_sparsity
 from .progress import Progress, Silent
 from .ranking import Ranking
+from .target import Runtime, Target
 
 
 @dataclass(frozen=True)
@@ -33,23 +38,28 @@ class EvaluateRequest:
     sparsity: float | None = None
     flops: float | None = None
     judging: Judging = field(default_factory=Judging)
+    runtime: Runtime | None = None  # of an exported file
 
 
 def evaluate_model(request: EvaluateRequest, progress: Progress | None = None) -> Evaluation:
     """Load a model, cut it if asked to, and judge it."""
     progress = progress or Silent()
     ranking = _check(request)
-    with needs("evaluating a model", extra="prune"):
-        import torch  # noqa: F401
+    is_file = Path(request.model).suffix in SUFFIXES
+    if not is_file:
+        with needs("evaluating a model", extra="prune"):
+            import torch  # noqa: F401
     progress.phase("finding images")
     data = open_data_set(_data(request), request.judging.seed)
-    extractor = _in_torch(request, ranking, progress)
-    return Exam.set(extractor, data, request.judging, progress).judge(extractor, progress)
+    with _exported(request) if is_file else nullcontext(_in_torch(request, ranking, progress)) as extractor:
+        return Exam.set(extractor, data, request.judging, progress).judge(extractor, progress)
 
 
 def _check(request: EvaluateRequest) -> Ranking | None:
     """Refuse what can be refused before any work; return the ranking that was given, if one was."""
     how = request.judging
+    if request.runtime is not None and Path(request.model).suffix not in SUFFIXES:
+        raise UsageError("--runtime runs exported files, and models run in torch. Leave it out, or give a .onnx file")
     if how.classes is not None and how.by is not None and "head" not in how.by:
         raise UsageError("--classes names the outputs of the head, which is not asked. Add head to --by")
     if how.features is not None and how.by == ("segment",):
@@ -72,6 +82,19 @@ def _data(request: EvaluateRequest) -> str:
     if request.data is None and request.model != BUNDLED_MODEL:
         raise UsageError(f"{request.model} needs images to be judged on. Give --data FOLDER")
     return BUNDLED_IMAGES if request.data is None else request.data
+
+
+@contextmanager
+def _exported(request: EvaluateRequest) -> Iterator[Extractor]:
+    """A file of a family, in the runtime that was asked for."""
+    if request.ranking is not None or request.checkpoint is not None:
+        raise UsageError(f"{request.model} is cut and has its weights. Leave --ranking and --checkpoint out")
+    path = Path(request.model)
+    about, precision = about_file(path)
+    default: Runtime = "openvino" if path.suffix == ".xml" else "onnxruntime"
+    target = Target(runtime=request.runtime or default, precision=precision, batch=1, threads=1)
+    with opened(path, target, about) as artefact:
+        yield artefact
 
 
 def _in_torch(request: EvaluateRequest, ranking: Ranking | None, progress: Progress) -> Extractor:

@@ -13,7 +13,8 @@ from snapvit_export.calibration.data_set import open_data_set
 from snapvit_export.calibration.images import Images
 from snapvit_export.evaluate.evaluation import Evaluation
 from snapvit_export.evaluate.features import Features
-from snapvit_export.evaluating import Judging, judge
+from snapvit_export.exam import Exam, Judging
+from snapvit_export.progress import Silent
 from snapvit_export.prune.features import TorchExtractor
 from snapvit_export.prune.load import Model, load_model
 from snapvit_export.prune.understand import read_anatomy
@@ -23,6 +24,11 @@ from snapvit_export.values import from_json
 def read(outcome) -> Evaluation:
     assert outcome.code == 0, outcome.err
     return from_json(outcome.out, Evaluation, "stdout")
+
+
+def judge(extractor, data, how):
+    """One model by itself."""
+    return Exam.set(extractor, data, how, Silent()).judge(extractor)
 
 
 @pytest.fixture

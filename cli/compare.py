@@ -1,0 +1,76 @@
+"""`snapvit compare`: pruning methods side by side, on the user's own model and images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from . import options
+
+
+def compare(
+    recipes: Annotated[
+        str, typer.Option(help="Recipes or criteria, with + and a correction if wanted: default,snip,snip+elastic")
+    ] = "default,snapvit,snip,lamp,magnitude,random",
+    sparsity: Annotated[Optional[str], typer.Option(help="Fractions of prunable parameters to cut: 0.1,0.3")] = None,
+    flops: Annotated[Optional[str], typer.Option(help="Or fractions of the blocks' FLOPs to keep: 0.72,0.5")] = None,
+    model: Annotated[str, typer.Option(help="A timm name, a folder saved by us, or 'bundled'.")] = "bundled",
+    checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
+    data: Annotated[
+        Optional[list[str]], typer.Option(help="Images to calibrate on, as in export. May be repeated.")
+    ] = None,
+    on: Annotated[
+        Optional[str], typer.Option(help="Data set to judge on, as in evaluate; without it, what calibration left.")
+    ] = None,
+    by: Annotated[Optional[str], typer.Option(help="head, knn, linear, or several. What suits by default.")] = None,
+    classes: Annotated[
+        Optional[Path], typer.Option(help="Names of the head's classes: the first word of line i is class i.")
+    ] = None,
+    images: Annotated[int, typer.Option(min=1, max=10**7, help="To calibrate on, the same for all.")] = 256,
+    judged: Annotated[Optional[int], typer.Option(min=1, max=10**7, help="Images of each split at most.")] = None,
+    evaluations: Annotated[
+        Optional[int], typer.Option(min=1, max=10**6, help="Of recipes that search; otherwise as they have it.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="For the choice of images, splits and probes.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder to write; a run that was stopped goes on there.")] = Path(
+        "snapvit-comparison"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers instead of a table.")] = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Prune a model by several methods to the same sizes, judge all on the same images, and draw the picture."""
+    from ..comparing import CompareRequest, run_comparison
+    from ..errors import UsageError
+    from ..exam import Judging, parse_ways
+    from . import parsing
+    from .progress import shown
+
+    if sparsity is not None and flops is not None:
+        raise UsageError("--sparsity and --flops are two measures of size. Give one")
+    request = CompareRequest(
+        model,
+        checkpoint,
+        data or None,
+        on,
+        [name.strip() for name in recipes.split(",") if name.strip()],
+        "sparsity" if flops is None else "flops",
+        parsing.fractions(sparsity, "--sparsity") if flops is None else parsing.fractions(flops, "--flops"),
+        out,
+        images,
+        seed,
+        evaluations,
+        Judging(parse_ways(by), classes, images=judged, seed=seed),
+    )
+    with shown(quiet) as progress:
+        found = run_comparison(request, progress)
+    if as_json:
+        from ..values import to_json
+
+        print(to_json(found).decode(), end="")
+        return
+    from ..report.methods_table import print_comparison
+
+    print_comparison(found)
+    print(f"Written to {out}: compare.json, compare.md, compare.svg, compare.png")

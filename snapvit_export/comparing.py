@@ -1,0 +1,143 @@
+"""`snapvit compare`: from a model, images and names of methods to a table and a picture of them.
+
+Importing this is light; torch is loaded when the work begins. All methods calibrate on the same images, and are judged
+on the same others: a data set of its own (`on`), or what calibration left of the images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from .calibration.data_set import DataSet, open_data_set
+from .calibration.images import calibration_and_held_out
+from .comparison import COMPARISON, Axis, Comparison
+from .errors import SnapvitError, UsageError, needs
+from .evaluate.evaluation import Evaluation
+from .exam import Exam, Judging, likeness
+from .files import write_atomically, writing
+from .pipeline import BUNDLED_MODEL, MOST_HELD_OUT, data_of, read_images
+from .plan import check_fraction, check_sparsity
+from .progress import Progress
+
+if TYPE_CHECKING:
+    from torch import nn
+
+METHODS = ("default", "snapvit", "snip", "lamp", "magnitude", "random")
+SIZES: dict[Axis, tuple[float, ...]] = {"sparsity": (0.1, 0.2, 0.3, 0.4, 0.5), "flops": (0.9, 0.8, 0.7, 0.6, 0.5)}
+NAMES = (COMPARISON, "compare.md", "compare.svg", "compare.png")
+
+
+@dataclass(frozen=True)
+class CompareRequest:
+    """Which methods, on which model, at which sizes."""
+
+    model: str = BUNDLED_MODEL
+    checkpoint: Path | None = None
+    data: str | Sequence[str] | None = None  # to calibrate on
+    on: str | None = None  # a data set to judge on; None: what calibration left
+    recipes: Sequence[str] = METHODS
+    axis: Axis = "sparsity"
+    sizes: Sequence[float] = ()
+    out: Path = Path("snapvit-comparison")
+    images: int = 256
+    seed: int = 0
+    evaluations: int | None = None  # of recipes that search
+    judging: Judging = field(default_factory=Judging)
+
+
+def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
+    """Compare, and write the table, the picture and the numbers."""
+    sizes = _check(request)
+    from .report.draw import check_there
+
+    check_there()
+    with needs("comparing methods", extra="prune"):
+        import torch  # noqa: F401
+    from .prune.checks import weights_fingerprint
+    from .prune.compare import compare, method, ordered, same_images
+    from .prune.features import TorchExtractor
+    from .prune.load import Model, load_model
+    from .prune.understand import read_anatomy
+
+    methods = {name: same_images(method(name), request.images, request.seed) for name in request.recipes}
+    if request.evaluations is not None:
+        methods = {name: _searching(settings, request.evaluations) for name, settings in methods.items()}
+    progress.phase("finding images")
+    calibration, rest = calibration_and_held_out(data_of(request), request.images, request.seed, MOST_HELD_OUT)
+    if request.on is None and not rest.count:
+        raise SnapvitError(f"{rest.name}: no images are left to judge on. Give fewer --images, or --on another set")
+    data = DataSet(rest.name, None, None, rest) if request.on is None else open_data_set(request.on, request.seed)
+    progress.phase(f"loading {request.model}")
+    model = load_model(request.model, request.checkpoint)
+    images = read_images([calibration], model.preprocessing, progress)[0]
+    dense = TorchExtractor(model)
+    exam = Exam.set(dense, data, request.judging, progress, label_free=True)
+    whole = exam.features(dense, progress)
+
+    def judge(module: nn.Module) -> Evaluation:
+        extractor = TorchExtractor(Model(module, read_anatomy(module, model.name), model.description))
+        features = exam.features(extractor, progress)
+        return exam.evaluation(exam.measures(features, progress) | likeness(features, whole))
+
+    with writing(request.out):
+        request.out.mkdir(parents=True, exist_ok=True)
+    start = Comparison(
+        model=model.name,
+        weights_sha256=weights_fingerprint(model.module),
+        calibration=images.fingerprint,
+        judged_on={name: part.fingerprint for name, part in exam.images.items()},
+        settings={name: msgspec.to_builtins(settings) for name, settings in methods.items()},
+        axis=request.axis,
+        dense=exam.evaluation(exam.measures(whole, progress) | likeness(whole, whole)),
+    )
+    found = compare(model, images, methods, sizes, judge, _continued(start, request.out), request.out, progress)
+    found = ordered(found, list(methods), sizes)
+    found.save(request.out)
+    _write(found, request.out)
+    return found
+
+
+def _check(request: CompareRequest) -> tuple[float, ...]:
+    sizes = tuple(request.sizes) or SIZES[request.axis]
+    for size in sizes:
+        check_sparsity(size) if request.axis == "sparsity" else check_fraction("FLOPs", size)
+    if not request.recipes:
+        raise UsageError("nothing to compare. Give --recipes default,magnitude")
+    if twice := [name for name in request.recipes if list(request.recipes).count(name) > 1]:
+        raise UsageError(f"--recipes names {twice[0]} twice. Name each once")
+    if request.judging.by is not None and "segment" in request.judging.by:
+        raise UsageError("--by segment judges one model at a time: see snapvit evaluate")
+    if request.out.exists() and not request.out.is_dir():
+        raise SnapvitError(f"{request.out}: exists and is not a folder. Choose another --out")
+    return sizes
+
+
+def _searching(settings, evaluations: int):  # type: ignore[no-untyped-def]
+    from dataclasses import replace
+
+    return replace(settings, evaluations=evaluations) if settings.evaluations else settings
+
+
+def _continued(start: Comparison, folder: Path) -> Comparison:
+    """With what an earlier run found under the same conditions; each method must have the same settings too."""
+    before = Comparison.load(folder)
+    if before is None or not start.continues(before):
+        return start
+    same = [c for c in before.contestants if start.settings.get(c.recipe) == before.settings.get(c.recipe)]
+    return msgspec.structs.replace(start, contestants=tuple(same))
+
+
+def _write(found: Comparison, folder: Path) -> None:
+    from .report.charts.methods import methods
+    from .report.draw import png, svg
+    from .report.methods_table import markdown
+
+    chart = methods(found)
+    write_atomically(folder / "compare.svg", svg(chart))
+    write_atomically(folder / "compare.png", png(chart))
+    write_atomically(folder / "compare.md", markdown(found).encode())

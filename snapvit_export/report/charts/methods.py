@@ -1,0 +1,108 @@
+"""Methods against each other: quality over size, a line for each, with standard errors; the dense model as a rule."""
+
+from __future__ import annotations
+
+from ...comparison import Comparison, Contestant
+from ...evaluate.evaluation import TITLES
+from .. import words
+from ..numbers import plain
+from .look import FAMILY_COLOURS, FAMILY_SHAPES, MUTED, Chart, Spec, axis, base, tips
+
+HEIGHT = 380
+AXES = {"sparsity": "sparsity: prunable parameters that are cut, %", "flops": "FLOPs of the blocks that are kept, %"}
+DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])  # after the colours have been used once, lines differ in their dashes
+
+
+def methods(comparison: Comparison) -> Chart:
+    """The picture of a comparison."""
+    measure = comparison.measure
+    unit = 1.0 if measure == "cosine" else 100.0
+    rows = [_row(comparison, c, unit) for c in comparison.contestants]
+    dense = (comparison.dense.value(measure) or 0.0) * unit
+    names = list(dict.fromkeys(row["method"] for row in rows))
+    x = axis([row["x"] for row in rows], least=5.0)
+    y = axis([*(row[end] for row in rows for end in ("down", "up")), dense], least=0.02 * unit, floor=0.0, most=unit)
+    title = TITLES[measure] + ("" if measure == "cosine" else ", %")
+    ends = {"orient": "bottom", "title": None, "columns": 4, "symbolOpacity": 1}
+    colour = _by_method(names, list(FAMILY_COLOURS), ends)
+    shape = _by_method(names, list(FAMILY_SHAPES), ends)
+    dashes = _by_method(names, [dash for dash in DASHES for _ in FAMILY_COLOURS], None)
+    tip = tips(("method", "method"), ("size", comparison.axis), ("quality", TITLES[measure]), ("cut", "correction"))
+    spec = base(
+        HEIGHT,
+        data={"values": rows},
+        encoding={
+            "x": {
+                "field": "x",
+                "type": "quantitative",
+                "scale": {**x.scale, "reverse": comparison.axis == "flops"},
+                "axis": {"values": list(x.ticks), "title": AXES[comparison.axis], "grid": False},
+            },
+            "y": {
+                "field": "y",
+                "type": "quantitative",
+                "scale": y.scale,
+                "axis": {"values": list(y.ticks), "title": title},
+            },
+        },
+        layer=[
+            *_dense(dense),
+            {"mark": {"type": "line", "strokeWidth": 1.8}, "encoding": {"color": colour, "strokeDash": dashes}},
+            {
+                "mark": {"type": "rule", "opacity": 0.45, "strokeWidth": 1.5},
+                "encoding": {"y": {"field": "down", "type": "quantitative"}, "y2": {"field": "up"}, "color": colour},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 70},
+                "encoding": {"color": colour, "shape": shape, "tooltip": tip},
+            },
+        ],
+    )
+    return Chart(
+        name="compare",
+        title=f"{TITLES[measure][0].upper()}{TITLES[measure][1:]} of {plain(comparison.model)}, pruned by {len(names)} methods",
+        caption=f"Judged on {comparison.dense.images} images of {plain(comparison.dense.source)}; bars are standard errors.",
+        says=f"Lines of {len(names)} pruning methods over size: {', '.join(names)}.",
+        spec=spec,
+        columns=("method", comparison.axis, TITLES[measure]),
+        rows=tuple((row["method"], row["size"], row["quality"]) for row in rows),
+    )
+
+
+def _by_method(names: list[str], values: list, legend: Spec | None) -> Spec:  # type: ignore[type-arg]
+    chosen = [values[i % len(values)] for i in range(len(names))]
+    return {
+        "field": "method",
+        "type": "nominal",
+        "sort": None,
+        "scale": {"domain": names, "range": chosen},
+        "legend": legend,
+    }
+
+
+def _dense(value: float) -> list[Spec]:
+    data = {"values": [{"dense": value, "text": "dense"}]}
+    place = {"y": {"field": "dense", "type": "quantitative"}, "tooltip": None}
+    rule: Spec = {"mark": {"type": "rule", "color": MUTED, "strokeDash": [6, 4]}, "encoding": {**place, "x": None}}
+    text: Spec = {
+        "mark": {"type": "text", "color": MUTED, "align": "left", "baseline": "bottom", "dx": 4, "dy": -3},
+        "encoding": {**place, "x": {"value": 0}, "text": {"field": "text", "type": "nominal"}},
+    }
+    return [{"data": data, **layer} for layer in (rule, text)]
+
+
+def _row(comparison: Comparison, contestant: Contestant, unit: float) -> Spec:
+    measure = comparison.measure
+    value = (contestant.evaluation.value(measure) or 0.0) * unit
+    error = contestant.evaluation.error(measure) * unit
+    size = contestant.sparsity if comparison.axis == "sparsity" else contestant.flops_ratio
+    return {
+        "method": plain(contestant.recipe),
+        "x": 100 * size,
+        "y": value,
+        "down": max(0.0, value - error),
+        "up": min(unit, value + error),
+        "size": f"{100 * size:.1f} %",
+        "quality": words.quality(measure, contestant.evaluation.value(measure), contestant.evaluation.error(measure)),
+        "cut": contestant.correction or "none",
+    }

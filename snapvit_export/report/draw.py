@@ -13,7 +13,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from ..errors import needs
-from .charts.look import LIGHT, PLOT_WIDTH, Chart, Spec
+from .charts.look import FONT, INK, LIGHT, PLOT_WIDTH, Chart, Spec
 
 VERSION = "6.1"  # of Vega-Lite, in pictures and in pages
 SCALE = 2  # of a PNG, for dense screens
@@ -59,7 +59,15 @@ def _fixed(chart: Chart, colours: dict[str, str], width: int = PLOT_WIDTH) -> Sp
     spec["autosize"] = {"type": "fit-x", "contains": "padding"}
     if colours:
         spec["background"] = colours["--paper"]
-        spec["padding"] = 12
+        spec["padding"] = 16
+        spec["title"] = {
+            "text": chart.title,
+            "anchor": "start",
+            "color": INK,
+            "font": FONT,
+            "fontSize": 15,
+            "offset": 14,
+        }
     return _replaced(spec, {f"var({name})": value for name, value in colours.items()})
 
 

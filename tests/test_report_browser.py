@@ -100,6 +100,7 @@ def tooltip(page, number: int) -> dict[str, str]:
     """What hovering over a variant's point in the first plot shows."""
     points = page.locator("#plot-pareto .live svg path[aria-roledescription=point][opacity='0']")
     points.nth(number).scroll_into_view_if_needed()
+    page.wait_for_timeout(200)  # scrolling hides the tooltip, and its event comes a frame later
     points.nth(number).hover(force=True)
     page.wait_for_selector("#tip:not([hidden])")
     terms, words = page.locator("#tip dt").all_inner_texts(), page.locator("#tip dd").all_inner_texts()
@@ -138,7 +139,7 @@ def test_every_plot_is_drawn_in_light_and_in_dark(open_page, scheme):
     assert found.pixels("body")[:8, :8].mean() > 200 if scheme == "light" else found.pixels("body")[:8, :8].mean() < 60
 
 
-@pytest.mark.parametrize("count", [1, 7, 40])
+@pytest.mark.parametrize("count", [1, 40])
 def test_a_phone_has_no_sideways_scrolling(open_page, count):
     manifest = full_manifest(count, names={count - 1: "a-very-long-name-" * 12} if count > 1 else None)
     found = open_page(manifest, make_validation(manifest), width=360).page

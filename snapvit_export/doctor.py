@@ -17,6 +17,7 @@ from .values import Value
 PACKAGES = (
     *("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "torch", "timm", "scikit-learn"),
     *("openvino", "nncf", "tensorrt", "tensorrt-rtx"),
+    *("vl-convert-python", "jinja2"),
 )
 # runtime: packages of which it needs one, and how to get it
 OTHER_RUNTIMES: dict[Runtime, tuple[tuple[str, ...], str]] = {
@@ -34,6 +35,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "models": (("torch", "timm"), "prune"),
     "profile": (("onnx", "onnxruntime"), "ort"),
     "choose": (("onnx", "onnxruntime"), "ort"),
+    "report": (("onnx", "vl_convert", "jinja2"), "report"),
 }
 
 

@@ -71,7 +71,6 @@ def make_manifest(
     choice: bool = True,
     timed: bool = True,
     evaluated: bool = True,
-    removed: bool = False,
     recipe: dict | None = None,
 ) -> Manifest:
     """A dense model and `count` - 1 pruned ones; the third is chosen, if there are as many."""
@@ -93,8 +92,6 @@ def make_manifest(
         keep = np.clip(1 - sparsity * rng.uniform(0.6, 1.4, DEPTH), 0.1, 1)
         heads = tuple(max(1, round(HEADS * share)) for share in keep)
         neurons = tuple(max(1, int(HIDDEN * share)) for share in keep)
-        if removed and i == count - 1:
-            heads, neurons = (_gone(heads), _gone(neurons))
         ms = speed * 24 * (1 - 0.85 * sparsity) * rng.uniform(0.998, 1.002)
         profile = make_profile(ms, sha(name), rng) if timed else None
         evaluation = make_evaluation(0.8 - 0.5 * sparsity**3 + rng.uniform(-0.01, 0.01)) if evaluated else None
@@ -148,11 +145,6 @@ def make_manifest(
         dense=variants[0].name,
         choice=chosen,
     )
-
-
-def _gone(counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Counts of which the fifth and the tenth are nothing."""
-    return tuple(0 if i in (4, 9) else count for i, count in enumerate(counts))
 
 
 def make_search(generations: int = 12) -> dict:

@@ -13,10 +13,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 from ..errors import needs
-from .charts.look import LIGHT, PLOT_WIDTH, Chart, Spec
+from .charts.look import FONT, INK, LIGHT, PLOT_WIDTH, Chart, Spec
 
 VERSION = "6.1"  # of Vega-Lite, in pictures and in pages
 SCALE = 2  # of a PNG, for dense screens
+_DATA = ("values", "domain")  # keys under which strings are data: a variant may be called var(--ink)
 _SVG = "{http://www.w3.org/2000/svg}"
 _ELEMENTS = {"svg", "g", "path", "rect", "line", "text", "tspan", "defs", "clipPath", "linearGradient", "stop"}
 _ATTRIBUTES = frozenset(
@@ -58,13 +59,21 @@ def _fixed(chart: Chart, colours: dict[str, str], width: int = PLOT_WIDTH) -> Sp
     spec["autosize"] = {"type": "fit-x", "contains": "padding"}
     if colours:
         spec["background"] = colours["--paper"]
-        spec["padding"] = 12
+        spec["padding"] = 16
+        spec["title"] = {
+            "text": chart.title,
+            "anchor": "start",
+            "color": INK,
+            "font": FONT,
+            "fontSize": 15,
+            "offset": 14,
+        }
     return _replaced(spec, {f"var({name})": value for name, value in colours.items()})
 
 
 def _replaced(part: Any, words: dict[str, str]) -> Any:
     if isinstance(part, dict):
-        return {key: value if key == "values" else _replaced(value, words) for key, value in part.items()}
+        return {key: value if key in _DATA else _replaced(value, words) for key, value in part.items()}
     if isinstance(part, list):
         return [_replaced(item, words) for item in part]
     return words.get(part, part) if isinstance(part, str) else part

@@ -41,7 +41,7 @@ def place(family: Path, out: Path | None, formats: tuple[Format, ...] | None) ->
         if out.suffix and not out.is_dir():
             raise UsageError(f"--out {out} is neither a folder nor one of {', '.join('.' + kind for kind in FORMATS)}")
         return out, STEM, formats or ("html",)
-    named: Format = kind  # type: ignore[assignment]
+    named: Format = kind
     if formats is not None and named not in formats:
         raise UsageError(f"--out {out} is not what --format {','.join(formats)} gives. Leave one of them out")
     return out.parent, out.stem, formats or (named,)

@@ -109,8 +109,7 @@ def _policy(style: str, script: str) -> str:
 def _tiles(numbers: Numbers) -> list[dict[str, str]]:
     """The answer once more, as figures."""
     dense = next(p for p in numbers.own if p.is_dense)
-    name = numbers.chosen
-    point = numbers.point(name) if name else None
+    point = words.answer(numbers)
     shown = point or dense
     tiles = [("variant" if point else "dense model", shown.name, f"sparsity {shown.sparsity:.2f}")]
     if shown.latency_ms is not None:

@@ -48,7 +48,7 @@ def _columns(numbers: Numbers) -> list[tuple[str, bool, Reader]]:
         (True, "GFLOPs", False, lambda p: (p.flops, words.gflops(p.flops))),
         (True, "size", False, lambda p: (p.size_bytes, words.megabytes(p.size_bytes))),
         (_any(numbers, "latency_ms"), numbers.at, False, lambda p: (p.latency_ms, words.ms(p.latency_ms))),
-        (_any(numbers, "between_ms"), "95 % interval, ms", False, _interval),
+        (_any(numbers, "between_ms"), "interval, ms", False, _interval),
         (_any(numbers, "p90_ms"), "p90", False, lambda p: (p.p90_ms, words.ms(p.p90_ms))),
         (measure is not None, title, False, lambda p: (p.quality, words.quality(measure, p.quality, p.error))),
         (

@@ -80,14 +80,22 @@ def headline(numbers: Numbers) -> str:
         ends = [f"{p.name}, {latency(p.latency_ms, p.between_ms)}" for p in (dense, fast)]
         several = f"{len(numbers.own)} variants of {numbers.model}: from {ends[0]}, to {ends[1]}"
         return f"{several}{_against(fast, dense, numbers)}." if len(timed) > 1 else f"One variant, {ends[0]}."
-    fits = [p for p in timed if p.between_ms and p.between_ms[1] <= numbers.budget_ms]
-    if not fits:
+    best = answer(numbers)
+    if best is None:
         return f"No variant surely keeps {budget(numbers.budget_ms)}."
-    best = min(fits, key=lambda p: p.sparsity)
     return (
         f"{best.name} is the densest variant that keeps {budget(numbers.budget_ms)}: "
         f"{latency(best.latency_ms, best.between_ms)}{_against(best, dense, numbers)}. No choice was proved."
     )
+
+
+def answer(numbers: Numbers) -> Point | None:
+    """The chosen variant; without a choice the densest that surely keeps the budget, if there is one."""
+    if numbers.chosen is not None:
+        return numbers.point(numbers.chosen)
+    limit = numbers.budget_ms
+    fits = [p for p in numbers.own if limit is not None and p.between_ms is not None and p.between_ms[1] <= limit]
+    return min(fits, key=lambda p: p.sparsity, default=None)
 
 
 def _choice(numbers: Numbers) -> str:

@@ -13,6 +13,7 @@ WIDTH, HEIGHT = 270, 340  # pixels of the plot that is judged
 LETTER, LINE = 7.2, 14  # of a label
 PLACES = (("left", 9, -9), ("right", -9, -9), ("left", 9, 11), ("right", -9, 11), ("center", 0, -17), ("center", 0, 18))
 DOT = 7
+FAR = 20  # above a point whose label finds no free place and must be there
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,9 @@ def place(points: Sequence[tuple[float, float, str]], order: Sequence[int], sure
                 break
         else:
             if rank < sure:
-                found.append(Placed(index, "left" if x < 0.3 else "right" if x > 0.7 else "center", 0, -17))
+                align = "left" if x < 0.3 else "right" if x > 0.7 else "center"
+                taken.append(_box(x * WIDTH, (1 - y) * HEIGHT - FAR, align, len(text) * LETTER))
+                found.append(Placed(index, align, 0, -FAR))
     return found
 
 

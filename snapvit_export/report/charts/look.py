@@ -154,9 +154,9 @@ def axis(
 
 
 def _step(about: float) -> float:
-    """1, 2, 2.5 or 5 times a power of ten, at least as long as `about`."""
+    """1, 2 or 5 times a power of ten, at least as long as `about`."""
     power = 10.0 ** math.floor(math.log10(about))
-    return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= about * 0.999)
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= about * 0.999)
 
 
 def budget_layers(budget_ms: float | None, x_axis: Axis, dy: int = -4) -> list[Spec]:

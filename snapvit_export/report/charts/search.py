@@ -15,9 +15,15 @@ def search(numbers: Numbers) -> Chart | None:
         return None
     start = [] if found.start_fitness is None else [{"n": 0, "value": found.start_fitness, "which": "best so far"}]
     best = start + [{"n": g.evaluations, "value": g.best, "which": "best so far"} for g in found.history]
-    mean = [{"n": g.evaluations, "value": g.mean, "which": "mean of a generation"} for g in found.history if g.mean]
+    mean = [
+        {"n": g.evaluations, "value": g.mean, "which": "mean of a generation"}
+        for g in found.history
+        if g.mean is not None
+    ]
     rows = [{**row, "at": str(row["n"]), "text": f"{row['value']:.5g}"} for row in best + mean]
-    y = axis([row["value"] for row in rows], least=1e-6 * max(abs(row["value"]) for row in rows))
+    values = [value for g in found.history for value in (g.best, g.mean) if value is not None]
+    values += [] if found.start_fitness is None else [found.start_fitness]
+    y = axis(values, least=1e-6 * max(map(abs, values)))
     colour = {
         "field": "which",
         "type": "nominal",

@@ -1,0 +1,528 @@
+"""The report: its numbers are the manifest's, its plots are data and not code, and no string becomes markup."""
+
+import io
+import json
+import re
+import shutil
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+from conftest import make_image_folder, make_model_folder
+from PIL import Image
+from report_factory import HOSTILE, make_manifest, make_search, make_sublayers, make_validation
+
+from snapvit_export.budget import Budget
+from snapvit_export.errors import SnapvitError, UsageError
+from snapvit_export.family import Manifest, own_files, read_family, write_manifest
+from snapvit_export.pipeline import Request, export
+from snapvit_export.report.bars import bar, bars, spread_bars
+from snapvit_export.report.charts import all_charts
+from snapvit_export.report.charts.labels import place as place_labels
+from snapvit_export.report.charts.look import DARK, LIGHT, axis
+from snapvit_export.report.draw import as_data, inline_svg, png, svg
+from snapvit_export.report.markdown import markdown
+from snapvit_export.report.names import PLOTS, parse_formats, place, report_files
+from snapvit_export.report.numbers import Source, gather, plain
+from snapvit_export.report.page import page
+from snapvit_export.report.table import print_validation
+from snapvit_export.report.words import headline, missing
+
+HERE = Path("here")
+
+
+def numbers_of(manifest, *beside, budget=None):
+    others = [Source(Path(f"other{i}"), other) for i, other in enumerate(beside)]
+    return gather(Source(HERE, manifest), others, budget and Budget.parse(budget))
+
+
+def charts_of(manifest, *beside, **more):
+    return {chart.name: chart for chart in all_charts(numbers_of(manifest, *beside, **more))}
+
+
+def page_of(manifest, validation=None, **more):
+    return page(Source(HERE, manifest, validation), numbers_of(manifest, **more))
+
+
+def full() -> Manifest:
+    return make_manifest(7, recipe={"search": make_search(), "sublayers": make_sublayers()})
+
+
+# Numbers
+
+
+def test_numbers_are_those_of_the_manifest():
+    manifest = make_manifest()
+    numbers = numbers_of(manifest)
+    assert [p.name for p in numbers.own] == [v.name for v in manifest.variants]
+    for point, variant, look in zip(numbers.own, manifest.variants, manifest.choice.measurements):
+        assert (point.latency_ms, point.between_ms) == (look.latency_ms, look.between_ms)
+        assert point.p90_ms == variant.profile.p90_ms
+        assert (point.quality, point.error) == (variant.evaluation.top1, 0.01)
+        assert (point.params, point.flops, point.size_bytes) == (variant.params, variant.flops, variant.size_bytes)
+    assert numbers.chosen == manifest.choice.variant
+    assert numbers.budget_ms == manifest.choice.budget_ms
+
+
+def test_a_latency_is_the_profiles_where_the_choice_timed_another_file():
+    manifest = make_manifest()
+    looks = manifest.choice.measurements
+    other = msgspec.structs.replace(
+        looks[3], latency_ms=99.0, profile=msgspec.structs.replace(looks[3].profile, sha256="0")
+    )
+    choice = msgspec.structs.replace(manifest.choice, measurements=(*looks[:3], other, *looks[4:]))
+    point = numbers_of(msgspec.structs.replace(manifest, choice=choice)).own[3]
+    assert point.latency_ms == manifest.variants[3].profile.p50_ms
+
+
+def test_a_budget_at_p90_is_drawn_against_p90():
+    manifest = make_manifest()
+    limits = msgspec.structs.replace(manifest.choice.limits, at="p90")
+    choice = msgspec.structs.replace(manifest.choice, limits=limits, measurements=())
+    numbers = numbers_of(msgspec.structs.replace(manifest, choice=choice))
+    assert numbers.at == "p90"
+    assert [p.latency_ms for p in numbers.own] == [v.profile.p90_ms for v in manifest.variants]
+
+
+def test_who_is_dominated_is_taken_from_the_manifest_or_worked_out():
+    manifest = make_manifest(5, seed=4)
+    numbers = numbers_of(manifest)
+    by_name = {p.name: p for p in numbers.own}
+    for point in numbers.own:
+        better = [
+            p for p in numbers.own if p.latency_ms <= point.latency_ms and p.quality >= point.quality and p != point
+        ]
+        assert (point.dominated_by is not None) == bool(better)
+        assert point.dominated_by is None or by_name[point.dominated_by] in better
+    said = msgspec.structs.replace(manifest.variants[-1], dominated_by="dense")
+    told = msgspec.structs.replace(manifest, variants=(*manifest.variants[:-1], said))
+    assert numbers_of(told).own[-1].dominated_by == "dense"
+
+
+def test_the_measure_is_the_best_that_all_have():
+    manifest = make_manifest(3)
+    without = [
+        msgspec.structs.replace(v, evaluation=msgspec.structs.replace(v.evaluation, top1=None))
+        for v in manifest.variants
+    ]
+    assert numbers_of(manifest).measure == "top1"
+    mixed = msgspec.structs.replace(manifest, variants=(*manifest.variants[:2], without[2]))
+    assert numbers_of(mixed).measure == "agreement"
+
+
+def test_samples_are_thinned_in_the_same_way_every_time():
+    few, many = numbers_of(make_manifest(2)), numbers_of(make_manifest(40))
+    assert {len(spread.shown_ms) for spread in few.spreads.values()} == {160}
+    assert {len(spread.shown_ms) for spread in many.spreads.values()} == {50}
+    assert many == numbers_of(make_manifest(40))
+    samples = make_manifest(40).variants[0].profile.samples_ms
+    shown = many.spreads["dense"].shown_ms
+    assert (shown[0], shown[-1]) == (min(samples), max(samples))
+    assert set(shown) <= set(samples)
+
+
+def test_families_of_one_kind_are_told_apart_by_their_folder():
+    numbers = numbers_of(make_manifest(3), make_manifest(3, seed=1), make_manifest(3, precision="fp16"))
+    assert numbers.families == ("fp32, onnxruntime (here)", "fp32, onnxruntime (other0)", "fp16, onnxruntime")
+    assert [p.is_chosen for p in numbers.points] == [False, False, True] + [False] * 6
+
+
+def test_another_model_does_not_stand_beside():
+    other = msgspec.structs.replace(make_manifest(3), model="deit")
+    with pytest.raises(SnapvitError, match="other0: a family of deit, not of imaginary-vit. Give families of the same"):
+        numbers_of(make_manifest(3), other)
+
+
+def test_a_budget_is_drawn_only_where_none_was_chosen_for():
+    assert numbers_of(make_manifest(3, choice=False), budget="15ms").budget_ms == 15
+    half = numbers_of(make_manifest(3, choice=False), budget="50%")
+    assert half.budget_ms == pytest.approx(half.own[0].latency_ms / 2)
+    with pytest.raises(UsageError, match="was chosen for .*ms, which the report draws. Leave --budget out"):
+        numbers_of(make_manifest(3), budget="15ms")
+    with pytest.raises(UsageError, match="a share of the dense latency, which was not measured"):
+        numbers_of(make_manifest(3, timed=False), budget="50%")
+
+
+@pytest.mark.parametrize("search", [None, [], {"history": []}, {"history": [{"best": "?"}]}, {"history": 3}, "text"])
+@pytest.mark.parametrize("sublayers", [None, {}, [3], [{"block": "x", "part": 1}], [{"block": 1, "part": "mlp"}]])
+def test_a_recipe_of_another_form_leaves_its_plots_out(search, sublayers):
+    found = charts_of(make_manifest(3, recipe={"search": search, "sublayers": sublayers, "ranking": search}))
+    assert not {"search", "sublayers"} & set(found)
+
+
+def test_the_search_of_a_ranking_that_was_given_is_found():
+    assert "search" in charts_of(make_manifest(3, recipe={"ranking": {"search": make_search()}}))
+
+
+# Words
+
+
+def test_the_headline_has_the_answer():
+    manifest = make_manifest()
+    text = headline(numbers_of(manifest))
+    look = manifest.choice.measurements[2]
+    assert text.startswith(f"{look.variant} takes {look.latency_ms:.2f} ms ({look.between_ms[0]:.2f} to ")
+    assert f"fits {manifest.choice.budget_ms:.4g} ms" in text
+    assert f"top-1 {100 * look.evaluation.top1:.1f} ± 1.0 %" in text
+    assert f"dense model has {100 * manifest.variants[0].evaluation.top1:.1f} ± 1.0 %" in text
+
+
+def test_headlines_of_families_without_a_choice():
+    assert headline(numbers_of(make_manifest(3, timed=False))) == "3 variants of imaginary-vit, none of them timed yet."
+    assert headline(numbers_of(make_manifest(3, choice=False))).startswith(
+        "3 variants of imaginary-vit: from dense, 24."
+    )
+    assert headline(numbers_of(make_manifest(1))).startswith("One variant, dense, 24.")
+    assert "No choice was proved" in headline(numbers_of(make_manifest(5, choice=False), budget="18ms"))
+    assert headline(numbers_of(make_manifest(5, choice=False), budget="1ms")) == "No variant surely keeps 1 ms."
+
+
+def test_what_is_missing_is_said_with_its_command():
+    assert missing(numbers_of(make_manifest())) == []
+    notes = missing(numbers_of(make_manifest(3, timed=False, evaluated=False)))
+    assert "snapvit choose FAMILY --budget 10ms" in notes[0]
+    assert "Accuracy is missing" in notes[1]
+    assert "snapvit validate FAMILY --data DIR" in notes[1]
+
+
+# Plots
+
+
+def test_every_plot_is_there_when_there_are_numbers_for_it():
+    assert tuple(charts_of(full())) == PLOTS
+    assert list(charts_of(make_manifest(3, timed=False, evaluated=False))) == ["heads", "neurons"]
+    assert list(charts_of(make_manifest(1))) == ["pareto", "heads", "neurons", "latencies"]
+
+
+def strings(part):
+    if isinstance(part, dict):
+        for key, value in part.items():
+            yield key
+            yield from [] if key == "values" else strings(value)
+    elif isinstance(part, list):
+        for item in part:
+            yield from strings(item)
+    elif isinstance(part, str):
+        yield part
+
+
+@pytest.mark.parametrize("name", [HOSTILE, 'a.b[0]["c"]', "datum.x + alert(1)", "var(--ink)", "\x1b[31m\u202e"])
+def test_names_are_values_of_rows_and_nothing_else(name):
+    """Outside `values`, names appear only as members of a scale's domain, which Vega reads as plain values."""
+    expected = {text for chart in charts_of(full()).values() for text in strings(chart.spec)}
+    manifest = make_manifest(7, names={1: name}, recipe=full().recipe)
+    for chart in charts_of(manifest).values():
+        scales = set(numbers_of(manifest).spreads) if chart.name == "latencies" else set()
+        assert set(strings(chart.spec)) - expected <= scales
+        drawn = "".join(ElementTree.fromstring(svg(chart)).itertext())
+        assert plain(name)[:8] in drawn or chart.name in ("pareto", "search", "sublayers")
+        assert "onerror=" not in re.sub(r">[^<]*<", "><", inline_svg(chart))
+
+
+def test_a_removed_sub_layer_looks_like_nothing_else():
+    manifest = make_manifest(4)
+    last = manifest.variants[-1]
+    heads = tuple(0 if i == 4 else count for i, count in enumerate(last.heads))
+    cut = msgspec.structs.replace(last, heads=heads)
+    chart = charts_of(msgspec.structs.replace(manifest, variants=(*manifest.variants[:-1], cut)))["heads"]
+    gone = [row for row in chart.spec["data"]["values"] if row["kept"] == 0]
+    assert [(row["name"], row["block"], row["text"]) for row in gone] == [
+        (last.name, 4, "nothing: the sub-layer is removed")
+    ]
+    assert "×" in svg(chart).decode()
+    assert "A cross" in chart.caption
+    assert "×" not in svg(charts_of(manifest)["heads"]).decode()
+
+
+def test_without_accuracy_the_picture_shows_flops():
+    chart = charts_of(make_manifest(4, evaluated=False))["pareto"]
+    assert chart.title == "FLOPs kept against latency"
+    assert [row["y"] for row in chart.spec["data"]["values"]] == pytest.approx([100, 76.6667, 53.3333, 30], rel=1e-3)
+
+
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_plots_of_one_and_of_many_variants_are_drawn(count):
+    for chart in charts_of(make_manifest(count)).values():
+        image = Image.open(io.BytesIO(png(chart)))
+        assert image.width >= 1300
+        assert len(image.convert("L").getcolors(1 << 20)) > 10
+        assert len(chart.rows) >= 1
+        assert all(len(row) == len(chart.columns) for row in chart.rows)
+
+
+def test_pictures_of_their_own_have_colours_and_no_variables():
+    for chart in charts_of(full()).values():
+        text = svg(chart).decode()
+        assert "var(" not in text
+        assert "#ffffff" in text
+
+
+def test_plots_of_a_page_share_no_ids_and_follow_its_colours():
+    texts = [inline_svg(chart) for chart in charts_of(full()).values()]
+    ids = [found for text in texts for found in re.findall(r'\bid="([^"]+)"', text)]
+    assert len(set(ids)) == len(ids)
+    assert all(f'id="{found}"' in "".join(texts) for found in re.findall(r"url\(#([^)]+)\)", "".join(texts)))
+    assert all("var(--" in text and "<script" not in text and "href" not in text for text in texts)
+
+
+def test_axes_show_the_data_and_not_the_zero():
+    tight = axis([97.6, 97.9], least=2.0, most=100.0)
+    assert 96 < tight.low < 97.6 < 97.9 < tight.high < 99.5
+    assert 3 <= len(tight.ticks) <= 8
+    assert axis([0.2, 10.0], floor=0.0).low == 0
+    assert max(axis([90.0, 100.0], pad=0.2, most=100.0).ticks) == 100
+    for length in (1e-4, 0.3, 7, 1234.5):
+        assert 3 <= len(axis([5.0, 5.0 + length]).ticks) <= 8
+
+
+def test_labels_never_overlap_and_the_first_is_always_there():
+    crowd = [(0.5 + 0.001 * i, 0.5, f"name{i}") for i in range(30)]
+    placed = place_labels(crowd, range(30), sure=1)
+    assert placed[0].index == 0
+    assert len(placed) < 10
+    apart = [(0.1 + 0.2 * i, 0.1 + 0.2 * i, f"n{i}") for i in range(5)]
+    assert sorted(label.index for label in place_labels(apart, range(5))) == list(range(5))
+
+
+# The page
+
+
+def test_json_in_a_page_cannot_end_its_element():
+    text = as_data({"name": "</script><!--&\u2028\u2029"})
+    assert not set("<>&\u2028\u2029") & set(text)
+    assert json.loads(text) == {"name": "</script><!--&\u2028\u2029"}
+    with pytest.raises(ValueError, match="JSON"):
+        as_data({"x": float("nan")})
+
+
+def test_hostile_strings_never_become_markup():
+    manifest = make_manifest(5, names={2: HOSTILE}, recipe={"name": HOSTILE, "data": {"source": HOSTILE}})
+    text = page_of(manifest, make_validation(manifest, label=HOSTILE, title=HOSTILE + '" onload="x'))
+    assert "<img src=x" not in text
+    assert len(re.findall(r"</script", text)) == 2
+    assert '" onload="x' not in text
+    assert "&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;" in text
+
+
+def test_the_page_is_whole_in_itself():
+    text = page_of(full(), make_validation(full()))
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)[1].replace("&#39;", "'")
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    markup = re.sub(r"<script.*?</script>|<style.*?</style>", "", text, flags=re.DOTALL)
+    assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', markup)
+
+
+def test_the_page_can_be_read_by_those_who_hear_it():
+    text = page_of(full(), make_validation(full()))
+    markup = re.sub(r"<script.*?</script>|<style.*?</style>", "", text, flags=re.DOTALL)
+    levels = [int(level) for level in re.findall(r"<h(\d)", markup)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+    assert markup.count("<figure") == markup.count("<figcaption") == markup.count('role="img" aria-label=') == 7
+    assert all(alt for alt in re.findall(r'<img[^>]* alt="([^"]*)"', markup))
+    assert markup.count("<img") == markup.count(" alt=") == 6
+    assert markup.count("<table") == markup.count("<caption>")
+    ids = re.findall(r'\bid="([^"]+)"', markup)
+    assert len(set(ids)) == len(ids)
+    assert set(re.findall(r'aria-labelledby="([^"]+)"', markup)) <= set(ids)
+
+
+def test_predictions_are_marked_in_words():
+    manifest = make_manifest(5)
+    text = page_of(manifest, make_validation(manifest))
+    assert "✓ right" in text
+    assert "✗ wrong" in text
+    assert "≠ dense" in text
+
+
+def test_what_is_no_picture_is_left_out():
+    manifest = make_manifest(3)
+    found = make_validation(manifest, count=1)
+    for picture in ("?", "aGVsbG8=", ""):
+        sample = msgspec.structs.replace(found.samples[0], picture=picture)
+        text = page_of(manifest, msgspec.structs.replace(found, samples=(sample,)))
+        assert "(no picture)" in text
+        assert "data:image" not in text
+
+
+def test_doubts_and_missing_pieces_are_said():
+    manifest = make_manifest(4)
+    choice = msgspec.structs.replace(manifest.choice, decided=False, doubt="s12 may fit or not")
+    assert "s12 may fit or not." in page_of(msgspec.structs.replace(manifest, choice=choice))
+    text = page_of(make_manifest(4, evaluated=False, timed=False))
+    assert "Accuracy is missing" in text
+    assert "plot-pareto" not in re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
+
+
+def test_words_stand_out_from_their_background():
+    """Contrast of every colour that carries text or a mark: 4.5 for words, 3 for lines and points (WCAG 2.2)."""
+
+    def light(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear))
+
+    for colours in (LIGHT, DARK):
+        for name in ("--ink", "--muted", "--budget", "--fits", *(f"--c{i}" for i in range(1, 7))):
+            low, high = sorted([light(colours[name]), light(colours["--paper"])])
+            assert (high + 0.05) / (low + 0.05) >= (4.5 if not name.startswith("--c") else 3), name
+
+
+# Markdown, and the terminal
+
+
+def test_markdown_is_a_table_that_names_cannot_break():
+    manifest = make_manifest(4, names={1: "a|b", 3: HOSTILE})
+    text = markdown(numbers_of(manifest), "report_pareto.svg")
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(lines) == 6
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
+    assert "](<report_pareto.svg>)" in text
+    assert "<img" not in text
+    assert "**s46.7**" in lines[4]
+
+
+def test_bars_in_eighths_and_in_ascii():
+    assert bar(0.5, 4) == "██  "
+    assert bar(0.53125, 4) == "██▏ "
+    assert bar(7.0, 3) == "███"
+    assert bar(0.5, 4, ascii_only=True) == "##  "
+    assert bars([10.0, None, 4.0], limit=6.0, width=10) == ["██████████", "", "████  ┊   "]
+    assert spread_bars([0.98, 0.99, None], width=4)[2] == ""
+    assert spread_bars([None]) == [""]
+
+
+def stream(encoding):
+    return io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+@pytest.mark.parametrize("count", [1, 7, 40])
+def test_the_table_of_a_validation_keeps_to_its_columns_and_encoding(encoding, count):
+    file = stream(encoding)
+    print_validation(make_manifest(count, names={1: "x" * 60, 3: "[bold]y"} if count > 3 else None), file)
+    file.flush()
+    text = file.buffer.getvalue().decode(encoding)
+    assert max(map(len, text.splitlines())) <= 120
+    assert ("█" in text) == (encoding == "utf-8")
+    assert ("chosen" in text) == (count >= 3)
+    assert "[bold]y" in text or count < 4
+
+
+def test_the_table_of_a_validation_leaves_out_what_nobody_knows(capsys):
+    print_validation(make_manifest(3, timed=False))
+    text = capsys.readouterr().out
+    assert "p50" not in text
+    assert "agrees" in text
+
+
+# Files and the command line
+
+
+def test_names_and_places(tmp_path):
+    assert parse_formats("png, HTML,png") == ("html", "png")
+    with pytest.raises(UsageError, match="no format is called 'pdf'. Known: html, png, svg, md, json"):
+        parse_formats("html,pdf")
+    assert place(HERE, None, None) == (HERE, "report", ("html",))
+    assert place(HERE, tmp_path, ("svg",)) == (tmp_path, "report", ("svg",))
+    assert place(HERE, tmp_path / "new", None) == (tmp_path / "new", "report", ("html",))
+    assert place(HERE, tmp_path / "a.md", None) == (tmp_path, "a", ("md",))
+    assert place(HERE, tmp_path / "a.html", ("html", "png")) == (tmp_path, "a", ("html", "png"))
+    with pytest.raises(UsageError, match="a.md is not what --format html gives"):
+        place(HERE, tmp_path / "a.md", ("html",))
+    with pytest.raises(UsageError, match="a.doc is neither a folder nor one of .html"):
+        place(HERE, tmp_path / "a.doc", None)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> Path:
+    """One small family, exported once for all tests here."""
+    folder = tmp_path_factory.mktemp("exported")
+    make_model_folder(folder / "model")
+    make_image_folder(folder / "images")
+    request = Request(model=str(folder / "model"), data=str(folder / "images"), out=folder / "family", images=16)
+    export(replace(request, sparsity=[0.5], correct=False))
+    return folder / "family"
+
+
+@pytest.fixture
+def family(exported, tmp_path) -> Path:
+    """A copy of it that a test may change."""
+    return shutil.copytree(exported, tmp_path / "family")
+
+
+def test_a_real_family_gets_a_page_that_an_export_may_replace(snapvit, family):
+    outcome = snapvit("report", family, "--budget", "60%", "-q")
+    assert outcome.code == 0, outcome.err
+    assert f"Written to {family}: report.html" in outcome.out
+    text = (family / "report.html").read_text()
+    assert "tiny" in text
+    assert "s50" in text
+    assert not {path.name for path in family.iterdir()} - set(own_files(family))
+    read_family(family)
+
+
+def test_all_formats_lie_beside_each_other(snapvit, family, tmp_path):
+    other = shutil.copytree(family, tmp_path / "other")
+    make_validation(read_family(family)).save(family)
+    out = tmp_path / "out" / "mine.html"
+    outcome = snapvit(
+        "report", family, "--out", out, "--format", "html,png,svg,md,json", "--beside", other, "--json", "-q"
+    )
+    assert outcome.code == 0, outcome.err
+    names = {path.name for path in out.parent.iterdir()}
+    plots = ("pareto", "heads", "neurons", "latencies")
+    assert names == {"mine.html", "mine.md", "mine.json"} | {
+        f"mine_{p}.{kind}" for p in plots for kind in ("svg", "png")
+    }
+    assert json.loads(outcome.out) == json.loads((out.parent / "mine.json").read_text())
+    assert len(json.loads(outcome.out)["points"]) == 4
+    assert "mine_pareto.svg" in (out.parent / "mine.md").read_text()
+    assert "pictures/0.png" in out.read_text()
+    for path in out.parent.glob("*.svg"):
+        ElementTree.parse(path)
+    for path in out.parent.glob("*.png"):
+        Image.open(path).verify()
+
+
+def test_a_report_never_replaces_what_a_family_is_made_of(snapvit, family):
+    before = (family / "manifest.json").read_bytes()
+    outcome = snapvit("report", family, "--out", family / "manifest.json")
+    assert outcome.code == 2
+    assert "a file of the family itself" in outcome.error_line
+    assert (family / "manifest.json").read_bytes() == before
+
+
+def test_bad_requests_are_refused_in_one_line(snapvit, family, tmp_path):
+    assert "manifest.json: cannot be read" in snapvit("report", tmp_path / "nothing").error_line
+    assert "no format is called 'gif'" in snapvit("report", family, "--format", "gif").error_line
+    assert "budget '3' is not a latency" in snapvit("report", family, "--budget", "3").error_line
+    (tmp_path / "shut").write_text("")
+    assert "cannot be written" in snapvit("report", family, "--out", tmp_path / "shut" / "a.md", "-q").error_line
+    (family / "validation.json").write_text("{}")
+    assert "validation.json: not a valid Validation" in snapvit("report", family).error_line
+
+
+def test_a_family_of_another_model_is_refused_by_its_folder(snapvit, family, tmp_path):
+    other = shutil.copytree(family, tmp_path / "other")
+    write_manifest(other, msgspec.structs.replace(read_family(other), model="deit"))
+    assert f"{other}: a family of deit, not of tiny" in snapvit("report", family, "--beside", other).error_line
+
+
+@pytest.mark.parametrize("package", ["vl_convert", "jinja2"])
+def test_what_draws_may_be_missing(snapvit, family, monkeypatch, package):
+    monkeypatch.setitem(__import__("sys").modules, package, None)
+    line = snapvit("report", family).error_line
+    assert line == f"error: reports needs {package}, which is not installed. Try: pip install 'snapvit-export[report]'"
+
+
+def test_every_file_of_a_report_is_known():
+    assert {f"report.{kind}" for kind in ("html", "md", "json")} <= set(report_files())
+    assert "report_pareto.png" in report_files()
+    assert len(set(report_files())) == 3 + 2 * len(PLOTS)

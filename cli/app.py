@@ -12,6 +12,7 @@ from .. import __version__
 from ..errors import SnapvitError
 from . import (
     choose,
+    compare,
     doctor,
     evaluate,
     export,
@@ -43,6 +44,7 @@ app.command("choose")(choose.choose)
 app.command("evaluate")(evaluate.evaluate)
 app.command("fleet")(fleet.fleet)
 app.command("validate")(validate.validate)
+app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.command("inspect")(inspect.inspect)
 app.command("import-scores")(import_scores.import_scores)

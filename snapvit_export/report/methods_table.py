@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..comparison import Comparison
-from ..evaluate.evaluation import TITLES
+from ..evaluate.evaluation import TITLES, Evaluation
 from . import words
-from .markdown import cell
+from .markdown import line, text
 from .numbers import plain
 from .table import print_rows
 
@@ -19,9 +19,7 @@ def table(found: Comparison) -> tuple[list[str], list[list[str]]]:
         cells = [plain(method)]
         for size in sizes:
             one = found.found(method, size)
-            e = None if one is None else one.evaluation
-            value = words.UNKNOWN if e is None else words.quality(found.measure, e.value(found.measure), e.error(found.measure))
-            cells.append(value)
+            cells.append(words.UNKNOWN if one is None else _quality(found, one.evaluation))
         rows.append(cells)
     return ["method", *(f"{found.axis} {size:g}" for size in sizes)], rows
 
@@ -36,12 +34,15 @@ def print_comparison(found: Comparison) -> None:
 def markdown(found: Comparison) -> str:
     """The table and the picture for a README."""
     columns, rows = table(found)
-    lines = [f"| {' | '.join(map(cell, columns))} |", "|" + "---|" * len(columns)]
-    lines += [f"| {' | '.join(map(cell, row))} |" for row in rows]
-    return "\n".join([*lines, "", f"{_dense(found)}", "", "![methods](compare.svg)", ""])
+    lines = [line([text(column) for column in columns]), line(["---", *["--:"] * (len(columns) - 1)])]
+    lines += [line([text(cell) for cell in row]) for row in rows]
+    return "\n".join([*lines, "", text(_dense(found)), "", "![methods](compare.svg)", ""])
 
 
 def _dense(found: Comparison) -> str:
-    e = found.dense
-    value = words.quality(found.measure, e.value(found.measure), e.error(found.measure))
-    return f"{plain(found.model)}: {TITLES[found.measure]}, dense {value}, on {e.images} images of {plain(e.source)}."
+    where = f"{found.dense.images} images of {plain(found.dense.source)}"
+    return f"{plain(found.model)}: {TITLES[found.measure]}, dense {_quality(found, found.dense)}, on {where}."
+
+
+def _quality(found: Comparison, evaluation: Evaluation) -> str:
+    return words.quality(found.measure, evaluation.value(found.measure), evaluation.error(found.measure))

@@ -60,8 +60,8 @@ def methods(comparison: Comparison) -> Chart:
     )
     return Chart(
         name="compare",
-        title=f"{TITLES[measure][0].upper()}{TITLES[measure][1:]} of {plain(comparison.model)}, pruned by {len(names)} methods",
-        caption=f"Judged on {comparison.dense.images} images of {plain(comparison.dense.source)}; bars are standard errors.",
+        title=f"{plain(comparison.model)}, pruned by {len(names)} methods",
+        caption=f"On {comparison.dense.images} images of {plain(comparison.dense.source)}; bars are standard errors.",
         says=f"Lines of {len(names)} pruning methods over size: {', '.join(names)}.",
         spec=spec,
         columns=("method", comparison.axis, TITLES[measure]),

@@ -23,6 +23,7 @@ from .files import write_atomically, writing
 from .pipeline import BUNDLED_MODEL, MOST_HELD_OUT, data_of, read_images
 from .plan import check_fraction, check_sparsity
 from .progress import Progress
+from .values import as_builtins
 
 if TYPE_CHECKING:
     from torch import nn
@@ -91,7 +92,7 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
         weights_sha256=weights_fingerprint(model.module),
         calibration=images.fingerprint,
         judged_on={name: part.fingerprint for name, part in exam.images.items()},
-        settings={name: msgspec.to_builtins(settings) for name, settings in methods.items()},
+        settings={name: as_builtins(settings) for name, settings in methods.items()},
         axis=request.axis,
         dense=exam.evaluation(exam.measures(whole, progress) | likeness(whole, whole)),
     )

@@ -9,6 +9,7 @@ from ..numbers import plain
 from .look import FAMILY_COLOURS, FAMILY_SHAPES, MUTED, Chart, Spec, axis, base, tips
 
 HEIGHT = 380
+APART = 0.004  # of the axis, between methods at one size
 AXES = {"sparsity": "sparsity: prunable parameters that are cut, %", "flops": "FLOPs of the blocks that are kept, %"}
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])  # after the colours have been used once, lines differ in their dashes
 
@@ -21,6 +22,8 @@ def methods(comparison: Comparison) -> Chart:
     dense = (comparison.dense.value(measure) or 0.0) * unit
     names = list(dict.fromkeys(row["method"] for row in rows))
     x = axis([row["x"] for row in rows], least=5.0)
+    for row in rows:  # side by side, so that bars at one size can be told apart
+        row["x"] += (names.index(row["method"]) - (len(names) - 1) / 2) * APART * (x.high - x.low)
     y = axis([*(row[end] for row in rows for end in ("down", "up")), dense], least=0.02 * unit, floor=0.0, most=unit)
     title = TITLES[measure] + ("" if measure == "cosine" else ", %")
     ends = {"orient": "bottom", "title": None, "columns": 4, "symbolOpacity": 1}
@@ -53,7 +56,7 @@ def methods(comparison: Comparison) -> Chart:
                 "encoding": {"y": {"field": "down", "type": "quantitative"}, "y2": {"field": "up"}, "color": colour},
             },
             {
-                "mark": {"type": "point", "filled": True, "size": 70},
+                "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
                 "encoding": {"color": colour, "shape": shape, "tooltip": tip},
             },
         ],

@@ -1,0 +1,141 @@
+"""`snapvit compare`: methods on the same images, kept as they are found, as a table and a picture."""
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import make_image_folder, make_model_folder
+
+from snapvit_export.comparing import NAMES
+from snapvit_export.comparison import Comparison
+from snapvit_export.errors import UsageError
+from snapvit_export.prune import compare as module
+from snapvit_export.prune.compare import method
+from snapvit_export.report.charts.methods import methods
+
+GIVEN = ["--recipes", "default,magnitude,random+elastic", "--sparsity", "0.2,0.4", "--images", "16"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("compare")
+    make_model_folder(folder / "model")
+    make_image_folder(folder / "images")
+    return folder
+
+
+@pytest.fixture
+def compare(snapvit, made, tmp_path):
+    def run(*options, given=GIVEN):
+        places = ["--model", made / "model", "--data", made / "images", "--out", tmp_path / "out"]
+        return snapvit("compare", *places, *given, *options)
+
+    return run
+
+
+def test_every_method_at_every_size_on_the_same_images(compare, tmp_path):
+    outcome = compare()
+    assert outcome.code == 0, outcome.err
+    found = Comparison.load(tmp_path / "out")
+    pairs = [(c.recipe, c.asked) for c in found.contestants]
+    assert pairs == [(m, s) for m in ("default", "magnitude", "random+elastic") for s in (0.2, 0.4)]
+    assert {c.correction for c in found.contestants if c.recipe == "random+elastic"} == {"elastic"}
+    assert {c.correction for c in found.contestants if c.recipe == "magnitude"} == {None}
+    assert {c.evaluation.images for c in found.contestants} == {60 - 16}
+    assert all(c.sparsity >= c.asked - 0.02 for c in found.contestants)
+    assert found.measure == "top1"
+    assert found.calibration["images"] == 16
+    for word in ("method", "sparsity 0.2", "random+elastic", "dense"):
+        assert word in outcome.out
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(NAMES)
+    assert (tmp_path / "out" / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "out" / "compare.svg").read_text()
+    assert (tmp_path / "out" / "compare.md").read_text().count("| ") > 6
+
+
+def test_what_was_found_before_is_not_done_again(compare, tmp_path, monkeypatch):
+    small = ["--recipes", "magnitude,random", "--sparsity", "0.2", "--images", "16"]
+    assert compare(given=small).code == 0
+    ranked: list[str] = []
+    rank = module.rank_and_factor
+
+    def counting(model, images, settings, **options):
+        ranked.append(settings.criterion)
+        return rank(model, images, settings, **options)
+
+    monkeypatch.setattr(module, "rank_and_factor", counting)
+    more = ["--recipes", "magnitude,lamp,random", "--sparsity", "0.2", "--images", "16"]
+    outcome = compare(given=more)
+    assert outcome.code == 0, outcome.err
+    assert ranked == ["lamp"]
+    assert [c.recipe for c in Comparison.load(tmp_path / "out").contestants] == ["magnitude", "lamp", "random"]
+    ranked.clear()
+    assert compare(given=[*more[:-1], "12"]).code == 0  # other images: all of it anew
+    assert ranked == ["magnitude", "lamp", "random"]
+
+
+def test_stopped_and_gone_on_is_the_same(compare, tmp_path, monkeypatch):
+    whole = ["--recipes", "magnitude,random", "--flops", "0.8,0.6", "--images", "16", "--json", "--quiet"]
+    wanted = json.loads(compare(given=whole).out)
+    for path in (tmp_path / "out").iterdir():
+        path.unlink()
+    rank = module.rank_and_factor
+
+    def stopping(model, images, settings, **options):
+        if settings.criterion == "random":
+            raise KeyboardInterrupt
+        return rank(model, images, settings, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "rank_and_factor", stopping)
+        assert compare(given=whole).code == 130
+    assert len(Comparison.load(tmp_path / "out").contestants) == 2
+    assert json.loads(compare(given=whole).out) == wanted
+
+
+def test_neighbours_on_another_set(compare, made, tmp_path):
+    outcome = compare("--on", made / "images", "--by", "knn", given=["--recipes", "random", "--sparsity", "0.2"])
+    assert outcome.code == 0, outcome.err
+    found = Comparison.load(tmp_path / "out")
+    assert found.measure == "knn"
+    assert found.dense.images == 12  # a fifth
+
+
+def test_names_are_drawn_as_they_are(compare, tmp_path):
+    compare(given=["--recipes", "magnitude,random", "--sparsity", "0.2,0.3", "--images", "16"])
+    found = json.loads((tmp_path / "out" / "compare.json").read_text())
+    text = json.dumps(found).replace("magnitude", "</script><b>")
+    (tmp_path / "out" / "compare.json").write_text(text)
+    chart = methods(Comparison.load(tmp_path / "out"))
+    assert {row[0] for row in chart.rows} == {"</script><b>", "random"}
+    from snapvit_export.report.draw import svg
+
+    assert b"<b>" not in svg(chart)
+
+
+def test_a_method_is_a_recipe_or_a_criterion_perhaps_corrected():
+    assert method("default").allocation == "joint"
+    assert method("lamp").criterion == "lamp"
+    assert method("snapvit+sparsegpt").correction == "sparsegpt"
+    with pytest.raises(UsageError, match="no recipe or criterion is called 'luck'. Known: default"):
+        method("luck")
+    with pytest.raises(UsageError, match="snip\\+prayer: no correction is called 'prayer'"):
+        method("snip+prayer")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--recipes", "luck"], "no recipe or criterion is called 'luck'"),
+        (["--recipes", "lamp,lamp"], "--recipes names lamp twice"),
+        (["--recipes", ","], "nothing to compare"),
+        (["--sparsity", "0.2", "--flops", "0.5"], "are two measures of size. Give one"),
+        (["--sparsity", "1.5"], "1.5"),
+        (["--by", "segment"], "--by segment judges one model at a time"),
+    ],
+)
+def test_bad_input_is_one_line(compare, options, says, tmp_path):
+    outcome = compare(given=options)
+    assert outcome.code == 2
+    assert says in outcome.error_line
+    assert not (tmp_path / "out").exists()

@@ -3,7 +3,7 @@
     python benchmarks/validate.py FAMILY --data DIR [--by head,knn,linear] [--images 500]
 
 From scratch means what a person would do without `validate`: for every variant and every way of judging, read the
-images, run the file, judge. `validate` reads each image once, runs each file once and judges what it gave. Latencies are
+images, run the file, judge. `validate` reads each image once and runs each file once. Latencies are
 those of the manifest in both, so that only the judging is compared.
 """
 

@@ -7,7 +7,7 @@ on the same others: a data set of its own (`on`), or what calibration left of th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from .files import write_atomically, writing
 from .pipeline import BUNDLED_MODEL, MOST_HELD_OUT, data_of, read_images
 from .plan import check_fraction, check_sparsity
 from .progress import Progress
+from .recipe import Settings
 from .values import as_builtins
 
 if TYPE_CHECKING:
@@ -118,8 +119,7 @@ def _check(request: CompareRequest) -> tuple[float, ...]:
     return sizes
 
 
-def _searching(settings, evaluations: int):  # type: ignore[no-untyped-def]
-    from dataclasses import replace
+def _searching(settings: Settings, evaluations: int) -> Settings:
 
     return replace(settings, evaluations=evaluations) if settings.evaluations else settings
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...comparison import Comparison, Contestant
 from ...evaluate.evaluation import TITLES
 from .. import words
@@ -72,7 +74,7 @@ def methods(comparison: Comparison) -> Chart:
     )
 
 
-def _by_method(names: list[str], values: list, legend: Spec | None) -> Spec:  # type: ignore[type-arg]
+def _by_method(names: list[str], values: list[Any], legend: Spec | None) -> Spec:
     chosen = [values[i % len(values)] for i in range(len(names))]
     return {
         "field": "method",

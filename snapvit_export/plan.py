@@ -31,11 +31,15 @@ if TYPE_CHECKING:
 # (mlp, head) ratios of the nominal sparsities 10..60 % in the paper.
 PUBLISHED_PAIRS = ((0.15, 0.0), (0.25, 0.1), (0.35, 0.2), (0.45, 0.3), (0.55, 0.4), (0.65, 0.5))
 
+Part = Literal["attention", "mlp"]  # of a block: a sub-layer
+
 
 class Plan(Value, frozen=True, kw_only=True):
     """How many heads and neurons each block keeps: prefixes of the ranking's order.
 
-    >>> Plan(heads=(6, 5), neurons=(768, 512))
+    A block that keeps 0 heads has no attention, one that keeps 0 neurons no MLP; with neither, the block is gone.
+
+    >>> Plan(heads=(6, 5), neurons=(768, 0))
     """
 
     format_version: Literal[1] = 1
@@ -60,18 +64,28 @@ class Plan(Value, frozen=True, kw_only=True):
         """Read counts that `save` wrote, or that somebody wrote by hand."""
         return read_json(Path(path), Plan)
 
-    def check_fits(self, anatomy: Anatomy, least: int = 1) -> None:
-        """Refuse counts that the model does not have; `least` 0: sub-layers may be gone."""
+    def check_fits(self, anatomy: Anatomy) -> None:
+        """Refuse counts that the model does not have, and those that cut the path from the image to the output."""
         if len(self.heads) != len(anatomy.blocks):
             raise SnapvitError(f"the plan is for {len(self.heads)} blocks, the model has {len(anatomy.blocks)}")
         for kind in ("heads", "neurons"):
             for i, (keep, have) in enumerate(zip(getattr(self, kind), getattr(anatomy, kind))):
-                if not least <= keep <= have:
-                    raise SnapvitError(f"block {i}: the plan keeps {keep} {kind} of {have}. Keep {least} to {have}")
+                if not 0 <= keep <= have:
+                    raise SnapvitError(f"block {i}: the plan keeps {keep} {kind} of {have}. Keep 0 to {have}")
+        if anatomy.pooling == "token" and not any(self.heads):
+            raise SnapvitError("the plan keeps no attention, so the class token would never see the image. Keep one")
+        if not any(self.heads + self.neurons):
+            raise SnapvitError("the plan keeps neither heads nor neurons: nothing of the blocks is left. Keep some")
 
     def keeps_all_of(self, other: Plan) -> bool:
         """Whether everything that `other` keeps is kept here too."""
         return all(a >= b for a, b in zip(self.heads + self.neurons, other.heads + other.neurons))
+
+    @property
+    def removed(self) -> tuple[tuple[int, Part], ...]:
+        """The sub-layers that are gone, by block and part."""
+        attention: list[tuple[int, Part]] = [(i, "attention") for i, n in enumerate(self.heads) if not n]
+        return (*attention, *((i, "mlp") for i, n in enumerate(self.neurons) if not n))
 
     def sparsity(self, anatomy: Anatomy) -> float:
         """The fraction of the prunable parameters that is gone."""

@@ -130,6 +130,12 @@ class Ranking:
     @staticmethod
     def flat(anatomy: Anatomy) -> Ranking:
         """Equal scores for all: where only the shapes matter."""
+        for kind, sizes in (("attention", anatomy.heads), ("MLP", anatomy.neurons)):
+            if 0 in sizes:
+                raise SnapvitError(
+                    f"block {sizes.index(0)} has no {kind} any more, and a model without it cannot be ranked. "
+                    "Give the model that it was cut from"
+                )
         heads, neurons = (tuple(np.zeros(n, np.float32) for n in sizes) for sizes in (anatomy.heads, anatomy.neurons))
         return Ranking(heads, neurons)
 

@@ -101,6 +101,12 @@ def _tell(ranking: Ranking, out: Path, as_json: bool) -> None:
 
         print(to_json({"file": str(out), "model": ranking.model, **ranking.provenance}).decode(), end="")
         return
-    from ..report.table import print_ranking
+    from ..report.table import print_ranking, print_rows
 
+    rows = [
+        (str(s.block), s.part, f"{s.divergence:.3f}", f"{s.turned:.4f}", f"{s.damage:.4f}")
+        for s in ranking.sublayers or ()
+    ]
+    if rows:
+        print_rows(("block", "sub-layer", "divergence", "turned", "damage without"), rows, left={"sub-layer"})
     print_ranking(ranking, out)

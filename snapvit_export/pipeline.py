@@ -32,6 +32,7 @@ from .profiling.device import this_device
 from .progress import Progress, Silent
 from .ranking import Ranking
 from .stand import Form
+from .sublayer import KEY as SUBLAYERS
 from .target import Runtime, Target, parse_precision
 
 BUNDLED_MODEL = "bundled"
@@ -203,7 +204,9 @@ def _recipe(
     if given is None:
         return {"name": request.recipe, **done, **ranking.provenance}
     here = {"seed": settings.seed, "data": images.fingerprint}
-    return {"name": "given", **done, **here, "ranking": dict(ranking.provenance)}
+    told = {key: value for key, value in ranking.provenance.items() if key != SUBLAYERS}
+    measured = {SUBLAYERS: ranking.provenance[SUBLAYERS]} if SUBLAYERS in ranking.provenance else {}
+    return {"name": "given", **done, **here, **measured, "ranking": told}
 
 
 def _check(request: Request, budget: Budget | None) -> Ranking | None:

@@ -26,7 +26,7 @@ from .values import Kept, Ratio, Value, read_json, write_json
 if TYPE_CHECKING:
     from .allocate import Allocator
     from .anatomy import Anatomy
-    from .ranking import Ranking
+    from .ranking import Damage, Ranking
 
 # (mlp, head) ratios of the nominal sparsities 10..60 % in the paper.
 PUBLISHED_PAIRS = ((0.15, 0.0), (0.25, 0.1), (0.35, 0.2), (0.45, 0.3), (0.55, 0.4), (0.65, 0.5))
@@ -97,16 +97,34 @@ class Plan(Value, frozen=True, kw_only=True):
 
 
 class Protection(Value, frozen=True, kw_only=True):
-    """The best part of each block that is never cut, whatever the ratio; at least one head and one neuron."""
+    """The best part of each block that is never cut, whatever the ratio; at least one head and one neuron.
+
+    Where sub-layers are not protected, one may be removed whole; what of it remains otherwise is never less.
+    """
 
     neurons: Ratio = 0.05
     heads: Ratio = 0.2
+    sublayers: bool = True
 
     def kept_neurons(self, total: int) -> int:
         return max(1, int(total * self.neurons))
 
     def kept_heads(self, total: int) -> int:
         return max(1, int(total * self.heads))
+
+    def may_go(self, anatomy: Anatomy, damage: Damage) -> list[tuple[bool, bool]]:
+        """Of each block, whether its attention and its MLP may be removed whole.
+
+        One must stay, so that there is a way from the image to the output: the one with the most damage. If only the
+        class token is read, it is an attention, since nothing else brings patches to that token.
+        """
+        if self.sublayers:
+            return [(False, False)] * len(damage)
+        ends = np.array([(heads[0], neurons[0]) for heads, neurons in damage])  # (blocks, 2)
+        if anatomy.pooling == "token":
+            ends[:, 1] = -1
+        stays = np.unravel_index(int(ends.argmax()), ends.shape)
+        return [((i, 0) != stays, (i, 1) != stays) for i in range(len(damage))]
 
     def least(self, anatomy: Anatomy) -> Plan:
         """The Plan of what is protected and nothing else."""
@@ -136,6 +154,8 @@ class Planner:
         ranking.check_fits(anatomy)
         if multiple < 1 or (multiple > 1 and ranking.damage is None):
             raise UsageError(f"widths in multiples of {multiple} need a ranking with damage curves and at least 1")
+        if not protection.sublayers and ranking.damage is None:
+            raise UsageError("whether a sub-layer may go is told by damage curves. Rank with --allocation joint")
         self.anatomy, self.protection, self.multiple = anatomy, protection, multiple
         self._after = anatomy.with_output_biases() if corrected else anatomy
         self._damage = ranking.damage
@@ -189,11 +209,9 @@ class Planner:
 
     def within(self, costs: Costs, budget: float) -> Plan:
         """The Plan with the least damage under any cost, such as a measured latency model; it needs damage curves."""
-        from .allocate import Allocator  # which needs Plan
-
         if self._damage is None:
             raise UsageError("an allocation under a cost needs a ranking with damage curves")
-        return Allocator(self._damage, costs, self.protection.least(self.anatomy), self.multiple).within(budget)
+        return self._allocator_of(costs).within(budget)
 
     @property
     def allocates(self) -> bool:
@@ -205,12 +223,9 @@ class Planner:
 
         `t63` has the least damage of all that cost at most 0.63; it needs damage curves.
         """
-        from .allocate import Allocator  # which needs Plan
-
         if self._damage is None:
             raise UsageError("an allocation under a cost needs a ranking with damage curves")
-        dense, least = Plan.dense(self.anatomy), self.protection.least(self.anatomy)
-        allocator = Allocator(self._damage, costs, least, self.multiple)
+        dense, allocator = Plan.dense(self.anatomy), self._allocator_of(costs)
         whole, smallest = costs.of(dense), costs.of(allocator.sparsest)
         plans, last = {"dense": dense}, whole
         for percent in range(99, 0, -1):
@@ -286,13 +301,16 @@ class Planner:
         return self._at(high)
 
     def _allocator(self, costs: Callable[[Anatomy], Costs]) -> Allocator:
+        if costs not in self._allocators:
+            self._allocators[costs] = self._allocator_of(costs(self._after))
+        return self._allocators[costs]
+
+    def _allocator_of(self, costs: Costs) -> Allocator:
         from .allocate import Allocator  # which needs Plan
 
         assert self._damage is not None
-        if costs not in self._allocators:
-            least = self.protection.least(self.anatomy)
-            self._allocators[costs] = Allocator(self._damage, costs(self._after), least, self.multiple)
-        return self._allocators[costs]
+        least, may_go = self.protection.least(self.anatomy), self.protection.may_go(self.anatomy, self._damage)
+        return Allocator(self._damage, costs, least, self.multiple, may_go)
 
 
 def _largest(fits: Callable[[int], bool], low: int, high: int) -> int:

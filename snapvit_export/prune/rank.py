@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -27,6 +28,7 @@ from ..progress import Progress, Silent
 from ..ranking import Ranking
 from ..recipe import Settings, uses_scores
 from ..scores import Scores
+from ..sublayer import KEY, SubLayer
 from ..values import as_builtins
 from .checkpoint import Checkpoint, Saved
 from .checks import weights_fingerprint
@@ -48,6 +50,7 @@ from .search.optimiser import Optimiser, Vector
 from .search.run import Judge, Progressed, search
 from .search.snes import LogSNES
 from .search.xnes import XNES
+from .sublayers import IMAGES, measure_sublayers
 
 BATCH = 16  # images, as in the released code; the sum over batches makes scores depend on it
 SAVE_SECONDS = 30.0  # between checkpoints while scoring
@@ -195,6 +198,8 @@ class _Run:
         scores = self.score(saved) if uses_scores(settings) else None
         ranking, factors = self._ordered(scores, provenance)
         self._check_same_order(ranking, saved)
+        provenance = {**provenance, KEY: as_builtins(self._sublayers())}
+        ranking = replace(ranking, provenance=provenance)
         if not settings.evaluations:
             return ranking, factors
         self.progress.phase("preparing the search")
@@ -222,6 +227,13 @@ class _Run:
         self.progress.phase("ordering heads and neurons")
         damping = Damping.parse(self.settings.damping)
         return damage_ranking(self.model, statistics, self.settings.order, scores, damping, provenance)
+
+    def _sublayers(self) -> tuple[SubLayer, ...]:
+        """Measured by the first process for all, so that all have the same numbers."""
+        few, device = self.images.first(IMAGES), str(self.processes.device)
+        name = _divergence(self.settings, self.model)
+        measured = partial(measure_sublayers, self.model, few, name, self.progress, device)
+        return msgspec.convert(self.processes.from_first(lambda: as_builtins(measured())), tuple[SubLayer, ...])
 
     def _check_same_order(self, ranking: Ranking, saved: Saved | None) -> None:
         """All processes observed all images: unlike machines might round unlike, and must not search together."""

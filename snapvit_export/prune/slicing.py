@@ -120,7 +120,7 @@ class ElasticViT(nn.Module):
         super().__init__()
         self.dense, self.ranking = model, ranking
         self.anatomy = read_anatomy(model, ranking.model or "model")
-        self.planner = Planner(ranking, self.anatomy)
+        self.planner = Planner(ranking, self.anatomy, ranking.protection)
         self.plan = Plan.dense(self.anatomy)
         self.current: nn.Module = model
 

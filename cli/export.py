@@ -49,6 +49,10 @@ def export(
     evaluations: Annotated[
         Optional[int], typer.Option(min=0, max=10**6, help="Of the search, the longest part; 0 for none.")
     ] = None,
+    depth: Annotated[
+        Optional[bool],
+        typer.Option("--depth/--no-depth", help="Whole sub-layers may be removed too, where that pays."),
+    ] = None,
     runtime: Annotated[
         Optional[str],
         typer.Option(help="onnxruntime, openvino, tensorrt, onnxruntime-cuda or onnxruntime-tensorrt; as the card."),
@@ -117,6 +121,7 @@ def export(
         images=images,
         seed=seed,
         evaluations=evaluations,
+        depth=depth,
         ranking=ranking,
         flavour=flavour,
         single_file=single_file,

@@ -27,6 +27,9 @@ def rank(
         Optional[str],
         typer.Option(help="Joint: order within a layer: backward, pivoted, variance, criterion or product."),
     ] = None,
+    depth: Annotated[
+        Optional[bool], typer.Option("--depth/--no-depth", help="Joint: whole sub-layers may go too, where that pays.")
+    ] = None,
     criterion: Annotated[Optional[str], typer.Option(help="What makes a structure matter; see docs/method.md.")] = None,
     views: Annotated[Optional[str], typer.Option(help="Crops: paired (as released) or distinct.")] = None,
     reduction: Annotated[Optional[str], typer.Option(help="Gradients: summed (as released) or per_sample.")] = None,
@@ -75,6 +78,7 @@ def rank(
         pairs=tuple(parsing.pairs(pairs, "--pairs")) or None,
         allocation=allocation,
         order=order,
+        depth=depth,
         damping=damping,
         flops=tuple(parsing.fractions(flops, "--flops")) or None,
         divergence=divergence,

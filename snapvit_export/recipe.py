@@ -35,6 +35,7 @@ class Settings:
     allocation: Literal["pairs", "joint"] = "pairs"  # fixed (mlp, head) ratios, or by damage curves
     order: str = "backward"  # joint: of the structures within a layer; "criterion" and "product" use the scores
     divergence: str | None = None  # joint: what the search compares; None: the best that the model allows
+    depth: bool = False  # joint: whole sub-layers may go too, where that pays
     flops: tuple[float, ...] = (0.6,)  # joint: sizes at which the search judges, fractions of the dense blocks' FLOPs
     search_images: int = 192  # joint: at most so many of the images judge candidates
     correction: str | None = None  # of what is cut; None: none
@@ -81,7 +82,7 @@ def _refuse_idle(recipe: str, settings: Settings, given: Mapping[str, object]) -
     if settings.allocation == "joint":
         idle.append((("pairs", "pca", "cka"), "--allocation pairs or --recipe local"))
     else:
-        idle.append((("order", "divergence", "flops", "search_images"), "--allocation joint"))
+        idle.append((("order", "divergence", "depth", "flops", "search_images"), "--allocation joint"))
     if not uses_scores(settings):
         idle.append((("criterion", "views", "reduction"), "--recipe local, or --order criterion or product"))
     if not settings.evaluations:

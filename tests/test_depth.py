@@ -1,5 +1,7 @@
 """Whole sub-layers removed: nothing of them is left in a module, and what they added on average is not lost."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -9,15 +11,21 @@ from test_families import FAMILIES, small
 from test_graph import close, run
 from test_reference_forward import as_model
 
+from snapvit_export.allocate import Allocator
 from snapvit_export.calibration.images import Images
 from snapvit_export.calibration.preprocessing import Preprocessing
+from snapvit_export.costs import flops_costs
+from snapvit_export.device_stand import plan_of
 from snapvit_export.elastic.folder import Elastic
 from snapvit_export.errors import SnapvitError
+from snapvit_export.family import read_family
 from snapvit_export.graph.emit import Options
 from snapvit_export.graph.emitter import Emitter
-from snapvit_export.plan import Plan
+from snapvit_export.graph.inspect import inspect
+from snapvit_export.plan import Plan, Protection
 from snapvit_export.progress import Silent
 from snapvit_export.prune.correct import correct_module, corrected, make_factors
+from snapvit_export.prune.damage import damage_ranking
 from snapvit_export.prune.load import ModelDescription, load_model, save_model
 from snapvit_export.prune.masking import masked
 from snapvit_export.prune.observe import observe
@@ -25,6 +33,9 @@ from snapvit_export.prune.pack import blueprint, corrected_layers, pack
 from snapvit_export.prune.parts import blocks_of
 from snapvit_export.prune.refit import refit
 from snapvit_export.prune.repair import Repair
+from snapvit_export.prune.search.allocation import AllocationFitness
+from snapvit_export.prune.search.bench import Bench
+from snapvit_export.prune.search.divergence import Divergence
 from snapvit_export.prune.sequential import correct_in_sequence
 from snapvit_export.prune.slicing import ElasticViT, shrink
 from snapvit_export.prune.understand import read_anatomy
@@ -211,3 +222,47 @@ def test_the_released_correction_keeps_the_bias_of_what_is_gone():
         wanted = shrink(model.module, ranking, plan)(inputs_of(images))
         for module in (alone, walked):
             torch.testing.assert_close(module(inputs_of(images)), wanted)
+
+
+@pytest.mark.parametrize("engine", ["torch", "onnxruntime"])
+def test_the_search_judges_candidates_without_sub_layers_as_they_are(engine):
+    model = as_model(small("deit_tiny_patch16_224")[0], "x", {})
+    images = some_images(5)
+    ranking, factors = damage_ranking(model, observe(model, images, warn=False))
+    bench = Bench(model, images, engine)
+    for plan in (short_plan(model.anatomy), Plan(heads=(3, 0, 1), neurons=(0, 20, 0))):
+        for made in (None, factors):
+            module = shrink(model.module, ranking, plan)
+            if made is not None:
+                correct_module(module, ranking, plan, made)
+            with torch.no_grad():
+                wanted = module.forward_head(module.forward_features(inputs_of(images)), pre_logits=True)
+            fitness = AllocationFitness(bench, ranking, made, Divergence("cosine", model, bench.dense))
+            torch.testing.assert_close(fitness.embedding(plan), wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_plans_along_the_line_are_nested_also_where_sub_layers_go():
+    model = as_model(small("deit_tiny_patch16_224")[0], "x", {})
+    ranking, _ = damage_ranking(model, observe(model, some_images(), warn=False))
+    protection = Protection(sublayers=False)
+    least, may_go = protection.least(model.anatomy), protection.may_go(model.anatomy, ranking.damage)
+    line = Allocator(ranking.damage, flops_costs(model.anatomy), least, may_go=may_go).line
+    assert all(denser.keeps_all_of(sparser) for denser, sparser in pairwise(line))
+    assert len(line[-1].removed) == 5  # of six sub-layers
+    for plan in line:
+        plan.check_fits(model.anatomy)
+
+
+def test_export_removes_sub_layers_if_asked_and_says_which(snapvit, tiny_folder, image_folder, tmp_path):
+    given = ["export", "--model", tiny_folder, "--data", image_folder, "--images", 16, "--out", tmp_path / "out"]
+    assert "protection leaves at least 0.1226" in snapvit(*given, "--flops", 0.06).error_line
+    outcome = snapvit(*given, "--flops", 0.06, "--depth", "--json")
+    assert outcome.code == 0, outcome.err
+    manifest = read_family(tmp_path / "out")
+    variant = manifest.variant("flops6")
+    assert 0 in (*variant.heads, *variant.neurons)
+    assert any(variant.heads)
+    assert plan_of(variant).removed == inspect(tmp_path / "out" / "flops6.onnx").plan.removed
+    assert len(manifest.recipe["sublayers"]) == 6
+    refused = snapvit(*given, "--flops", 0.06, "--recipe", "local", "--depth")
+    assert "--depth has no part in recipe local" in refused.error_line

@@ -23,7 +23,7 @@ from ..calibration.images import Images
 from ..correction.damping import Damping
 from ..correction.factors import Factors
 from ..errors import SnapvitError, UsageError
-from ..plan import Planner
+from ..plan import Planner, Protection
 from ..progress import Progress, Silent
 from ..ranking import Ranking
 from ..recipe import Settings, uses_scores
@@ -231,8 +231,7 @@ class _Run:
     def _sublayers(self) -> tuple[SubLayer, ...]:
         """Measured by the first process for all, so that all have the same numbers."""
         few, device = self.images.first(IMAGES), str(self.processes.device)
-        name = _divergence(self.settings, self.model)
-        measured = partial(measure_sublayers, self.model, few, name, self.progress, device)
+        measured = partial(measure_sublayers, self.model, few, None, self.progress, device)
         return msgspec.convert(self.processes.from_first(lambda: as_builtins(measured())), tuple[SubLayer, ...])
 
     def _check_same_order(self, ranking: Ranking, saved: Saved | None) -> None:
@@ -358,6 +357,8 @@ def _provenance(
     described: dict[str, Any] = {"allocation": settings.allocation}
     if settings.allocation == "joint":
         described |= {"order": settings.order, "damping": settings.damping}
+    if settings.depth:
+        described["protection"] = as_builtins(Protection(sublayers=False))
     if uses_scores(settings):
         described |= {"criterion": settings.criterion, **criterion.settings, "batch": BATCH}
     described |= {

@@ -19,7 +19,7 @@ def rank(
     ] = None,
     out: Annotated[Path, typer.Option(help="Ranking to write.")] = Path("ranking.safetensors"),
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
-    recipe: Annotated[str, typer.Option(help="default, snapvit (as released) or local.")] = "default",
+    recipe: Annotated[str, typer.Option(help="default, snapvit (as released), local or idap.")] = "default",
     allocation: Annotated[
         Optional[str], typer.Option(help="joint (by damage curves) or pairs (fixed ratios of neurons and heads).")
     ] = None,
@@ -28,7 +28,7 @@ def rank(
         typer.Option(help="Joint: order within a layer: backward, pivoted, variance, criterion or product."),
     ] = None,
     depth: Annotated[
-        Optional[bool], typer.Option("--depth/--no-depth", help="Joint: whole sub-layers may go too, where that pays.")
+        Optional[bool], typer.Option("--depth/--no-depth", help="Whole sub-layers may go too, where that pays.")
     ] = None,
     criterion: Annotated[Optional[str], typer.Option(help="What makes a structure matter; see docs/method.md.")] = None,
     views: Annotated[Optional[str], typer.Option(help="Crops: paired (as released) or distinct.")] = None,

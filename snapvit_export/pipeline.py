@@ -136,7 +136,7 @@ def _into(  # type: ignore[no-untyped-def]
 
     progress.phase(f"loading {request.model}")
     model = load_model(request.model, request.checkpoint)
-    _refuse_early(request, given, model)
+    _refuse_early(request, settings, given, model)
     images, reporting = read_images(split, model.preprocessing, progress)
     ranking, factors = _ranking(request, settings, given, model, images, progress)
     planner = Planner(
@@ -344,7 +344,9 @@ def _ranking(  # type: ignore[no-untyped-def]
     return rank_and_factor(model, images, settings, checkpoint=checkpoint_of(request.out), progress=progress)
 
 
-def _refuse_early(request: Request, given: Ranking | None, model) -> None:  # type: ignore[no-untyped-def]
+def _refuse_early(  # type: ignore[no-untyped-def]
+    request: Request, settings: recipe.Settings, given: Ranking | None, model
+) -> None:
     """Refuse a ranking of another model, and plans that protection forbids, before any long work."""
     from .prune.checks import check_same_weights
 
@@ -352,7 +354,7 @@ def _refuse_early(request: Request, given: Ranking | None, model) -> None:  # ty
         check_same_weights(given, model, f"{request.ranking}: ")
     order = given or Ranking.flat(model.anatomy)
     protection = _protection(request, order) if order.damage is not None else order.protection
-    if given is not None or not request.depth:  # how far depth goes is not known before the ranking
+    if given is not None or not settings.depth:  # how far depth goes is not known before the ranking
         _requested_plans(request, Planner(order, model.anatomy, protection))
 
 

@@ -26,7 +26,7 @@ from .values import Kept, Ratio, Value, read_json, write_json
 if TYPE_CHECKING:
     from .allocate import Allocator
     from .anatomy import Anatomy
-    from .ranking import Damage, Ranking
+    from .ranking import Ranking
 
 # (mlp, head) ratios of the nominal sparsities 10..60 % in the paper.
 PUBLISHED_PAIRS = ((0.15, 0.0), (0.25, 0.1), (0.35, 0.2), (0.45, 0.3), (0.55, 0.4), (0.65, 0.5))
@@ -112,19 +112,19 @@ class Protection(Value, frozen=True, kw_only=True):
     def kept_heads(self, total: int) -> int:
         return max(1, int(total * self.heads))
 
-    def may_go(self, anatomy: Anatomy, damage: Damage) -> list[tuple[bool, bool]]:
-        """Of each block, whether its attention and its MLP may be removed whole.
+    def may_go(self, anatomy: Anatomy, without: npt.ArrayLike) -> list[tuple[bool, bool]]:
+        """Of each block, whether its attention and its MLP may be removed whole; `without`: the damage of that, (L, 2).
 
         One must stay, so that there is a way from the image to the output: the one with the most damage. If only the
         class token is read, it is an attention, since nothing else brings patches to that token.
         """
+        ends = np.array(without, np.float64)
         if self.sublayers:
-            return [(False, False)] * len(damage)
-        ends = np.array([(heads[0], neurons[0]) for heads, neurons in damage])  # (blocks, 2)
+            return [(False, False)] * len(ends)
         if anatomy.pooling == "token":
             ends[:, 1] = -1
         stays = np.unravel_index(int(ends.argmax()), ends.shape)
-        return [((i, 0) != stays, (i, 1) != stays) for i in range(len(damage))]
+        return [((i, 0) != stays, (i, 1) != stays) for i in range(len(ends))]
 
     def least(self, anatomy: Anatomy) -> Plan:
         """The Plan of what is protected and nothing else."""
@@ -154,11 +154,10 @@ class Planner:
         ranking.check_fits(anatomy)
         if multiple < 1 or (multiple > 1 and ranking.damage is None):
             raise UsageError(f"widths in multiples of {multiple} need a ranking with damage curves and at least 1")
-        if not protection.sublayers and ranking.damage is None:
-            raise UsageError("whether a sub-layer may go is told by damage curves. Rank with --allocation joint")
         self.anatomy, self.protection, self.multiple = anatomy, protection, multiple
         self._after = anatomy.with_output_biases() if corrected else anatomy
         self._damage = ranking.damage
+        self._removal = [] if ranking.damage is not None else _removal_order(ranking, anatomy, protection)
         self._heads = _CutOrder(ranking.head_scores, protection.kept_heads)
         self._neurons = _CutOrder(ranking.neuron_scores, protection.kept_neurons)
         self._allocators: dict[Callable[[Anatomy], Costs], Allocator] = {}
@@ -271,13 +270,19 @@ class Planner:
         return self.sparsest.sparsity(self.anatomy)
 
     def _at(self, mlp: float) -> Plan:
-        """The point of the published line at this mlp ratio, stopped where protection stops it."""
+        """The point of the published line at this mlp ratio, stopped where protection stops it.
+
+        Sub-layers that may go do so along it, up to a half of all when everything else is at its least.
+        """
         knots = ((0.0, 0.0), *PUBLISHED_PAIRS, (1.0, 1.0))
         head = float(np.interp(mlp, [m for m, _ in knots], [h for _, h in knots]))
-        return Plan(
-            heads=self._heads.counts(self._heads.clipped(head)),
-            neurons=self._neurons.counts(self._neurons.clipped(mlp)),
-        )
+        counts = {
+            "attention": list(self._heads.counts(self._heads.clipped(head))),
+            "mlp": list(self._neurons.counts(self._neurons.clipped(mlp))),
+        }
+        for i, part in self._removal[: int(mlp * len(self._removal))]:
+            counts[part][i] = 0
+        return Plan(heads=tuple(counts["attention"]), neurons=tuple(counts["mlp"]))
 
     def _densest(
         self,
@@ -309,8 +314,21 @@ class Planner:
         from .allocate import Allocator  # which needs Plan
 
         assert self._damage is not None
-        least, may_go = self.protection.least(self.anatomy), self.protection.may_go(self.anatomy, self._damage)
+        ends = [(heads[0], neurons[0]) for heads, neurons in self._damage]
+        least, may_go = self.protection.least(self.anatomy), self.protection.may_go(self.anatomy, ends)
         return Allocator(self._damage, costs, least, self.multiple, may_go)
+
+
+def _removal_order(ranking: Ranking, anatomy: Anatomy, protection: Protection) -> list[tuple[int, Part]]:
+    """The half of all sub-layers whose loss moves the answers least, these first: without curves they go in turn."""
+    if protection.sublayers:
+        return []
+    if ranking.sublayers is None:
+        raise UsageError("whether a sub-layer may go is told by its damage, which the ranking lacks. Rank with --depth")
+    without = np.array([s.damage for s in ranking.sublayers]).reshape(-1, 2)
+    may_go = np.array(protection.may_go(anatomy, without))
+    going = [s for s in ranking.sublayers if may_go[s.block, int(s.part == "mlp")]]
+    return [(s.block, s.part) for s in sorted(going, key=lambda s: s.damage)][: len(ranking.sublayers) // 2]
 
 
 def _largest(fits: Callable[[int], bool], low: int, high: int) -> int:

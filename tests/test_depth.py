@@ -17,12 +17,12 @@ from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.costs import flops_costs
 from snapvit_export.device_stand import plan_of
 from snapvit_export.elastic.folder import Elastic
-from snapvit_export.errors import SnapvitError
+from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.family import read_family
 from snapvit_export.graph.emit import Options
 from snapvit_export.graph.emitter import Emitter
 from snapvit_export.graph.inspect import inspect
-from snapvit_export.plan import Plan, Protection
+from snapvit_export.plan import Plan, Planner, Protection
 from snapvit_export.progress import Silent
 from snapvit_export.prune.correct import correct_module, corrected, make_factors
 from snapvit_export.prune.damage import damage_ranking
@@ -31,6 +31,7 @@ from snapvit_export.prune.masking import masked
 from snapvit_export.prune.observe import observe
 from snapvit_export.prune.pack import blueprint, corrected_layers, pack
 from snapvit_export.prune.parts import blocks_of
+from snapvit_export.prune.rank import rank
 from snapvit_export.prune.refit import refit
 from snapvit_export.prune.repair import Repair
 from snapvit_export.prune.search.allocation import AllocationFitness
@@ -40,6 +41,7 @@ from snapvit_export.prune.sequential import correct_in_sequence
 from snapvit_export.prune.slicing import ElasticViT, shrink
 from snapvit_export.prune.understand import read_anatomy
 from snapvit_export.ranking import Ranking
+from snapvit_export.recipe import make_settings
 
 HALF = Preprocessing(input_size=(3, 64, 64), mean=(0.5,) * 3, std=(0.5,) * 3)
 SOME = ["deit_tiny_patch16_224", "deit3_small_patch16_224", "vit_base_patch16_siglip_224", "vit_small_patch16_dinov3"]
@@ -241,11 +243,15 @@ def test_the_search_judges_candidates_without_sub_layers_as_they_are(engine):
             torch.testing.assert_close(fitness.embedding(plan), wanted, rtol=1e-3, atol=1e-3)
 
 
+def ends(ranking) -> list[tuple[float, float]]:
+    return [(heads[0], neurons[0]) for heads, neurons in ranking.damage]
+
+
 def test_plans_along_the_line_are_nested_also_where_sub_layers_go():
     model = as_model(small("deit_tiny_patch16_224")[0], "x", {})
     ranking, _ = damage_ranking(model, observe(model, some_images(), warn=False))
     protection = Protection(sublayers=False)
-    least, may_go = protection.least(model.anatomy), protection.may_go(model.anatomy, ranking.damage)
+    least, may_go = protection.least(model.anatomy), protection.may_go(model.anatomy, ends(ranking))
     line = Allocator(ranking.damage, flops_costs(model.anatomy), least, may_go=may_go).line
     assert all(denser.keeps_all_of(sparser) for denser, sparser in pairwise(line))
     assert len(line[-1].removed) == 5  # of six sub-layers
@@ -264,5 +270,25 @@ def test_export_removes_sub_layers_if_asked_and_says_which(snapvit, tiny_folder,
     assert any(variant.heads)
     assert plan_of(variant).removed == inspect(tmp_path / "out" / "flops6.onnx").plan.removed
     assert len(manifest.recipe["sublayers"]) == 6
-    refused = snapvit(*given, "--flops", 0.06, "--recipe", "local", "--depth")
-    assert "--depth has no part in recipe local" in refused.error_line
+
+
+def test_idap_cuts_width_and_then_sub_layers_along_one_nested_line(tiny_model, tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 32, 32, 3), np.uint8)
+    images = Images(pixels, None, tiny_model.preprocessing, "noise")
+    ranking = rank(tiny_model, images, make_settings("idap", images=16))
+    assert ranking.provenance["criterion"] == "divergence"
+    ranking.save(tmp_path / "r")
+    ranking = Ranking.load(tmp_path / "r")
+    planner = Planner(ranking, tiny_model.anatomy, ranking.protection)
+    steps = list(planner.steps().values())
+    assert all(denser.keeps_all_of(sparser) for denser, sparser in pairwise(steps))
+    least = sorted(ranking.sublayers, key=lambda s: s.damage)[:3]
+    assert set(planner.sparsest.removed) == {(s.block, s.part) for s in least}
+    for fraction in (0.9, 0.6, 0.4, 0.2):
+        plan = planner.flops(fraction)
+        plan.check_fits(tiny_model.anatomy)
+        assert plan.flops_ratio(tiny_model.anatomy) <= fraction
+    assert planner.flops(0.2).removed
+    plain = Ranking(ranking.head_scores, ranking.neuron_scores)
+    with pytest.raises(UsageError, match="told by its damage, which the ranking lacks"):
+        Planner(plain, tiny_model.anatomy, ranking.protection)

@@ -96,6 +96,8 @@ def rank_and_factor(
     if settings.evaluations:
         scores, found = run.search(scores, saved)
         provenance |= found
+    if settings.depth:
+        provenance |= {KEY: as_builtins(run.sublayers())}
     return Ranking(scores.heads, scores.neurons, model.name, model.anatomy, provenance), None
 
 
@@ -198,7 +200,7 @@ class _Run:
         scores = self.score(saved) if uses_scores(settings) else None
         ranking, factors = self._ordered(scores, provenance)
         self._check_same_order(ranking, saved)
-        provenance = {**provenance, KEY: as_builtins(self._sublayers())}
+        provenance = {**provenance, KEY: as_builtins(self.sublayers())}
         ranking = replace(ranking, provenance=provenance)
         if not settings.evaluations:
             return ranking, factors
@@ -228,7 +230,7 @@ class _Run:
         damping = Damping.parse(self.settings.damping)
         return damage_ranking(self.model, statistics, self.settings.order, scores, damping, provenance)
 
-    def _sublayers(self) -> tuple[SubLayer, ...]:
+    def sublayers(self) -> tuple[SubLayer, ...]:
         """Measured by the first process for all, so that all have the same numbers."""
         few, device = self.images.first(IMAGES), str(self.processes.device)
         measured = partial(measure_sublayers, self.model, few, None, self.progress, device)
@@ -317,7 +319,7 @@ def starting_factors(scores: Scores) -> Vector:
 def needs_images(settings: Settings) -> bool:
     """Whether these settings look at any image: magnitude and its like do not, unless a search follows."""
     joint = settings.allocation == "joint"
-    return joint or make_criterion(settings.criterion).needs != "nothing" or settings.evaluations > 0
+    return joint or settings.depth or make_criterion(settings.criterion).needs != "nothing" or settings.evaluations > 0
 
 
 def _corrects(settings: Settings) -> bool:

@@ -75,7 +75,7 @@ def rank_in_rounds(
 
 
 def refined(ranking: Ranking, plan: Plan, again: Ranking) -> Ranking:
-    """The ranking with the order and damage of `again`, a ranking of what `plan` keeps and nothing else, for that part."""
+    """The ranking, but what `plan` keeps has the order and damage of `again`, a ranking of that part alone."""
     if ranking.damage is None or again.damage is None:
         raise UsageError("only rankings with damage curves can be refined")
     heads, neurons, damage = [], [], []

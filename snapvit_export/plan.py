@@ -11,7 +11,7 @@ two targets need not be nested, since a head may be worth its cost at one and no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -26,12 +26,14 @@ from .values import Kept, Ratio, Value, read_json, write_json
 if TYPE_CHECKING:
     from .allocate import Allocator
     from .anatomy import Anatomy
-    from .ranking import Ranking
+    from .ranking import Damage, Ranking
+    from .sublayer import SubLayer
 
 # (mlp, head) ratios of the nominal sparsities 10..60 % in the paper.
 PUBLISHED_PAIRS = ((0.15, 0.0), (0.25, 0.1), (0.35, 0.2), (0.45, 0.3), (0.55, 0.4), (0.65, 0.5))
 
 Part = Literal["attention", "mlp"]  # of a block: a sub-layer
+WHOLE = 1.5  # how much the end of a damage curve counts; see `with_removal`
 
 
 class Plan(Value, frozen=True, kw_only=True):
@@ -157,6 +159,7 @@ class Planner:
         self.anatomy, self.protection, self.multiple = anatomy, protection, multiple
         self._after = anatomy.with_output_biases() if corrected else anatomy
         self._damage = ranking.damage
+        self._measured = None if protection.sublayers else ranking.sublayers
         self._removal = [] if ranking.damage is not None else _removal_order(ranking, anatomy, protection)
         self._heads = _CutOrder(ranking.head_scores, protection.kept_heads)
         self._neurons = _CutOrder(ranking.neuron_scores, protection.kept_neurons)
@@ -314,9 +317,30 @@ class Planner:
         from .allocate import Allocator  # which needs Plan
 
         assert self._damage is not None
-        ends = [(heads[0], neurons[0]) for heads, neurons in self._damage]
+        damage = self._damage if self.protection.sublayers else with_removal(self._damage, self._measured)
+        ends = [(heads[0], neurons[0]) for heads, neurons in damage]
         least, may_go = self.protection.least(self.anatomy), self.protection.may_go(self.anatomy, ends)
-        return Allocator(self._damage, costs, least, self.multiple, may_go)
+        return Allocator(damage, costs, least, self.multiple, may_go)
+
+
+def with_removal(damage: Damage, measured: Sequence[SubLayer] | None) -> Damage:
+    """The curves with another end: the damage of a sub-layer that is removed whole.
+
+    A curve ends in the error of its layer's output when only the mean is left, which is the same kind of number as all
+    before it; but the losses of whole sub-layers add up to more than their sum, so it counts `WHOLE` times. Where the
+    loss of one was measured to move the answers more, for its error, than that of most others, it counts for so much
+    more again; never for less, since a late sub-layer matters less at every width.
+    """
+    ends = np.array([(heads[0], neurons[0]) for heads, neurons in damage])  # (blocks, 2)
+    factors = np.full(ends.shape, WHOLE)
+    if measured is not None:
+        moved = np.array([s.damage for s in measured]).reshape(ends.shape) / np.maximum(ends, 1e-30)
+        if (typical := float(np.median(moved))) > 0:
+            factors *= np.maximum(1.0, moved / typical)
+    return tuple(
+        (np.concatenate([[heads[0] * a], heads[1:]]), np.concatenate([[neurons[0] * m], neurons[1:]]))
+        for (heads, neurons), (a, m) in zip(damage, factors)
+    )
 
 
 def _removal_order(ranking: Ranking, anatomy: Anatomy, protection: Protection) -> list[tuple[int, Part]]:

@@ -22,7 +22,7 @@ from snapvit_export.family import read_family
 from snapvit_export.graph.emit import Options
 from snapvit_export.graph.emitter import Emitter
 from snapvit_export.graph.inspect import inspect
-from snapvit_export.plan import Plan, Planner, Protection
+from snapvit_export.plan import WHOLE, Plan, Planner, Protection, with_removal
 from snapvit_export.progress import Silent
 from snapvit_export.prune.correct import correct_module, corrected, make_factors
 from snapvit_export.prune.damage import damage_ranking
@@ -42,6 +42,7 @@ from snapvit_export.prune.slicing import ElasticViT, shrink
 from snapvit_export.prune.understand import read_anatomy
 from snapvit_export.ranking import Ranking
 from snapvit_export.recipe import make_settings
+from snapvit_export.sublayer import SubLayer
 
 HALF = Preprocessing(input_size=(3, 64, 64), mean=(0.5,) * 3, std=(0.5,) * 3)
 SOME = ["deit_tiny_patch16_224", "deit3_small_patch16_224", "vit_base_patch16_siglip_224", "vit_small_patch16_dinov3"]
@@ -292,3 +293,14 @@ def test_idap_cuts_width_and_then_sub_layers_along_one_nested_line(tiny_model, t
     plain = Ranking(ranking.head_scores, ranking.neuron_scores)
     with pytest.raises(UsageError, match="told by its damage, which the ranking lacks"):
         Planner(plain, tiny_model.anatomy, ranking.protection)
+
+
+def test_the_end_of_a_curve_counts_more_and_most_where_the_loss_was_measured_to_matter():
+    damage = tuple((np.array([4.0, 1, 0]), np.array([8.0, 3, 1, 0])) for _ in range(2))
+    plain = with_removal(damage, None)
+    assert [(h[0], n[0]) for h, n in plain] == [(4 * WHOLE, 8 * WHOLE)] * 2
+    assert all((h[1:] == [1, 0]).all() and (n[1:] == [3, 1, 0]).all() for h, n in plain)
+    moved = {(0, "attention"): 0.4, (0, "mlp"): 8.0, (1, "attention"): 0.4, (1, "mlp"): 0.1}  # typical: 0.1 of the end
+    measured = [SubLayer(block=i, part=part, divergence=0, turned=0, damage=d) for (i, part), d in moved.items()]
+    ends = [(h[0], n[0]) for h, n in with_removal(damage, measured)]
+    assert ends == [(4 * WHOLE, pytest.approx(80 * WHOLE)), (4 * WHOLE, 8 * WHOLE)]

@@ -90,3 +90,10 @@ def test_a_ranking_keeps_them_and_older_files_are_read(tmp_path):
 def test_no_images_are_refused():
     with pytest.raises(SnapvitError, match="sub-layers are measured on images"):
         measure_sublayers(make_model(), Images(np.zeros((0, 64, 64, 3), np.uint8), None, HALF, "none"))
+
+
+def test_the_command_shows_them(snapvit, tiny_folder, image_folder, tmp_path):
+    outcome = snapvit("rank", tiny_folder, "--data", image_folder, "--images", 12, "--out", tmp_path / "r.safetensors")
+    assert outcome.code == 0, outcome.err
+    assert all(column in outcome.out for column in ("sub-layer", "divergence", "turned", "damage without"))
+    assert outcome.out.count("attention") == 3

@@ -181,7 +181,7 @@ def _give_biases(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
                 give_bias(linear)
         for part in removed_parts(block):
             left = weights.get(f"blocks.{i}.{part}_added")
-            setattr(block, f"{part}_added", None if left is None else torch.zeros(module.embed_dim))
+            setattr(block, f"{part}_added", None if left is None else torch.zeros_like(left))
 
 
 def _build(description: ModelDescription) -> Model:

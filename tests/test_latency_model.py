@@ -64,7 +64,7 @@ def test_what_a_sub_layer_costs_for_being_there_is_found_from_nets_that_lack_som
 def test_depth_is_cut_where_being_there_costs_much_and_width_where_it_costs_nothing():
     anatomy = tokens_read(anatomy_of([4] * 4, [40] * 4))
     even = np.linspace(1, 0, 41)
-    steep = np.concatenate([[0.6], 0.3 * even[1:]])  # its last neurons are worth much
+    steep = np.concatenate([[0.4], 0.3 * even[1:]])  # its last neurons are worth much
     damage = tuple((np.linspace(1, 0, 5), curve) for curve in (even, even, even, steep))
     ranking = Ranking.from_orders([range(4)] * 4, [range(40)] * 4, damage)
     free = Planner(ranking, anatomy, Protection(sublayers=False))

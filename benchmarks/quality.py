@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,12 +32,12 @@ from snapvit_export.calibration.images import Images
 from snapvit_export.correction.factors import Factors
 from snapvit_export.correction.statistics import Statistics
 from snapvit_export.evaluate.neighbours import nearest_neighbours
-from snapvit_export.plan import Plan, Planner
+from snapvit_export.plan import Plan, Planner, Protection
 from snapvit_export.prune.correct import make_factors
 from snapvit_export.prune.damage import damage_ranking
+from snapvit_export.prune.iterate import rank_in_rounds
 from snapvit_export.prune.load import Model, load_model
 from snapvit_export.prune.observe import observe
-from snapvit_export.prune.parts import blocks_of
 from snapvit_export.prune.rank import rank
 from snapvit_export.prune.refit import refit
 from snapvit_export.prune.search.allocation import AllocationFitness
@@ -50,6 +51,7 @@ from snapvit_export.scores import Scores
 ROWS_FILE, NEIGHBOURS_FILE = "rows.jsonl", "neighbours.jsonl"
 USE_SCORES = ("criterion", "product")  # orders
 SEARCH = 104  # evaluations of the search over the damage curves: eight generations
+BATCH = 25  # images that a module embeds at once
 RELEASED_IMAGES = 128  # that score and judge in the released recipe here; it has 1000, which takes hours on a CPU
 
 
@@ -90,6 +92,14 @@ class Half:
         return rank(self.model, self.calibration.first(RELEASED_IMAGES), make_settings("snapvit"))
 
     @cached_property
+    def idap(self) -> Ranking:
+        return rank(self.model, self.calibration, make_settings("idap", seed=self.seed))
+
+    @cached_property
+    def rounds(self) -> Ranking:
+        return rank_in_rounds(self.model, self.calibration)
+
+    @cached_property
     def searched(self) -> Ranking:
         return rank(self.model, self.calibration, make_settings("default", evaluations=SEARCH))
 
@@ -113,7 +123,7 @@ def plain(ranking: Callable[[Half], Ranking], corrected: bool = False) -> Row:
     def cuts(half: Half) -> Iterator[Cut]:
         made = ranking(half)
         factors = half.factors(made) if corrected else None
-        planner = Planner(made, half.model.anatomy)
+        planner = Planner(made, half.model.anatomy, made.protection)
         for fraction in FRACTIONS:
             yield Cut(made, planner.flops(fraction), factors)
 
@@ -132,12 +142,17 @@ def joint(order: str, alike: bool = False) -> Row:
     return cuts
 
 
-def on_images(ranking: Callable[[Half], Ranking], fit: Callable[..., torch.nn.Module], **options: object) -> Row:
+def on_images(
+    ranking: Callable[[Half], Ranking],
+    fit: Callable[..., torch.nn.Module],
+    protection: Protection | None = None,  # None: as the ranking says
+    **options: object,
+) -> Row:
     """Every Plan fitted on the calibration images by itself."""
 
     def cuts(half: Half) -> Iterator[Cut]:
         made = ranking(half)
-        planner = Planner(made, half.model.anatomy)
+        planner = Planner(made, half.model.anatomy, protection or made.protection)
         for fraction in FRACTIONS:
             plan = planner.flops(fraction)
             yield Cut(made, plan, module=fit(half.model, made, plan, half.calibration, **options))
@@ -164,6 +179,10 @@ ROWS: dict[str, Row] = {
     "joint, backward, sequential": on_images(lambda half: half.joint("backward")[0], correct_in_sequence),
     "searched": plain(lambda half: half.searched, corrected=True),
     "searched, refit": on_images(lambda half: half.searched, refit),
+    "idap": plain(lambda half: half.idap),
+    "idap, refit": on_images(lambda half: half.idap, refit),
+    "joint, in rounds, refit": on_images(lambda half: half.rounds, refit),
+    "default, with depth": on_images(lambda half: half.joint("backward")[0], refit, Protection(sublayers=False)),
     "default": on_images(lambda half: half.joint("backward")[0], refit),
 }
 NEIGHBOUR_ROWS = ("default", "joint, backward order", "snapvit local")
@@ -182,18 +201,20 @@ class Judge:
     """Runs cuts over one set of images and compares them with the dense model."""
 
     def __init__(self, model: Model, images: Images) -> None:
-        self.bench, self.labels = Bench(model, images), images.labels
+        self.bench, self.images, self.labels = Bench(model, images), images, images.labels
         self.cosine = Divergence("cosine", model, self.bench.dense)
         self.classify = model.module.head
 
     def embedding(self, cut: Cut) -> torch.Tensor:
         if cut.module is None:
             return AllocationFitness(self.bench, cut.ranking, cut.factors, self.cosine).embedding(cut.plan)
-        weights, columns = self.bench.weights(cut.ranking, cut.plan)
-        for own, block in zip(weights, blocks_of(cut.module)):
-            for name, linear in (("proj", block.attn.proj), ("fc2", block.mlp.fc2)):
-                own[f"{name}.weight"], own[f"{name}.bias"] = linear.weight.detach(), linear.bias.detach()
-        return self.bench.embedding(weights, columns)
+        with torch.no_grad():
+            made = [self._embedded(cut.module, torch.from_numpy(batch)) for batch in self.images.batches(BATCH)]
+        return torch.cat(made)
+
+    @staticmethod
+    def _embedded(module: Any, images: torch.Tensor) -> torch.Tensor:
+        return module.forward_head(module.forward_features(images), pre_logits=True)
 
     def top1(self, z: torch.Tensor) -> float:
         assert self.labels is not None

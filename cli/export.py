@@ -32,7 +32,7 @@ def export(
         Optional[int], typer.Option(min=1, max=1024, help="CPU threads the model may use; 1 on the card cpu.")
     ] = None,
     batch: Annotated[Optional[int], typer.Option(min=1, max=65536, help="Images per run; 1 on all cards.")] = None,
-    recipe: Annotated[str, typer.Option(help="How to rank: default, snapvit (as released) or local.")] = "default",
+    recipe: Annotated[str, typer.Option(help="default, snapvit (as released), local or idap.")] = "default",
     no_correct: Annotated[
         bool, typer.Option("--no-correct", help="Leave the weights of what is kept as they are.")
     ] = False,
@@ -48,6 +48,10 @@ def export(
     ] = None,
     evaluations: Annotated[
         Optional[int], typer.Option(min=0, max=10**6, help="Of the search, the longest part; 0 for none.")
+    ] = None,
+    depth: Annotated[
+        Optional[bool],
+        typer.Option("--depth/--no-depth", help="Whole sub-layers may be removed too, where that pays."),
     ] = None,
     runtime: Annotated[
         Optional[str],
@@ -117,6 +121,7 @@ def export(
         images=images,
         seed=seed,
         evaluations=evaluations,
+        depth=depth,
         ranking=ranking,
         flavour=flavour,
         single_file=single_file,

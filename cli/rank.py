@@ -19,13 +19,16 @@ def rank(
     ] = None,
     out: Annotated[Path, typer.Option(help="Ranking to write.")] = Path("ranking.safetensors"),
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
-    recipe: Annotated[str, typer.Option(help="default, snapvit (as released) or local.")] = "default",
+    recipe: Annotated[str, typer.Option(help="default, snapvit (as released), local or idap.")] = "default",
     allocation: Annotated[
         Optional[str], typer.Option(help="joint (by damage curves) or pairs (fixed ratios of neurons and heads).")
     ] = None,
     order: Annotated[
         Optional[str],
         typer.Option(help="Joint: order within a layer: backward, pivoted, variance, criterion or product."),
+    ] = None,
+    depth: Annotated[
+        Optional[bool], typer.Option("--depth/--no-depth", help="Whole sub-layers may go too, where that pays.")
     ] = None,
     criterion: Annotated[Optional[str], typer.Option(help="What makes a structure matter; see docs/method.md.")] = None,
     views: Annotated[Optional[str], typer.Option(help="Crops: paired (as released) or distinct.")] = None,
@@ -75,6 +78,7 @@ def rank(
         pairs=tuple(parsing.pairs(pairs, "--pairs")) or None,
         allocation=allocation,
         order=order,
+        depth=depth,
         damping=damping,
         flops=tuple(parsing.fractions(flops, "--flops")) or None,
         divergence=divergence,
@@ -101,6 +105,12 @@ def _tell(ranking: Ranking, out: Path, as_json: bool) -> None:
 
         print(to_json({"file": str(out), "model": ranking.model, **ranking.provenance}).decode(), end="")
         return
-    from ..report.table import print_ranking
+    from ..report.table import print_ranking, print_rows
 
+    rows = [
+        (str(s.block), s.part, f"{s.divergence:.3f}", f"{s.turned:.4f}", f"{s.damage:.4f}")
+        for s in ranking.sublayers or ()
+    ]
+    if rows:
+        print_rows(("block", "sub-layer", "divergence", "turned", "damage without"), rows, left={"sub-layer"})
     print_ranking(ranking, out)

@@ -1,7 +1,9 @@
 """Joint allocation: how many heads and neurons each block keeps, for the least damage under one cost. Light: numpy.
 
 A sub-layer is the attention or the MLP of a block. Its options are the widths it may have; each has a damage (from the
-ranking's curves) and a cost. Wanted is one option per sub-layer with the least sum of damages and a sum of costs within
+ranking's curves) and a cost. If it may go as a whole, nothing is an option too: its damage is the end of the curve, all
+of the sub-layer's output but its mean, and it saves what the sub-layer costs for being there. So depth is cut exactly
+where that pays. Wanted is one option per sub-layer with the least sum of damages and a sum of costs within
 the budget: a knapsack.
 
 - `within(budget)` solves it by dynamic programming over costs in whole bins. Costs are rounded up, so the true cost
@@ -56,8 +58,13 @@ class Allocator:
     >>> Allocator(ranking.damage, flops_costs(anatomy), least).within(0.6 * anatomy.block_flops())
     """
 
-    def __init__(self, damage: Damage, costs: Costs, least: Plan, multiple: int = 1) -> None:
-        """`least`: what every block keeps at any cost. `multiple`: of which MLP widths are one, or else full."""
+    def __init__(
+        self, damage: Damage, costs: Costs, least: Plan, multiple: int = 1, may_go: Sequence[tuple[bool, bool]] = ()
+    ) -> None:
+        """`least`: what every block keeps at any cost. `multiple`: of which MLP widths are one, or else full.
+
+        `may_go`: of every block, whether its attention and its MLP may be removed whole, below `least`; none without.
+        """
         if not len(damage) == len(costs.heads) == len(least.heads):
             raise SnapvitError(
                 f"damage of {len(damage)} blocks, costs of {len(costs.heads)} and a least plan of {len(least.heads)} "
@@ -67,8 +74,9 @@ class Allocator:
         self._options: list[_Options] = []  # attention, MLP, attention, MLP, ...
         for i, curves in enumerate(damage):
             tables, floors = (costs.heads[i], costs.neurons[i]), (least.heads[i], least.neurons[i])
-            for curve, table, floor, step in zip(curves, tables, floors, (1, multiple)):
-                self._options.append(_options_of(curve, table, floor, step, i))
+            goes = may_go[i] if may_go else (False, False)
+            for curve, table, floor, step, gone in zip(curves, tables, floors, (1, multiple), goes):
+                self._options.append(_options_of(curve, table, floor, step, gone, i))
 
     @property
     def sparsest(self) -> Plan:
@@ -241,14 +249,14 @@ class _Knapsack:
         return picks[::-1]
 
 
-def _options_of(curve: Table, table: Table, floor: int, step: int, block: int) -> _Options:
+def _options_of(curve: Table, table: Table, floor: int, step: int, may_go: bool, block: int) -> _Options:
     full = len(curve) - 1
     if len(table) != len(curve) or not 1 <= floor <= full:
         raise SnapvitError(
             f"block {block}: damage of {full} structures, costs of {len(table) - 1} and at least {floor} kept "
             "do not belong together"
         )
-    widths = np.unique([*range(-(-floor // step) * step, full, step), full])
+    widths = np.unique([*([0] if may_go else []), *range(-(-floor // step) * step, full, step), full])
     return _Options(widths, table[widths], curve[widths])
 
 

@@ -11,6 +11,9 @@ Symbols, as in the paper's Table 7:
 
 A FLOP count has two for each multiply-add, and 3 per attention weight for the softmax. Norms, biases and activations
 are not counted, as in the paper.
+
+A block of a cut model may lack its attention (no heads), its MLP (no neurons) or both. Its norm, biases and LayerScale
+are gone with it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
-from .values import Count, Size, Value, read_json, write_json
+from .values import Count, Kept, Size, Value, read_json, write_json
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -31,11 +34,11 @@ NORM_PARAMS: dict[str, int] = {"layer": 2, "rms": 1}  # per feature: weight and 
 
 
 class Block(Value, frozen=True, kw_only=True):
-    """One transformer block before anything is cut."""
+    """One transformer block; without heads it has no attention, without hidden units no MLP."""
 
-    heads: Size
+    heads: Kept
     head_dim: Size
-    hidden: Size
+    hidden: Kept
     mlp: Literal["plain", "glu"] = "plain"  # glu: act(gate) * up, two matrices before fc2
     activation: str = "gelu"
     biases: tuple[Bias, ...] = ("q", "k", "v", "proj", "fc1", "fc2")
@@ -53,9 +56,31 @@ class Block(Value, frozen=True, kw_only=True):
         inputs = 2 if self.mlp == "glu" else 1
         return (inputs + 1) * embed + inputs * ("fc1" in self.biases) + self.mlp_norm * NORM_PARAMS[norm]
 
-    def params_fixed(self, embed: int, norm: Norm) -> int:
-        norms = 2 * NORM_PARAMS[norm] * embed + self.qk_norm * 2 * NORM_PARAMS[norm] * self.head_dim
-        return norms + embed * (("proj" in self.biases) + ("fc2" in self.biases) + len(self.layer_scale))
+    def params_of_attention(self, embed: int, norm: Norm) -> int:
+        """What attention has beside its heads, while it has any: norms, the bias of proj, LayerScale."""
+        norms = NORM_PARAMS[norm] * (embed + self.qk_norm * 2 * self.head_dim)
+        return norms + embed * (("proj" in self.biases) + ("attn" in self.layer_scale))
+
+    def params_of_mlp(self, embed: int, norm: Norm) -> int:
+        """What the MLP has beside its neurons, while it has any: a norm, the bias of fc2, LayerScale."""
+        return NORM_PARAMS[norm] * embed + embed * (("fc2" in self.biases) + ("mlp" in self.layer_scale))
+
+    def with_counts(self, heads: int, neurons: int) -> Block:
+        """The block after a cut; what belongs to a sub-layer without any structure is gone."""
+        block = msgspec.structs.replace(self, heads=heads, hidden=neurons)
+        if not heads:
+            block = block._without(("q", "k", "v", "proj"), "attn", qk_norm=False, attn_norm=False)
+        if not neurons:
+            block = block._without(("fc1", "fc2"), "mlp", mlp="plain", activation="gelu", mlp_norm=False)
+        return block
+
+    def _without(self, biases: tuple[Bias, ...], part: Literal["attn", "mlp"], **changes: object) -> Block:
+        return msgspec.structs.replace(
+            self,
+            biases=tuple(name for name in self.biases if name not in biases),
+            layer_scale=tuple(name for name in self.layer_scale if name != part),
+            **changes,
+        )
 
 
 class AttentionPool(Value, frozen=True, kw_only=True):
@@ -140,7 +165,10 @@ class Anatomy(Value, frozen=True, kw_only=True):
         prefix = e * (self.class_token + self.distillation_token + self.registers)
         norms = e * per_feature * (self.pre_norm + self.final_norm + self.fc_norm)
         logits = (e * self.classes + self.classes) * (1 + self.distillation_token)
-        blocks = sum(block.params_fixed(e, self.norm) for block in self.blocks)
+        blocks = sum(
+            (k > 0) * b.params_of_attention(e, self.norm) + (n > 0) * b.params_of_mlp(e, self.norm)
+            for b, k, n in self._counts(plan)
+        )
         outside = patch_embedding + prefix + e * self.positions + norms + logits + self._pool_params()
         return outside + blocks + self.prunable_params(plan)
 
@@ -184,17 +212,16 @@ class Anatomy(Value, frozen=True, kw_only=True):
 
     def with_counts(self, plan: Plan) -> Anatomy:
         """The Anatomy of the model after the cut."""
-        blocks = [msgspec.structs.replace(b, heads=k, hidden=n) for b, k, n in self._counts(plan)]
+        blocks = [b.with_counts(k, n) for b, k, n in self._counts(plan)]
         return msgspec.structs.replace(self, blocks=tuple(blocks))
 
     def with_output_biases(self) -> Anatomy:
         """The Anatomy after correction, which gives proj and fc2 a bias where they had none."""
+
+        def biases(block: Block) -> tuple[Bias, ...]:
+            has = {*block.biases, *["proj"] * (block.heads > 0), *["fc2"] * (block.hidden > 0)}
+            return tuple(name for name in get_args(Bias) if name in has)
+
         return msgspec.structs.replace(
-            self,
-            blocks=tuple(
-                msgspec.structs.replace(
-                    b, biases=tuple(name for name in get_args(Bias) if name in (*b.biases, "proj", "fc2"))
-                )
-                for b in self.blocks
-            ),
+            self, blocks=tuple(msgspec.structs.replace(b, biases=biases(b)) for b in self.blocks)
         )

@@ -49,15 +49,26 @@ class Costs:
         return self.fixed + attention + sum(float(table[n]) for table, n in zip(self.neurons, plan.neurons))
 
 
+PerBlock = float | Sequence[float]  # the same everywhere, or block by block
+
+
 def linear_costs(
-    anatomy: Anatomy, per_head: float | Sequence[float], per_neuron: float | Sequence[float], fixed: float = 0.0
+    anatomy: Anatomy,
+    per_head: PerBlock,
+    per_neuron: PerBlock,
+    fixed: float = 0.0,
+    per_attention: PerBlock = 0.0,
+    per_mlp: PerBlock = 0.0,
 ) -> Costs:
-    """So much for each head and for each neuron, everywhere or block by block: as a latency model is fitted."""
-    depth = len(anatomy.blocks)
-    each_head, each_neuron = np.broadcast_to(per_head, depth), np.broadcast_to(per_neuron, depth)
-    heads = tuple(np.arange(n + 1) * each for n, each in zip(anatomy.heads, each_head))
-    neurons = tuple(np.arange(n + 1) * each for n, each in zip(anatomy.neurons, each_neuron))
-    return Costs(heads, neurons, fixed)
+    """So much for each head and neuron, and for each attention and MLP that is there: as a latency model is fitted."""
+    heads = _tables(anatomy.heads, per_head, per_attention)
+    return Costs(heads, _tables(anatomy.neurons, per_neuron, per_mlp), fixed)
+
+
+def _tables(sizes: Sequence[int], each: PerBlock, constant: PerBlock) -> tuple[Table, ...]:
+    """The cost of 0, 1, ... all structures of every block: nothing, or the constant and so much for each."""
+    rows = zip(sizes, np.broadcast_to(each, len(sizes)), np.broadcast_to(constant, len(sizes)))
+    return tuple(np.arange(n + 1) * one + np.where(np.arange(n + 1) > 0, there, 0) for n, one, there in rows)
 
 
 def flops_costs(anatomy: Anatomy) -> Costs:
@@ -75,5 +86,11 @@ def prunable_costs(anatomy: Anatomy) -> Costs:
 
 def params_costs(anatomy: Anatomy) -> Costs:
     """Parameters of the whole model: `Anatomy.params` of any Plan."""
-    prunable = prunable_costs(anatomy)
-    return Costs(prunable.heads, prunable.neurons, anatomy.params() - anatomy.prunable_params())
+    e, norm = anatomy.embed_dim, anatomy.norm
+    attention = [block.params_of_attention(e, norm) for block in anatomy.blocks]
+    mlp = [block.params_of_mlp(e, norm) for block in anatomy.blocks]
+    heads = [block.params_per_head(e, norm) for block in anatomy.blocks]
+    neurons = [block.params_per_neuron(e, norm) for block in anatomy.blocks]
+    there = sum(a * (b.heads > 0) + m * (b.hidden > 0) for a, m, b in zip(attention, mlp, anatomy.blocks))
+    fixed = anatomy.params() - anatomy.prunable_params() - there
+    return linear_costs(anatomy, heads, neurons, fixed, attention, mlp)

@@ -14,11 +14,11 @@ from .choose import OutOfReach, choose
 from .errors import BudgetNotMet
 from .family import Choice, Limits, Measurement
 from .plan import Plan, Planner
-from .profiling.latency_model import LatencyModel
+from .profiling.latency_model import DESIGN, LatencyModel
 from .profiling.pace import Latency
 from .stand import DENSE, Built, Stand
 
-MOST_ARTEFACTS = 12  # that a choice builds and times, with the nets of its latency model
+MOST_ARTEFACTS = 12  # that a choice builds and times, with the nets of its latency model that lack no sub-layer
 
 
 def choose_on(stand: Stand, planner: Planner, budget: Budget, limits: Limits) -> Choice:
@@ -26,7 +26,7 @@ def choose_on(stand: Stand, planner: Planner, budget: Budget, limits: Limits) ->
     budget_ms = budget.to_ms(stand.pace.usual_ms(limits.at), stand.target.batch)
     if stand.latency(DENSE, limits, budget.is_relative).high <= budget_ms:
         return decide(stand, {DENSE: Plan.dense(stand.anatomy)}, [budget_ms], budget, limits)
-    model = stand.latency_model()
+    model = stand.latency_model(lacking=not planner.protection.sublayers)
     sound = model if model is not None and model.is_sound else None
     grid = stand.named(planner.steps_of(sound.costs(stand.anatomy)) if sound and planner.allocates else planner.steps())
     guesses = [sound.predict_ms(plan) if sound else plan.flops_ratio(stand.anatomy) for plan in grid.values()]
@@ -57,7 +57,7 @@ def decide(
     allowed = limits.max_params or math.inf
     guesses = [ms if stand.anatomy.params(plan) <= allowed else math.inf for ms, plan in zip(guesses, grid.values())]
     try:
-        most = MOST_ARTEFACTS - 1 - (model.nets if model else 0)
+        most = MOST_ARTEFACTS - 1 - (min(model.nets, len(DESIGN)) if model else 0)
         bracket = choose(guesses, budget_ms, timed, stand.latency(names[0], limits, relative), most)
     except OutOfReach as refused:
         raise BudgetNotMet(_out_of_reach(stand, names[-1], budget_ms, limits, refused.latency)) from refused

@@ -21,7 +21,7 @@ from .report.names import report_files
 from .runtimes.engine_file import engine_files
 from .target import Precision, Runtime, Target
 from .validation import VALIDATION
-from .values import Count, Ratio, Size, Value, read_json, write_json
+from .values import Count, Kept, Ratio, Size, Value, read_json, write_json
 
 MANIFEST, RANKING = "manifest.json", "ranking.safetensors"
 
@@ -41,8 +41,8 @@ class Variant(Value, frozen=True, kw_only=True):
     file: str  # the graph, relative to the folder
     weights: tuple[str, ...] = ()  # files that the graph points into; none if it holds all of them itself
     sparsity: Ratio
-    heads: tuple[Size, ...]
-    neurons: tuple[Size, ...]
+    heads: tuple[Kept, ...]  # by block; 0: its attention is gone
+    neurons: tuple[Kept, ...]  # 0: its MLP is gone
     params: Count
     flops: Count  # of one image
     flops_ratio: Ratio

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from . import profiles, recipe
@@ -27,11 +28,12 @@ from .errors import SnapvitError, UsageError, needs
 from .family import RANKING, Input, Limits, Manifest, MeasuredOn, own_files, write_manifest
 from .files import refuse_foreign, staged_folder, writing
 from .graph.emit import Flavour, check_flavour
-from .plan import Plan, Planner, check_fraction, check_ratio, check_sparsity
+from .plan import Plan, Planner, Protection, check_fraction, check_ratio, check_sparsity
 from .profiling.device import this_device
 from .progress import Progress, Silent
 from .ranking import Ranking
 from .stand import Form
+from .sublayer import KEY as SUBLAYERS
 from .target import Runtime, Target, parse_precision
 
 BUNDLED_MODEL = "bundled"
@@ -75,6 +77,7 @@ class Request:
     images: int | None = None
     seed: int | None = None
     evaluations: int | None = None  # of the search
+    depth: bool | None = None  # whether whole sub-layers may go; None: as the recipe or the given ranking says
     ranking: Path | None = None
     flavour: str | None = None  # of the graphs: ort or portable; None: as the target's runtime likes it
     single_file: bool = False  # True: every graph holds its own weights
@@ -98,6 +101,7 @@ def export(request: Request, progress: Progress | None = None) -> Manifest:
         images=request.images,
         seed=request.seed,
         evaluations=request.evaluations,
+        depth=request.depth,
     )
     settings = settings if request.correct else replace(settings, correction=None)
     given = _check(request, budget)
@@ -134,13 +138,13 @@ def _into(  # type: ignore[no-untyped-def]
 
     progress.phase(f"loading {request.model}")
     model = load_model(request.model, request.checkpoint)
-    _refuse_early(request, given, model)
+    _refuse_early(request, settings, given, model)
     images, reporting = read_images(split, model.preprocessing, progress)
     ranking, factors = _ranking(request, settings, given, model, images, progress)
     planner = Planner(
         ranking,
         model.anatomy,
-        ranking.protection,
+        _protection(request, ranking),
         corrected=settings.correction in recipe.ADDS_BIASES,
         multiple=request.width_multiple,
     )
@@ -206,7 +210,9 @@ def _recipe(
     if given is None:
         return {"name": request.recipe, **done, **ranking.provenance}
     here = {"seed": settings.seed, "data": images.fingerprint}
-    return {"name": "given", **done, **here, "ranking": dict(ranking.provenance)}
+    told = {key: value for key, value in ranking.provenance.items() if key != SUBLAYERS}
+    measured = {SUBLAYERS: ranking.provenance[SUBLAYERS]} if SUBLAYERS in ranking.provenance else {}
+    return {"name": "given", **done, **here, **measured, "ranking": told}
 
 
 def _check(request: Request, budget: Budget | None) -> Ranking | None:
@@ -341,14 +347,25 @@ def _ranking(  # type: ignore[no-untyped-def]
     return rank_and_factor(model, images, settings, checkpoint=checkpoint_of(request.out), progress=progress)
 
 
-def _refuse_early(request: Request, given: Ranking | None, model) -> None:  # type: ignore[no-untyped-def]
+def _refuse_early(  # type: ignore[no-untyped-def]
+    request: Request, settings: recipe.Settings, given: Ranking | None, model
+) -> None:
     """Refuse a ranking of another model, and plans that protection forbids, before any long work."""
     from .prune.checks import check_same_weights
 
     if given is not None:
         check_same_weights(given, model, f"{request.ranking}: ")
     order = given or Ranking.flat(model.anatomy)
-    _requested_plans(request, Planner(order, model.anatomy, order.protection))
+    protection = _protection(request, order) if order.damage is not None else order.protection
+    if given is not None or not settings.depth:  # how far depth goes is not known before the ranking
+        _requested_plans(request, Planner(order, model.anatomy, protection))
+
+
+def _protection(request: Request, ranking: Ranking) -> Protection:
+    """What the ranking says is never cut; whether whole sub-layers may go is for the request to say first."""
+    if request.depth is None:
+        return ranking.protection
+    return msgspec.structs.replace(ranking.protection, sublayers=not request.depth)
 
 
 def _requested_plans(request: Request, planner: Planner) -> dict[str, Plan]:

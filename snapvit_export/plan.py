@@ -11,7 +11,7 @@ two targets need not be nested, since a head may be worth its cost at one and no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -26,16 +26,22 @@ from .values import Kept, Ratio, Value, read_json, write_json
 if TYPE_CHECKING:
     from .allocate import Allocator
     from .anatomy import Anatomy
-    from .ranking import Ranking
+    from .ranking import Damage, Ranking
+    from .sublayer import SubLayer
 
 # (mlp, head) ratios of the nominal sparsities 10..60 % in the paper.
 PUBLISHED_PAIRS = ((0.15, 0.0), (0.25, 0.1), (0.35, 0.2), (0.45, 0.3), (0.55, 0.4), (0.65, 0.5))
+
+Part = Literal["attention", "mlp"]  # of a block: a sub-layer
+WHOLE = 1.5  # how much the end of a damage curve counts; see `with_removal`
 
 
 class Plan(Value, frozen=True, kw_only=True):
     """How many heads and neurons each block keeps: prefixes of the ranking's order.
 
-    >>> Plan(heads=(6, 5), neurons=(768, 512))
+    A block that keeps 0 heads has no attention, one that keeps 0 neurons no MLP; with neither, the block is gone.
+
+    >>> Plan(heads=(6, 5), neurons=(768, 0))
     """
 
     format_version: Literal[1] = 1
@@ -60,18 +66,28 @@ class Plan(Value, frozen=True, kw_only=True):
         """Read counts that `save` wrote, or that somebody wrote by hand."""
         return read_json(Path(path), Plan)
 
-    def check_fits(self, anatomy: Anatomy, least: int = 1) -> None:
-        """Refuse counts that the model does not have; `least` 0: sub-layers may be gone."""
+    def check_fits(self, anatomy: Anatomy) -> None:
+        """Refuse counts that the model does not have, and those that cut the path from the image to the output."""
         if len(self.heads) != len(anatomy.blocks):
             raise SnapvitError(f"the plan is for {len(self.heads)} blocks, the model has {len(anatomy.blocks)}")
         for kind in ("heads", "neurons"):
             for i, (keep, have) in enumerate(zip(getattr(self, kind), getattr(anatomy, kind))):
-                if not least <= keep <= have:
-                    raise SnapvitError(f"block {i}: the plan keeps {keep} {kind} of {have}. Keep {least} to {have}")
+                if not 0 <= keep <= have:
+                    raise SnapvitError(f"block {i}: the plan keeps {keep} {kind} of {have}. Keep 0 to {have}")
+        if anatomy.pooling == "token" and not any(self.heads):
+            raise SnapvitError("the plan keeps no attention, so the class token would never see the image. Keep one")
+        if not any(self.heads + self.neurons):
+            raise SnapvitError("the plan keeps neither heads nor neurons: nothing of the blocks is left. Keep some")
 
     def keeps_all_of(self, other: Plan) -> bool:
         """Whether everything that `other` keeps is kept here too."""
         return all(a >= b for a, b in zip(self.heads + self.neurons, other.heads + other.neurons))
+
+    @property
+    def removed(self) -> tuple[tuple[int, Part], ...]:
+        """The sub-layers that are gone, by block and part."""
+        attention: list[tuple[int, Part]] = [(i, "attention") for i, n in enumerate(self.heads) if not n]
+        return (*attention, *((i, "mlp") for i, n in enumerate(self.neurons) if not n))
 
     def sparsity(self, anatomy: Anatomy) -> float:
         """The fraction of the prunable parameters that is gone."""
@@ -83,16 +99,34 @@ class Plan(Value, frozen=True, kw_only=True):
 
 
 class Protection(Value, frozen=True, kw_only=True):
-    """The best part of each block that is never cut, whatever the ratio; at least one head and one neuron."""
+    """The best part of each block that is never cut, whatever the ratio; at least one head and one neuron.
+
+    Where sub-layers are not protected, one may be removed whole; what of it remains otherwise is never less.
+    """
 
     neurons: Ratio = 0.05
     heads: Ratio = 0.2
+    sublayers: bool = True
 
     def kept_neurons(self, total: int) -> int:
         return max(1, int(total * self.neurons))
 
     def kept_heads(self, total: int) -> int:
         return max(1, int(total * self.heads))
+
+    def may_go(self, anatomy: Anatomy, without: npt.ArrayLike) -> list[tuple[bool, bool]]:
+        """Of each block, whether its attention and its MLP may be removed whole; `without`: the damage of that, (L, 2).
+
+        One must stay, so that there is a way from the image to the output: the one with the most damage. If only the
+        class token is read, it is an attention, since nothing else brings patches to that token.
+        """
+        ends = np.array(without, np.float64)
+        if self.sublayers:
+            return [(False, False)] * len(ends)
+        if anatomy.pooling == "token":
+            ends[:, 1] = -1
+        stays = np.unravel_index(int(ends.argmax()), ends.shape)
+        return [((i, 0) != stays, (i, 1) != stays) for i in range(len(ends))]
 
     def least(self, anatomy: Anatomy) -> Plan:
         """The Plan of what is protected and nothing else."""
@@ -125,6 +159,8 @@ class Planner:
         self.anatomy, self.protection, self.multiple = anatomy, protection, multiple
         self._after = anatomy.with_output_biases() if corrected else anatomy
         self._damage = ranking.damage
+        self._measured = None if protection.sublayers else ranking.sublayers
+        self._removal = [] if ranking.damage is not None else _removal_order(ranking, anatomy, protection)
         self._heads = _CutOrder(ranking.head_scores, protection.kept_heads)
         self._neurons = _CutOrder(ranking.neuron_scores, protection.kept_neurons)
         self._allocators: dict[Callable[[Anatomy], Costs], Allocator] = {}
@@ -175,11 +211,9 @@ class Planner:
 
     def within(self, costs: Costs, budget: float) -> Plan:
         """The Plan with the least damage under any cost, such as a measured latency model; it needs damage curves."""
-        from .allocate import Allocator  # which needs Plan
-
         if self._damage is None:
             raise UsageError("an allocation under a cost needs a ranking with damage curves")
-        return Allocator(self._damage, costs, self.protection.least(self.anatomy), self.multiple).within(budget)
+        return self._allocator_of(costs).within(budget)
 
     @property
     def allocates(self) -> bool:
@@ -191,12 +225,9 @@ class Planner:
 
         `t63` has the least damage of all that cost at most 0.63; it needs damage curves.
         """
-        from .allocate import Allocator  # which needs Plan
-
         if self._damage is None:
             raise UsageError("an allocation under a cost needs a ranking with damage curves")
-        dense, least = Plan.dense(self.anatomy), self.protection.least(self.anatomy)
-        allocator = Allocator(self._damage, costs, least, self.multiple)
+        dense, allocator = Plan.dense(self.anatomy), self._allocator_of(costs)
         whole, smallest = costs.of(dense), costs.of(allocator.sparsest)
         plans, last = {"dense": dense}, whole
         for percent in range(99, 0, -1):
@@ -242,13 +273,19 @@ class Planner:
         return self.sparsest.sparsity(self.anatomy)
 
     def _at(self, mlp: float) -> Plan:
-        """The point of the published line at this mlp ratio, stopped where protection stops it."""
+        """The point of the published line at this mlp ratio, stopped where protection stops it.
+
+        Sub-layers that may go do so along it, up to a half of all when everything else is at its least.
+        """
         knots = ((0.0, 0.0), *PUBLISHED_PAIRS, (1.0, 1.0))
         head = float(np.interp(mlp, [m for m, _ in knots], [h for _, h in knots]))
-        return Plan(
-            heads=self._heads.counts(self._heads.clipped(head)),
-            neurons=self._neurons.counts(self._neurons.clipped(mlp)),
-        )
+        counts = {
+            "attention": list(self._heads.counts(self._heads.clipped(head))),
+            "mlp": list(self._neurons.counts(self._neurons.clipped(mlp))),
+        }
+        for i, part in self._removal[: int(mlp * len(self._removal))]:
+            counts[part][i] = 0
+        return Plan(heads=tuple(counts["attention"]), neurons=tuple(counts["mlp"]))
 
     def _densest(
         self,
@@ -272,13 +309,50 @@ class Planner:
         return self._at(high)
 
     def _allocator(self, costs: Callable[[Anatomy], Costs]) -> Allocator:
+        if costs not in self._allocators:
+            self._allocators[costs] = self._allocator_of(costs(self._after))
+        return self._allocators[costs]
+
+    def _allocator_of(self, costs: Costs) -> Allocator:
         from .allocate import Allocator  # which needs Plan
 
         assert self._damage is not None
-        if costs not in self._allocators:
-            least = self.protection.least(self.anatomy)
-            self._allocators[costs] = Allocator(self._damage, costs(self._after), least, self.multiple)
-        return self._allocators[costs]
+        damage = self._damage if self.protection.sublayers else with_removal(self._damage, self._measured)
+        ends = [(heads[0], neurons[0]) for heads, neurons in damage]
+        least, may_go = self.protection.least(self.anatomy), self.protection.may_go(self.anatomy, ends)
+        return Allocator(damage, costs, least, self.multiple, may_go)
+
+
+def with_removal(damage: Damage, measured: Sequence[SubLayer] | None) -> Damage:
+    """The curves with another end: the damage of a sub-layer that is removed whole.
+
+    A curve ends in the error of its layer's output when only the mean is left, which is the same kind of number as all
+    before it; but the losses of whole sub-layers add up to more than their sum, so it counts `WHOLE` times. Where the
+    loss of one was measured to move the answers more, for its error, than that of most others, it counts for so much
+    more again; never for less, since a late sub-layer matters less at every width.
+    """
+    ends = np.array([(heads[0], neurons[0]) for heads, neurons in damage])  # (blocks, 2)
+    factors = np.full(ends.shape, WHOLE)
+    if measured is not None:
+        moved = np.array([s.damage for s in measured]).reshape(ends.shape) / np.maximum(ends, 1e-30)
+        if (typical := float(np.median(moved))) > 0:
+            factors *= np.maximum(1.0, moved / typical)
+    return tuple(
+        (np.concatenate([[heads[0] * a], heads[1:]]), np.concatenate([[neurons[0] * m], neurons[1:]]))
+        for (heads, neurons), (a, m) in zip(damage, factors)
+    )
+
+
+def _removal_order(ranking: Ranking, anatomy: Anatomy, protection: Protection) -> list[tuple[int, Part]]:
+    """The half of all sub-layers whose loss moves the answers least, these first: without curves they go in turn."""
+    if protection.sublayers:
+        return []
+    if ranking.sublayers is None:
+        raise UsageError("whether a sub-layer may go is told by its damage, which the ranking lacks. Rank with --depth")
+    without = np.array([s.damage for s in ranking.sublayers]).reshape(-1, 2)
+    may_go = np.array(protection.may_go(anatomy, without))
+    going = [s for s in ranking.sublayers if may_go[s.block, int(s.part == "mlp")]]
+    return [(s.block, s.part) for s in sorted(going, key=lambda s: s.damage)][: len(ranking.sublayers) // 2]
 
 
 def _largest(fits: Callable[[int], bool], low: int, high: int) -> int:

@@ -28,6 +28,7 @@ from .errors import FileFormatError, SnapvitError
 from .plan import Protection
 from .scores import strictly_falling
 from .sealed import load_sealed, save_sealed
+from .sublayer import SubLayer, read_sublayers
 from .values import Value, from_json, to_json
 
 KIND = "snapvit-ranking"
@@ -130,6 +131,12 @@ class Ranking:
     @staticmethod
     def flat(anatomy: Anatomy) -> Ranking:
         """Equal scores for all: where only the shapes matter."""
+        for kind, sizes in (("attention", anatomy.heads), ("MLP", anatomy.neurons)):
+            if 0 in sizes:
+                raise SnapvitError(
+                    f"block {sizes.index(0)} has no {kind} any more, and a model without it cannot be ranked. "
+                    "Give the model that it was cut from"
+                )
         heads, neurons = (tuple(np.zeros(n, np.float32) for n in sizes) for sizes in (anatomy.heads, anatomy.neurons))
         return Ranking(heads, neurons)
 
@@ -145,6 +152,11 @@ class Ranking:
     def protection(self) -> Protection:
         """What is never cut: as the imported file says, or the usual."""
         return Protection(**self.provenance.get("protection", {}))
+
+    @property
+    def sublayers(self) -> tuple[SubLayer, ...] | None:
+        """What each attention and MLP does and what its loss does, if it was measured."""
+        return read_sublayers(self.provenance, len(self.heads))
 
     def head_order(self, block: int) -> Order:
         """Heads of one block, best first."""

@@ -120,9 +120,12 @@ class Stand(ABC):
             between = "{:.2f} to {:.2f}".format(*profile.intervals_ms["p50"])
             self.progress.note(f"{name}: p50 {profile.p50_ms:.2f} ms ({between}), p90 {profile.p90_ms:.2f} ms")
 
-    def latency_model(self) -> LatencyModel | None:
-        """Fit a model of this target to some nets of uncorrected weights, timed side by side and then removed."""
-        plans = {f".fit{n}": plan for n, plan in enumerate(design(self.anatomy))}
+    def latency_model(self, lacking: bool = False) -> LatencyModel | None:
+        """Fit a model of this target to some nets of uncorrected weights, timed side by side and then removed.
+
+        `lacking`: also to nets that lack sub-layers, which tell what one costs for being there.
+        """
+        plans = {f".fit{n}": plan for n, plan in enumerate(design(self.anatomy, lacking))}
         self.progress.phase(f"timing {len(plans)} nets for a latency model")
         options = Options(self.form.flavour, self.form.batch, numerics=self.numerics)
         paths = {

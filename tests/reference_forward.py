@@ -66,8 +66,14 @@ class Reference:
 
     def block(self, x: Array, i: int) -> Array:
         name = f"blocks.{i}"
-        x = x + self.attention(self.norm(x, f"{name}.norm1"), i) * self.w.get(f"{name}.scale1", 1)
-        return x + self.mlp(self.norm(x, f"{name}.norm2"), i) * self.w.get(f"{name}.scale2", 1)
+        if f"{name}.proj.weight" in self.w:
+            attended = self.attention(self.norm(x, f"{name}.norm1"), i)
+        else:  # a sub-layer that is gone adds its bias
+            attended = self.w.get(f"{name}.proj.bias", 0)
+        x = x + attended * self.w.get(f"{name}.scale1", 1)
+        if f"{name}.fc2.weight" in self.w:
+            return x + self.mlp(self.norm(x, f"{name}.norm2"), i) * self.w.get(f"{name}.scale2", 1)
+        return x + self.w.get(f"{name}.fc2.bias", 0) * self.w.get(f"{name}.scale2", 1)
 
     def attention(self, x: Array, i: int) -> Array:
         name, size = f"blocks.{i}", self.anatomy.blocks[i].head_dim

@@ -1,5 +1,6 @@
 """Joint allocation: optimal where it says so, never above the budget, and as dense as can be."""
 
+from collections.abc import Sequence
 from itertools import pairwise, product
 
 import numpy as np
@@ -30,11 +31,11 @@ def full(damage: Damage) -> Plan:
 
 
 @st.composite
-def problems(draw, cost=st.integers(0, 5)) -> tuple[Damage, Costs, Plan, int]:
-    """Damage of any shape, costs with steps and flat parts, a floor, and a grid of widths."""
+def problems(draw, cost=st.integers(0, 5)) -> tuple[Damage, Costs, Plan, int, list[tuple[bool, bool]]]:
+    """Damage of any shape, costs with steps and flat parts, a floor, a grid of widths, and what may go whole."""
     loss = st.sampled_from([0.0, 0.5, 1.0, 1.0, 3.0, 10.0])
     depth = draw(st.integers(1, 3))
-    sizes = [(draw(st.integers(1, 3)), draw(st.integers(1, 6))) for _ in range(depth)]
+    sizes = [(draw(st.integers(1, 3)), draw(st.integers(1, 4))) for _ in range(depth)]
     lists = lambda of, n: draw(st.lists(of, min_size=n, max_size=n))  # noqa: E731
     damage = tuple((falling(lists(loss, h)), falling(lists(loss, n))) for h, n in sizes)
     costs = Costs(
@@ -45,27 +46,29 @@ def problems(draw, cost=st.integers(0, 5)) -> tuple[Damage, Costs, Plan, int]:
     least = Plan(
         heads=tuple(draw(st.integers(1, h)) for h, _ in sizes), neurons=tuple(draw(st.integers(1, n)) for _, n in sizes)
     )
-    return damage, costs, least, draw(st.integers(1, 3))
+    may_go = [(draw(st.booleans()), draw(st.booleans())) for _ in range(depth)]
+    return damage, costs, least, draw(st.integers(1, 3)), may_go
 
 
-def all_plans(damage: Damage, least: Plan, multiple: int) -> list[Plan]:
-    top = full(damage)
-    heads = [range(low, high + 1) for low, high in zip(least.heads, top.heads)]
+def all_plans(damage: Damage, least: Plan, multiple: int, may_go: Sequence[tuple[bool, bool]] = ()) -> list[Plan]:
+    top, goes = full(damage), may_go or [(False, False)] * len(damage)
+    heads = [[*[0] * h, *range(low, high + 1)] for low, high, (h, _) in zip(least.heads, top.heads, goes)]
     neurons = [
-        [n for n in range(low, high + 1) if n % multiple == 0 or n == high]
-        for low, high in zip(least.neurons, top.neurons)
+        [*[0] * m, *(n for n in range(low, high + 1) if n % multiple == 0 or n == high)]
+        for low, high, (_, m) in zip(least.neurons, top.neurons, goes)
     ]
     return [Plan(heads=h, neurons=n) for h in product(*heads) for n in product(*neurons)]
 
 
-def wider(plan: Plan, top: Plan, multiple: int = 1) -> list[Plan]:
-    """The Plans with one step more somewhere."""
-    more = []
+def wider(plan: Plan, top: Plan, multiple: int = 1, least: Plan | None = None) -> list[Plan]:
+    """The Plans with one step more somewhere; from nothing the next step is to the least."""
+    more, least = [], least or Plan(heads=(1,) * len(top.heads), neurons=(1,) * len(top.heads))
     for i in range(len(plan.heads)):
         if plan.heads[i] < top.heads[i]:
-            more.append(Plan(heads=_with(plan.heads, i, plan.heads[i] + 1), neurons=plan.neurons))
+            more.append(Plan(heads=_with(plan.heads, i, max(plan.heads[i] + 1, least.heads[i])), neurons=plan.neurons))
         if plan.neurons[i] < top.neurons[i]:
-            step = min((plan.neurons[i] // multiple + 1) * multiple, top.neurons[i])
+            wanted = max(plan.neurons[i] + 1, least.neurons[i])
+            step = min(-(-wanted // multiple) * multiple, top.neurons[i])
             more.append(Plan(heads=plan.heads, neurons=_with(plan.neurons, i, step)))
     return more
 
@@ -77,22 +80,22 @@ def _with(counts: tuple[int, ...], i: int, count: int) -> tuple[int, ...]:
 @settings(deadline=None)  # the brute force, not ours
 @given(problems(), st.floats(0, 1))
 def test_no_plan_within_the_budget_has_less_damage(problem, share):
-    damage, costs, least, multiple = problem
+    damage, costs, least, multiple, may_go = problem
     allocator = Allocator(*problem)
     lowest, highest = costs.of(allocator.sparsest), costs.of(full(damage))
     budget = round(lowest + share * (highest - lowest))
     plan = allocator.within(budget)
-    plans = all_plans(damage, least, multiple)
+    plans = all_plans(damage, least, multiple, may_go)
     assert plan in plans
     assert costs.of(plan) <= budget
     assert allocator.damage(plan) == min(allocator.damage(p) for p in plans if costs.of(p) <= budget)
-    assert all(costs.of(p) > budget for p in wider(plan, full(damage), multiple))
+    assert all(costs.of(p) > budget for p in wider(plan, full(damage), multiple, least))
 
 
 @settings(deadline=None)
 @given(problems())
 def test_a_larger_budget_never_has_more_damage(problem):
-    damage, costs, _, _ = problem
+    damage, costs, *_ = problem
     allocator = Allocator(*problem)
     budgets = range(int(costs.of(allocator.sparsest)), int(costs.of(full(damage))) + 1)
     damages = [allocator.damage(allocator.within(budget)) for budget in budgets]
@@ -102,13 +105,13 @@ def test_a_larger_budget_never_has_more_damage(problem):
 @settings(deadline=None, max_examples=300)
 @given(problems(cost=st.floats(0, 10)), st.floats(0, 1))
 def test_measured_costs_are_never_exceeded_and_nothing_more_fits(problem, share):
-    damage, costs, _, multiple = problem
+    damage, costs, least, multiple, _ = problem
     allocator = Allocator(*problem)
     lowest, highest = costs.of(allocator.sparsest), costs.of(full(damage))
     budget = lowest + share * (highest - lowest)
     plan = allocator.within(budget)
     assert costs.of(plan) <= budget
-    assert all(costs.of(p) > budget for p in wider(plan, full(damage), multiple))
+    assert all(costs.of(p) > budget for p in wider(plan, full(damage), multiple, least))
     assert costs.of(allocator.along_line(budget)) <= budget
 
 
@@ -217,7 +220,8 @@ def planners(draw) -> Planner:
     orders = [rng.permutation(h) for h, _ in sizes], [rng.permutation(n) for _, n in sizes]
     anatomy = anatomy_of([h for h, _ in sizes], [n for _, n in sizes])
     multiple = draw(st.sampled_from([1, 1, 4, 8]))
-    return Planner(Ranking.from_orders(*orders, damage), anatomy, multiple=multiple)
+    protection = Protection(sublayers=draw(st.booleans()))
+    return Planner(Ranking.from_orders(*orders, damage), anatomy, protection, multiple=multiple)
 
 
 @settings(deadline=None)
@@ -237,17 +241,20 @@ def test_every_target_is_kept_by_a_plan_to_which_nothing_can_be_added(planner, f
         plan = plan_for(fraction)
         plan.check_fits(anatomy)
         assert fits(plan)
-        assert plan.keeps_all_of(least)
+        assert all(a >= b or not a for a, b in zip(plan.heads + plan.neurons, least.heads + least.neurons))
+        assert plan.keeps_all_of(least) or not planner.protection.sublayers
         assert all(n % planner.multiple == 0 or n == all_ for n, all_ in zip(plan.neurons, anatomy.neurons))
-        assert not any(fits(p) for p in wider(plan, dense, planner.multiple))
+        assert not any(fits(p) for p in wider(plan, dense, planner.multiple, least))
 
 
 @given(planners())
 def test_nothing_asked_is_nothing_cut_and_the_sparsest_keeps_what_is_protected(planner):
     dense = Plan.dense(planner.anatomy)
     assert planner.sparsity(0) == planner.flops(1) == planner.params(1) == planner.pair(0, 0) == dense
-    if planner.multiple == 1:
+    if planner.multiple == 1 and planner.protection.sublayers:
         assert planner.sparsest == planner.protection.least(planner.anatomy)
+    if not planner.protection.sublayers:
+        assert sum(n > 0 for n in planner.sparsest.heads + planner.sparsest.neurons) == 1
     assert planner.flops(planner.sparsest.flops_ratio(planner.anatomy)) == planner.sparsest
 
 

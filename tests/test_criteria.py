@@ -234,6 +234,29 @@ def test_variance_is_numpys_on_recorded_activations(family):
         assert np.allclose(got, column.reshape(-1, unit).sum(1), rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("family", HARD)
+def test_flow_divergence_is_the_share_of_a_structure_in_what_its_layer_gives(family):
+    module, _ = small(family)
+    given = batches(2, 3, side=64)
+    scores = scores_of(make_criterion("divergence"), module, given)
+    block = blocks_of(module)[1]
+    for linear, got, unit in (
+        (block.mlp.fc2, scores.neurons[1], 1),
+        (block.attn.proj, scores.heads[1], block.attn.head_dim),
+    ):
+        seen = []
+        hook = linear.register_forward_pre_hook(lambda _, x, seen=seen: seen.append(x[0].detach().numpy()))
+        with torch.no_grad():
+            module(torch.cat([batch.images for batch in given]))
+        hook.remove()
+        x = seen[0].reshape(-1, linear.in_features).astype(np.float64)
+        weight = linear.weight.detach().numpy().astype(np.float64)
+        whole = np.linalg.norm(x @ weight.T, axis=1).mean()
+        columns = np.arange(linear.in_features).reshape(-1, unit)
+        wanted = [np.linalg.norm(x[:, own] @ weight[:, own].T, axis=1).mean() / whole for own in columns]
+        assert np.allclose(got, wanted, rtol=1e-4, atol=0)
+
+
 def test_lamp_is_its_definition_also_where_entries_are_equal_or_zero():
     w = torch.tensor([[3.0, -1.0, 0.0], [1.0, 2.0, 0.5]])
     values = w.flatten().tolist()

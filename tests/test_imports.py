@@ -145,6 +145,7 @@ LIGHT = [
     "snapvit_export.scores",
     "snapvit_export.sealed",
     "snapvit_export.stand",
+    "snapvit_export.sublayer",
     "snapvit_export.target",
     "snapvit_export.validation",
     "snapvit_export.values",

@@ -6,11 +6,13 @@ from conftest import make_model, random_ranking
 from test_plan import anatomy_of
 
 from snapvit_export.calibration.images import Images
+from snapvit_export.costs import linear_costs
 from snapvit_export.errors import SnapvitError
-from snapvit_export.plan import Plan, Planner
+from snapvit_export.plan import Plan, Planner, Protection
 from snapvit_export.profiling.latency_model import LatencyModel, design, fit
 from snapvit_export.prune.damage import damage_ranking
 from snapvit_export.prune.observe import observe
+from snapvit_export.ranking import Ranking
 from snapvit_export.values import from_json, to_json
 
 
@@ -35,6 +37,41 @@ def test_a_latency_that_is_a_sum_is_found_exactly():
     plan = Plan(heads=(1, 2, 3, 4), neurons=(7, 90, 3, 200))
     assert model.predict_ms(plan) == pytest.approx(truth(plan)) == pytest.approx(model.costs(anatomy).of(plan))
     assert from_json(to_json(model), LatencyModel, "x") == model
+
+
+def test_what_a_sub_layer_costs_for_being_there_is_found_from_nets_that_lack_some():
+    anatomy = tokens_read(anatomy_of([6] * 4, [200] * 4))
+
+    def takes(plan: Plan) -> float:
+        there = 0.2 * sum(n > 0 for n in plan.heads) + 0.1 * sum(n > 0 for n in plan.neurons)
+        return truth(plan) + there
+
+    plans = design(anatomy, lacking=True)
+    assert plans[: len(design(anatomy))] == design(anatomy)
+    assert any(plan.removed for plan in plans)
+    model = fit(anatomy, [(plan, takes(plan)) for plan in plans])
+    assert (model.attention_ms, model.mlp_ms) == (pytest.approx([0.2] * 4), pytest.approx([0.1] * 4))
+    assert model.fixed_ms == pytest.approx(0.5)
+    plan = Plan(heads=(1, 0, 3, 0), neurons=(7, 0, 0, 200))
+    assert model.predict_ms(plan) == pytest.approx(takes(plan)) == pytest.approx(model.costs(anatomy).of(plan))
+    assert from_json(to_json(model), LatencyModel, "x") == model
+    small = anatomy_of([6] * 2, [200] * 2)
+    assert design(small, lacking=True) == design(small)  # nothing could be lacking and the rest still be told apart
+    for plan in design(anatomy_of([6] * 3, [200] * 3), lacking=True):
+        plan.check_fits(anatomy_of([6] * 3, [200] * 3))
+
+
+def test_depth_is_cut_where_being_there_costs_much_and_width_where_it_costs_nothing():
+    anatomy = tokens_read(anatomy_of([4] * 4, [40] * 4))
+    even = np.linspace(1, 0, 41)
+    steep = np.concatenate([[0.4], 0.3 * even[1:]])  # its last neurons are worth much
+    damage = tuple((np.linspace(1, 0, 5), curve) for curve in (even, even, even, steep))
+    ranking = Ranking.from_orders([range(4)] * 4, [range(40)] * 4, damage)
+    free = Planner(ranking, anatomy, Protection(sublayers=False))
+    for there, gone in ((3.0, ((3, "mlp"),)), (0.0, ())):
+        costs = linear_costs(anatomy, 1.0, 0.1, per_attention=there, per_mlp=there)
+        assert free.within(costs, costs.of(Plan.dense(anatomy)) - 6).removed == gone
+    assert not Planner(ranking, anatomy).within(costs, costs.of(Plan.dense(anatomy)) - 6).removed
 
 
 def test_held_out_errors_tell_of_noise_and_no_cost_is_negative():

@@ -90,12 +90,18 @@ class Elastic:
         """The tensors of a Plan by canonical name (see `names`): views into the file, but for corrected layers.
 
         A layer that keeps all of its inputs needs no correction and stays a view. A corrected layer has a bias even if
-        the dense one has none: what the lost inputs gave on average.
+        the dense one has none: what the lost inputs gave on average. A sub-layer of which nothing is kept only adds
+        its bias, times LayerScale: these two are all there is of it.
         """
         plan.check_fits(self.anatomy)
         shapes = weight_shapes(self.anatomy.with_counts(plan))
         weights = {name: self.dense[name][: shape[0]] for name, shape in shapes.items()}  # all are cut along axis 0
-        return weights | self.corrected_layers(plan) if corrected else weights
+        for i, part in plan.removed:
+            left = ("proj.bias", "scale1") if part == "attention" else ("fc2.bias", "scale2")
+            weights |= {name: self.dense[name] for name in (f"blocks.{i}.{end}" for end in left) if name in self.dense}
+        if corrected:
+            weights |= {name: array for name, array in self.corrected_layers(plan).items() if len(array)}
+        return weights
 
     def corrected_layers(self, plan: Plan) -> Weights:
         """The weight and bias of every proj and fc2 that a Plan cuts, corrected."""

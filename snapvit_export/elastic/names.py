@@ -26,7 +26,8 @@ it lies: everything a head or a neuron owns is cut along axis 0.
 | `head.weight`, `head.bias`                | (classes, E), (classes,)| classifier                                    |
 | `distillation_head.weight`, `.bias`       | as head                 | classifier of the distillation token          |
 
-Norms have `weight`, and `bias` if they are LayerNorms. What the Anatomy says is not there has no name here.
+Norms have `weight`, and `bias` if they are LayerNorms. What the Anatomy says is not there has no name here. Of a
+sub-layer that a Plan removes, only what it adds to every token remains: the bias of proj or fc2, and LayerScale.
 """
 
 from __future__ import annotations
@@ -76,7 +77,11 @@ def factor_shapes(anatomy: Anatomy) -> Shapes:
 
 
 def _block(block: Block, e: int, norm: Norm) -> Shapes:
-    width, n, has = block.heads * block.head_dim, block.hidden, block.biases
+    return (_attention(block, e, norm) if block.heads else {}) | (_mlp(block, e, norm) if block.hidden else {})
+
+
+def _attention(block: Block, e: int, norm: Norm) -> Shapes:
+    width, has = block.heads * block.head_dim, block.biases
     shapes = _norm("norm1", e, norm)
     for name in ("q", "k", "v"):
         shapes |= _linear(name, width, e, name in has)
@@ -84,8 +89,12 @@ def _block(block: Block, e: int, norm: Norm) -> Shapes:
         shapes |= _norm("q_norm", block.head_dim, norm) | _norm("k_norm", block.head_dim, norm)
     shapes |= _norm("attn_norm", width, norm) if block.attn_norm else {}
     shapes |= _linear("proj", e, width, "proj" in has)
-    shapes |= {"scale1": (e,)} if "attn" in block.layer_scale else {}
-    shapes |= _norm("norm2", e, norm)
+    return shapes | ({"scale1": (e,)} if "attn" in block.layer_scale else {})
+
+
+def _mlp(block: Block, e: int, norm: Norm) -> Shapes:
+    n, has = block.hidden, block.biases
+    shapes = _norm("norm2", e, norm)
     for name in ("fc1",) if block.mlp == "plain" else ("gate", "up"):
         shapes |= _linear(name, n, e, "fc1" in has)
     shapes |= _norm("mlp_norm", n, norm) if block.mlp_norm else {}

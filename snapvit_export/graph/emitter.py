@@ -103,7 +103,7 @@ class Emitter:
         metadata: Mapping[str, str] | None = None,
     ) -> Written:
         """Write NAME.onnx, and NAME.bin if it has matrices of its own: the `corrected` proj and fc2, if any."""
-        plan.check_fits(self.anatomy, least=0)
+        plan.check_fits(self.anatomy)
         if options.numerics.precision != self.precision:
             raise ValueError(f"an emitter of {self.precision} cannot write {options.numerics.precision}")
         own = stored(own_tensors(self.blueprint.dense, self.anatomy, plan, corrected or {}), self.precision)

@@ -7,6 +7,9 @@ place that goes from one to the other.
 A cut layer that had no bias gets one, since the mean of what was cut must go somewhere:
 `Anatomy.with_output_biases` is the anatomy of the result. A layer that keeps everything keeps its very weights.
 
+A sub-layer that is gone gave its mean on average; that is all least squares can do without any column, and the layer
+before adds it (`short_block.fold`).
+
 Where a norm runs over what is cut (EVA-02's inner MLP norm, scale-norm attention), the cut layer's input is scaled anew
 by what is kept, so dense statistics only approximate it. On a small random EVA-02 correction still lowered the squared
 error of the features, 4 to 40 times where the larger channels are kept. Where channels are very uneven it gained less
@@ -32,8 +35,10 @@ from ..errors import SnapvitError
 from ..plan import Plan
 from ..ranking import Order, Ranking
 from .checks import weights_fingerprint
+from .halves import PARTS, Part, gain_of, output_of
 from .load import Model
 from .parts import blocks_of, give_bias
+from .short_block import ShortBlock, fold
 from .slicing import shrink
 
 Correction = Literal["elastic", "sparsegpt"]
@@ -68,12 +73,21 @@ class Layer:
 
 
 def layers_of(block: Any, ranking: Ranking, i: int) -> tuple[Layer, Layer]:
-    """The proj and the fc2 of block `i`."""
-    first, second = (block.gamma_1, block.gamma_2) if hasattr(block, "gamma_1") else (block.ls1, block.ls2)
-    return (
-        Layer(block.attn.proj, block.attn.head_dim, ranking.head_order(i), _gain(first)),
-        Layer(block.mlp.fc2, 1, ranking.neuron_order(i), _gain(second)),
+    """The proj and the fc2 of block `i`, which lacks neither."""
+    proj, fc2 = cut_layers_of(block, ranking, i)
+    if proj is None or fc2 is None:
+        raise SnapvitError(f"block {i} lacks its {'MLP' if proj else 'attention'}. Give the model it was cut from")
+    return proj, fc2
+
+
+def cut_layers_of(block: Any, ranking: Ranking, i: int) -> tuple[Layer | None, Layer | None]:
+    """The proj and the fc2 of block `i`; None for what was removed."""
+    orders, units = (ranking.head_order(i), ranking.neuron_order(i)), (getattr(block.attn, "head_dim", 0), 1)
+    proj, fc2 = (
+        None if (linear := output_of(block, part)) is None else Layer(linear, unit, order, _gain(block, part))
+        for part, unit, order in zip(PARTS, units, orders)
     )
+    return proj, fc2
 
 
 def make_factors(model: Model, ranking: Ranking, statistics: Statistics, damping: Damping = Damping()) -> Factors:
@@ -102,9 +116,15 @@ def correct_module(small: nn.Module, ranking: Ranking, plan: Plan, factors: Fact
     if not len(blocks) == len(plan.heads) == len(factors.proj):
         raise SnapvitError(f"a plan of {len(plan.heads)} blocks and a module of {len(blocks)} do not go together")
     for i, block in enumerate(blocks):
-        pairs = zip(layers_of(block, ranking, i), (factors.proj[i], factors.fc2[i]), (plan.heads[i], plan.neurons[i]))
-        for layer, factor, keep in pairs:
-            put_factor(layer.linear, layer, factor, keep)
+        counts, made = (plan.heads[i], plan.neurons[i]), (factors.proj[i], factors.fc2[i])
+        for part, layer, factor, keep in zip(PARTS, cut_layers_of(block, ranking, i), made, counts):
+            if layer is not None:
+                put_factor(layer.linear, layer, factor, keep)
+            elif keep:
+                raise SnapvitError(f"block {i}: the module lacks its {part}, of which the plan keeps {keep}")
+            else:
+                put_mean(block, part, factor.corrected(0)[1], factor.gain)
+    fold(small)
 
 
 def corrected(
@@ -127,8 +147,10 @@ def corrected(
     check_statistics(model, statistics)
     for i, (block, target) in enumerate(zip(blocks_of(model.module), blocks_of(small))):
         proj, fc2 = layers_of(block, ranking, i)
-        put_left_to_right(target.attn.proj, proj, statistics.proj[i], plan.heads[i], damping)
-        put_left_to_right(target.mlp.fc2, fc2, statistics.fc2[i], plan.neurons[i], damping)
+        if plan.heads[i]:  # what is gone keeps its bias, as all biases stay in this variant
+            put_left_to_right(target.attn.proj, proj, statistics.proj[i], plan.heads[i], damping)
+        if plan.neurons[i]:
+            put_left_to_right(target.mlp.fc2, fc2, statistics.fc2[i], plan.neurons[i], damping)
     return small
 
 
@@ -144,6 +166,13 @@ def put_factor(target: nn.Linear, layer: Layer, factor: Factor, keep: int) -> No
         target.bias.add_(_like(target.bias, shift))
 
 
+def put_mean(block: ShortBlock, part: Part, shift: Array, gain: Array | None) -> None:
+    """Let a removed part of `block` add its mean beside its bias: `shift` (E,) before LayerScale."""
+    after = torch.from_numpy(shift if gain is None else shift * gain)
+    like = next(block.parameters(), None)
+    block.add(part, after.float() if like is None else after.to(like))
+
+
 def put_left_to_right(target: nn.Linear, layer: Layer, moments: Moments, keep: int, damping: Damping) -> None:
     """Give the cut `target` the weight that the left-to-right variant finds; its bias stays."""
     columns = layer.columns(keep)
@@ -157,9 +186,9 @@ def put_left_to_right(target: nn.Linear, layer: Layer, moments: Moments, keep: i
         target.weight.copy_(_like(target.weight, weight[:, columns]))
 
 
-def _gain(scale: Any) -> Array | None:
-    gamma = getattr(scale, "gamma", scale)  # a LayerScale module, EVA's bare parameter, or nothing
-    return gamma.detach().cpu().double().numpy() if isinstance(gamma, Tensor) else None
+def _gain(block: Any, part: Part) -> Array | None:
+    gamma = gain_of(block, part)
+    return None if gamma is None else gamma.cpu().double().numpy()
 
 
 def _like(tensor: Tensor, values: Array) -> Tensor:

@@ -23,7 +23,9 @@ from ..files import staged_folder, write_atomically
 from ..plan import Plan
 from ..ranking import Ranking
 from ..values import Value, read_json, write_json
+from .halves import PARTS, output_of
 from .parts import blocks_of, give_bias
+from .short_block import removed_parts
 from .slicing import shrink
 from .understand import read_anatomy
 
@@ -168,11 +170,18 @@ def _load_folder(folder: Path) -> Model:
 
 
 def _give_biases(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Correction gives proj and fc2 a bias where the architecture has none: make room for those in the file."""
+    """Make room for what the file has beside the architecture.
+
+    Correction gives proj and fc2 a bias where there is none, and a removed part may leave a vector behind.
+    """
     for i, block in enumerate(blocks_of(module)):
-        for name, linear in (("attn.proj", block.attn.proj), ("mlp.fc2", block.mlp.fc2)):
-            if f"blocks.{i}.{name}.bias" in weights:
+        for name, part in zip(("attn.proj", "mlp.fc2"), PARTS):
+            linear = output_of(block, part)
+            if linear is not None and f"blocks.{i}.{name}.bias" in weights:
                 give_bias(linear)
+        for part in removed_parts(block):
+            left = weights.get(f"blocks.{i}.{part}_added")
+            setattr(block, f"{part}_added", None if left is None else torch.zeros_like(left))
 
 
 def _build(description: ModelDescription) -> Model:

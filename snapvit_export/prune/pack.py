@@ -25,13 +25,16 @@ from ..elastic.names import TRANSPOSED, weight_shapes
 from ..elastic.write import write_elastic
 from ..errors import ModelNotUnderstood
 from ..graph.emitter import Blueprint
+from ..graph.prepare import STANDS_IN
 from ..plan import Plan
 from ..progress import Progress, Silent
 from ..ranking import Ranking
-from .correct import layers_of
+from .correct import cut_layers_of
+from .halves import PARTS
 from .load import Model
 from .parts import blocks_of
 from .search.forward import ACTIVATIONS, Weights, block_weights
+from .short_block import added_by
 from .understand import activation_name, norm_kind
 
 
@@ -69,12 +72,21 @@ def blueprint(model: Model, ranking: Ranking, progress: Progress | None = None) 
 
 
 def corrected_layers(module: nn.Module, ranking: Ranking, plan: Plan, dense: Mapping[str, Array]) -> dict[str, Array]:
-    """proj and fc2 of a cut module that differ from the `dense` ones, under their canonical names."""
+    """proj and fc2 of a cut module that differ from the `dense` ones, under their canonical names.
+
+    For a sub-layer that is gone stands what its block still adds for it: nothing, where the layer before adds it.
+    """
     found: dict[str, Array] = {}
+    embed = len(dense["patch.weight"])
     for i, block in enumerate(blocks_of(module)):
-        for name, layer, keep in zip(("proj", "fc2"), layers_of(block, ranking, i), (plan.heads[i], plan.neurons[i])):
-            columns = columns_of(np.argsort(np.argsort(layer.order[:keep])), layer.unit)  # from original to rank order
+        parts = zip(("proj", "fc2"), PARTS, cut_layers_of(block, ranking, i), (plan.heads[i], plan.neurons[i]))
+        for name, part, layer, keep in parts:
             named = f"blocks.{i}.{name}"
+            if layer is None:
+                left = added_by(block, part)
+                found[named + STANDS_IN] = np.zeros(embed, np.float32) if left is None else _array(left)
+                continue
+            columns = columns_of(np.argsort(np.argsort(layer.order[:keep])), layer.unit)  # from original to rank order
             made = {f"{named}.weight": np.ascontiguousarray(_array(layer.linear.weight)[:, columns].T)}
             made |= {} if layer.linear.bias is None else {f"{named}.bias": _array(layer.linear.bias)}
             if any(not np.array_equal(array, dense.get(key, np.zeros(0))[: len(array)]) for key, array in made.items()):

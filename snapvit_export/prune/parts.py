@@ -70,6 +70,8 @@ def block_outputs(model: nn.Module, images: Tensor) -> dict[int, npt.NDArray[np.
 
 def head_shares(attn: Any) -> Iterator[Share]:
     """Every tensor that heads own: rows of q, k, v and their biases, an inner norm, columns of proj."""
+    if attn is None:
+        return
     unit = attn.head_dim
     if getattr(attn, "qkv", None) is not None:
         yield Share(attn.qkv, "weight", 0, unit, sections=3)
@@ -87,6 +89,8 @@ def head_shares(attn: Any) -> Iterator[Share]:
 
 def neuron_shares(mlp: Any) -> Iterator[Share]:
     """Every tensor that neurons own: rows of fc1 (twice for a gated MLP), an inner norm, columns of fc2."""
+    if mlp is None:
+        return
     for linear, sections in inputs_of(mlp):
         yield from _rows(linear, 1, sections)
     yield from _rows(mlp.norm, 1)

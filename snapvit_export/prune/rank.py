@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -22,11 +23,12 @@ from ..calibration.images import Images
 from ..correction.damping import Damping
 from ..correction.factors import Factors
 from ..errors import SnapvitError, UsageError
-from ..plan import Planner
+from ..plan import Planner, Protection
 from ..progress import Progress, Silent
 from ..ranking import Ranking
 from ..recipe import Settings, uses_scores
 from ..scores import Scores
+from ..sublayer import KEY, SubLayer
 from ..values import as_builtins
 from .checkpoint import Checkpoint, Saved
 from .checks import weights_fingerprint
@@ -48,6 +50,7 @@ from .search.optimiser import Optimiser, Vector
 from .search.run import Judge, Progressed, search
 from .search.snes import LogSNES
 from .search.xnes import XNES
+from .sublayers import IMAGES, measure_sublayers
 
 BATCH = 16  # images, as in the released code; the sum over batches makes scores depend on it
 SAVE_SECONDS = 30.0  # between checkpoints while scoring
@@ -93,6 +96,8 @@ def rank_and_factor(
     if settings.evaluations:
         scores, found = run.search(scores, saved)
         provenance |= found
+    if settings.depth:
+        provenance |= {KEY: as_builtins(run.sublayers())}
     return Ranking(scores.heads, scores.neurons, model.name, model.anatomy, provenance), None
 
 
@@ -195,6 +200,8 @@ class _Run:
         scores = self.score(saved) if uses_scores(settings) else None
         ranking, factors = self._ordered(scores, provenance)
         self._check_same_order(ranking, saved)
+        provenance = {**provenance, KEY: as_builtins(self.sublayers())}
+        ranking = replace(ranking, provenance=provenance)
         if not settings.evaluations:
             return ranking, factors
         self.progress.phase("preparing the search")
@@ -222,6 +229,12 @@ class _Run:
         self.progress.phase("ordering heads and neurons")
         damping = Damping.parse(self.settings.damping)
         return damage_ranking(self.model, statistics, self.settings.order, scores, damping, provenance)
+
+    def sublayers(self) -> tuple[SubLayer, ...]:
+        """Measured by the first process for all, so that all have the same numbers."""
+        few, device = self.images.first(IMAGES), str(self.processes.device)
+        measured = partial(measure_sublayers, self.model, few, None, self.progress, device)
+        return msgspec.convert(self.processes.from_first(lambda: as_builtins(measured())), tuple[SubLayer, ...])
 
     def _check_same_order(self, ranking: Ranking, saved: Saved | None) -> None:
         """All processes observed all images: unlike machines might round unlike, and must not search together."""
@@ -306,7 +319,7 @@ def starting_factors(scores: Scores) -> Vector:
 def needs_images(settings: Settings) -> bool:
     """Whether these settings look at any image: magnitude and its like do not, unless a search follows."""
     joint = settings.allocation == "joint"
-    return joint or make_criterion(settings.criterion).needs != "nothing" or settings.evaluations > 0
+    return joint or settings.depth or make_criterion(settings.criterion).needs != "nothing" or settings.evaluations > 0
 
 
 def _corrects(settings: Settings) -> bool:
@@ -346,6 +359,8 @@ def _provenance(
     described: dict[str, Any] = {"allocation": settings.allocation}
     if settings.allocation == "joint":
         described |= {"order": settings.order, "damping": settings.damping}
+    if settings.depth:
+        described["protection"] = as_builtins(Protection(sublayers=False))
     if uses_scores(settings):
         described |= {"criterion": settings.criterion, **criterion.settings, "batch": BATCH}
     described |= {

@@ -20,12 +20,16 @@ and are only asked for their share of t. Only cov(a_K), cov(u, a_K) and cov(t, a
 refitted faster than a shallow one. The work is for one Plan, with images; memory holds the tokens of all images
 three times. Only proj and fc2 change, as in every correction here.
 
+A sub-layer that is gone has no column: all that is left of it is a vector, the mean of g u and of the same share of t,
+which the layer before adds. What it would have done beside that is missing from then on, and the layers that follow
+are asked for their shares of it.
+
 Where a norm runs over what is cut (EVA-02), a_K is what really reaches the cut layer, normed over what is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -43,12 +47,14 @@ from ..plan import Plan
 from ..progress import Progress, Silent
 from ..ranking import Ranking
 from .correct import Layer, layers_of
+from .halves import HALVES, PARTS, Half, Part, attention_half, mlp_half, output_of
 from .load import Model
 from .parts import blocks_of, give_bias
 from .reaching import input_of
 from .running_moments import RunningRegression
 from .sequential import Stream
-from .slicing import shrink
+from .short_block import fold
+from .slicing import shrink_unfolded
 from .tokens import TokenWeights, checked_weights, counted
 
 PULL = (
@@ -76,7 +82,7 @@ def refit(
     if not len(images):
         raise SnapvitError("a refit needs images. Give --data")
     progress = progress or Silent()
-    small = shrink(model.module, ranking, plan)
+    small = shrink_unfolded(model.module, ranking, plan)
     if plan == Plan.dense(model.anatomy):
         return small
     weights = checked_weights(model.anatomy, token_weights)
@@ -91,34 +97,15 @@ def refit(
             part.put(part.look(stream, goal, counts), damping, pull * (1 - i / len(plan.heads)))
             stream.chunks = [part.half(cut, chunk, stream.extra) for chunk in stream.chunks]
         progress.advance()
+    fold(small)
     return small
-
-
-Half = Callable[[Any, Tensor, dict[str, Tensor]], Tensor]
-
-
-def _attention_half(block: Any, x: Tensor, extra: dict[str, Tensor]) -> Tensor:
-    """The stream after the attention of a block."""
-    y = block.attn(block.norm1(x), **extra)
-    return x + (block.gamma_1 * y if getattr(block, "gamma_1", None) is not None else _scaled(block, "ls1", y))
-
-
-def _mlp_half(block: Any, x: Tensor, extra: dict[str, Tensor]) -> Tensor:
-    """The stream after the MLP of a block, from that after its attention."""
-    y = block.mlp(block.norm2(x))
-    return x + (block.gamma_2 * y if getattr(block, "gamma_2", None) is not None else _scaled(block, "ls2", y))
-
-
-def _scaled(block: Any, name: str, y: Tensor) -> Tensor:
-    scale = getattr(block, name, None)
-    return y if scale is None else scale(y)
 
 
 def _check_halves(block: Any, stream: Stream) -> None:
     """The gate: both halves together must be the block itself."""
     chunk = stream.chunks[0][:1]
     whole = block(chunk, **stream.extra)
-    off = float((_mlp_half(block, _attention_half(block, chunk, stream.extra), {}) - whole).abs().max())
+    off = float((mlp_half(block, attention_half(block, chunk, stream.extra), {}) - whole).abs().max())
     if not off <= 1e-4 * max(1.0, float(whole.abs().max())):
         raise GateFailed(f"a block is not its attention and its MLP one after the other: they differ by {off:.1e}")
 
@@ -137,11 +124,12 @@ class _SubLayer:
     """The attention or the MLP of a block: dense, and where the refitted weights go."""
 
     name: str
+    part: Part
     half: Half
     dense: Any
     cut: Any
     layer: Layer
-    target: nn.Linear
+    target: nn.Linear | None  # None: the part is gone
     keep: int
     renormed: bool  # a norm runs over what is cut, so that the cut layer's input is not a part of the dense one's
 
@@ -154,7 +142,7 @@ class _SubLayer:
             used = slice(None) if weights is None else weights > 0
             a = self.input_at(used, linear, self.dense, x, stream.extra)
             kept = a.index_select(-1, columns)
-            if self.renormed:
+            if self.renormed and self.target is not None:
                 kept = self.input_at(used, self.target, self.cut, x, stream.extra)
             u = linear(a)
             t = y[:, used] - x[:, used] - gain * u
@@ -164,12 +152,16 @@ class _SubLayer:
 
     def input_at(self, used: Any, linear: nn.Linear, block: Any, x: Tensor, extra: dict[str, Tensor]) -> Tensor:
         """What reaches `linear` at the tokens that count, when this half of `block` runs on `x`."""
-        if self.half is _mlp_half:  # each token by itself, so the others need not run
+        if self.part == "mlp":  # each token by itself, so the others need not run
             return input_of(linear, partial(self.half, block, x[:, used], extra))
         return input_of(linear, partial(self.half, block, x, extra))[:, used]
 
     def put(self, seen: _Seen, damping: Damping, pull: float) -> None:
         """Give the cut layer its plain fit on this stream, plus its share of what is missing."""
+        if self.target is None:
+            gain = 1.0 if self.layer.gain is None else self.layer.gain
+            setattr(self.cut, f"{self.part}_added", torch.from_numpy(gain * seen.mean[0] + pull * seen.mean[1]).float())
+            return
         share = pull * _inverse(self.layer.gain, len(seen.mean[0]))  # (E,)
         more = share[:, None] * _solved(seen.moments, seen.cross[1], PULL_DAMPING)  # (E, k)
         weight = self.layer.weight[:, self.layer.columns(self.keep)]
@@ -186,12 +178,12 @@ class _SubLayer:
 
 
 def _sub_layers(dense: Any, cut: Any, layers: tuple[Layer, Layer], keep: tuple[int, int], i: int) -> list[_SubLayer]:
+    named = zip(("attn.proj", "mlp.fc2"), PARTS, (dense.attn, dense.mlp), layers, keep)
     return [
-        _SubLayer(f"blocks.{i}.{name}", half, dense, cut, layer, part.get_submodule(linear), kept, _has_norm(part))
-        for name, half, part, linear, layer, kept in (
-            ("attn.proj", _attention_half, cut.attn, "proj", layers[0], keep[0]),
-            ("mlp.fc2", _mlp_half, cut.mlp, "fc2", layers[1], keep[1]),
+        _SubLayer(
+            f"blocks.{i}.{name}", part, HALVES[part], dense, cut, layer, output_of(cut, part), kept, _has_norm(inner)
         )
+        for name, part, inner, layer, kept in named
     ]
 
 

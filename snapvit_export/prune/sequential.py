@@ -7,11 +7,13 @@ and the tokens of all images are held (N T E float32), where `correct` serves ev
 
 Within a block, fc2 sees the attention cut and corrected. The released code differs there, and "sparsegpt" does as it
 does: the moments of both layers come from the block as it was, after cut blocks.
+
+A sub-layer that is gone leaves the mean of what the dense one would give on this stream; in the released way only its
+bias.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,13 +29,15 @@ from ..errors import SnapvitError
 from ..plan import Plan
 from ..progress import Progress, Silent
 from ..ranking import Ranking
-from .correct import Correction, Layer, layers_of, put_factor, put_left_to_right
+from .correct import Correction, Layer, layers_of, put_factor, put_left_to_right, put_mean
+from .halves import HALVES, PARTS, Part, output_of
 from .load import Model
 from .parts import blocks_of, give_bias
 from .reaching import input_of
 from .running_moments import RunningMoments
 from .search.forward import embed_tokens
-from .slicing import shrink
+from .short_block import fold
+from .slicing import shrink_unfolded
 from .tokens import TokenWeights, batch_size, checked_weights
 
 
@@ -58,15 +62,15 @@ def correct_in_sequence(
     if correction == "sparsegpt" and token_weights is None:
         token_weights = [None] * len(plan.heads)  # the released code has all tokens alike
     weights = checked_weights(model.anatomy, token_weights)
-    small = shrink(model.module, ranking, plan)
+    small = shrink_unfolded(model.module, ranking, plan)
     stream = Stream.of(model, images)
     correct_block = _correct_block if correction == "elastic" else _correct_block_as_released
     progress.phase("correcting block by block", len(weights))
     for i, (dense, cut) in enumerate(zip(blocks_of(model.module), blocks_of(small))):
         step = _Step(i, dense, cut, layers_of(dense, ranking, i), (plan.heads[i], plan.neurons[i]), weights[i], damping)
         correct_block(step, stream)
-        stream.go_through(cut)
         progress.advance()
+    fold(small)
     return small
 
 
@@ -86,15 +90,16 @@ class Stream:
         rope = made[0][1]
         return Stream([tokens for tokens, _ in made], {} if rope is None else {"rope": rope})
 
-    def go_through(self, block: Any) -> None:
+    def go_through(self, run: Callable[..., Tensor]) -> None:
+        """Through a block, or a half of one."""
         for i, chunk in enumerate(self.chunks):
-            self.chunks[i] = block(chunk, **self.extra)
+            self.chunks[i] = run(chunk, **self.extra)
 
-    def moments(self, block: Any, linear: nn.Linear, name: str, weights: Tensor | None) -> Moments:
-        """The moments of what reaches `linear` inside `block`; nothing after it is computed."""
+    def moments(self, run: Callable[..., Tensor], linear: nn.Linear, name: str, weights: Tensor | None) -> Moments:
+        """The moments of what reaches `linear` when `run` gets the stream; nothing after it is computed."""
         sums = RunningMoments(name, linear.in_features)
         for chunk in self.chunks:
-            sums.add(input_of(linear, partial(block, chunk, **self.extra)), weights)
+            sums.add(input_of(linear, partial(run, chunk, **self.extra)), weights)
         return sums.result()
 
 
@@ -113,35 +118,38 @@ class _Step:
     def names(self) -> tuple[str, str]:
         return f"blocks.{self.number}.attn.proj", f"blocks.{self.number}.mlp.fc2"
 
-    def targets(self) -> tuple[nn.Linear, nn.Linear]:
-        return self.cut.attn.proj, self.cut.mlp.fc2
+    def targets(self) -> tuple[nn.Linear | None, nn.Linear | None]:
+        return output_of(self.cut, "attention"), output_of(self.cut, "mlp")
 
     def is_cut(self) -> Sequence[bool]:
         return [keep < len(layer.order) for layer, keep in zip(self.layers, self.keep)]
 
 
 def _correct_block(step: _Step, stream: Stream) -> None:
-    """proj by what the dense heads give, then fc2 by what its full MLP gives after the corrected attention."""
-    stages: tuple[Callable[[], Any], ...] = (lambda: step.dense, lambda: with_attention(step.dense, step.cut.attn))
-    for stage, layer, target, keep, name, is_cut in zip(
-        stages, step.layers, step.targets(), step.keep, step.names(), step.is_cut()
+    """proj by what the dense heads give, then fc2 by what the full MLP gives after the corrected attention."""
+    for part, layer, target, keep, name, is_cut in zip(
+        PARTS, step.layers, step.targets(), step.keep, step.names(), step.is_cut()
     ):
-        give_bias(target)
+        if target is not None:
+            give_bias(target)
         if is_cut:
-            moments = stream.moments(stage(), layer.linear, name, step.weights)
-            put_factor(target, layer, layer.factored(moments, step.damping), keep)
+            moments = stream.moments(half_of(part, step.dense), layer.linear, name, step.weights)
+            if target is None:
+                put_mean(step.cut, part, layer.weight @ moments.mean, layer.gain)
+            else:
+                put_factor(target, layer, layer.factored(moments, step.damping), keep)
+        stream.go_through(half_of(part, step.cut))
 
 
 def _correct_block_as_released(step: _Step, stream: Stream) -> None:
     """Both layers by what the dense block gives, each from left to right."""
     for layer, target, keep, name, is_cut in zip(step.layers, step.targets(), step.keep, step.names(), step.is_cut()):
-        if is_cut:
+        if is_cut and target is not None:
             moments = stream.moments(step.dense, layer.linear, name, step.weights)
             put_left_to_right(target, layer, moments, keep, step.damping)
+    stream.go_through(step.cut)
 
 
-def with_attention(block: Any, attention: nn.Module) -> Any:
-    """The same block with another attention; both share their parts, and `block` is left as it is."""
-    changed = copy.copy(block)
-    changed._modules = {**block._modules, "attn": attention}
-    return changed
+def half_of(part: Part, block: Any) -> Callable[..., Tensor]:
+    """One half of a block, called as the block is."""
+    return lambda x, **extra: HALVES[part](block, x, extra)

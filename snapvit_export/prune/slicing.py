@@ -4,6 +4,9 @@ Every tensor that heads or neurons own is cut by the table in `parts`; the rest 
 module is left unchanged, and no dense matrix is ever duplicated: the copy is told beforehand which smaller tensor
 stands for which dense one.
 
+A sub-layer of which nothing is kept is gone with its norm, LayerScale and drop-path (`short_block`); the bias that it
+would add is added by the layer before it.
+
 Where a norm runs over what is cut (EVA-02's inner MLP norm, scale-norm attention), the smaller model normalises over
 what is kept; `masking` means the same, so both stay equal.
 """
@@ -20,7 +23,9 @@ from torch import Tensor, nn
 from ..plan import Plan, Planner
 from ..ranking import Ranking
 from .eva_attention import ElasticEvaAttention
+from .halves import PARTS, Part, gain_of, output_of
 from .parts import blocks_of, head_shares, neuron_shares
+from .short_block import MEMBERS, ShortBlock, fold
 from .understand import read_anatomy
 
 
@@ -36,13 +41,23 @@ def shrink(model: nn.Module, ranking: Ranking, plan: Plan) -> nn.Module:
 
     >>> small = shrink(model, ranking, planner.sparsity(0.3))
     """
+    small = shrink_unfolded(model, ranking, plan)
+    fold(small)
+    return small
+
+
+def shrink_unfolded(model: nn.Module, ranking: Ranking, plan: Plan) -> nn.Module:
+    """The same, but what removed sub-layers add is still beside them: for corrections that change what is added."""
     anatomy = read_anatomy(model, ranking.model or "model")
     ranking.check_fits(anatomy)
     plan.check_fits(anatomy)
     keep = [kept(ranking, plan, i) for i in range(len(anatomy.blocks))]
-    small = copy.deepcopy(model, _replacements(model, keep))
-    for block, (heads, _) in zip(blocks_of(small), keep):
-        _settle(block, len(heads))
+    gone: list[list[Part]] = [[part for part, kept in zip(PARTS, pair) if not len(kept)] for pair in keep]
+    small: Any = copy.deepcopy(model, _replacements(model, keep) | _nothing(model, gone))
+    for i, (block, dense, parts) in enumerate(zip(blocks_of(small), blocks_of(model), gone)):
+        if parts:
+            small.blocks[i] = block = _shortened(block, dense, anatomy.blocks[i].head_dim, parts)
+        _settle(block, len(keep[i][0]))
     return small
 
 
@@ -58,15 +73,36 @@ def _replacements(model: nn.Module, keep: list[tuple[Tensor, Tensor]]) -> dict[i
     return memo
 
 
+def _nothing(model: nn.Module, gone: list[list[Part]]) -> dict[int, Any]:
+    """The same for all members of removed sub-layers: nothing stands for them."""
+    return {
+        id(getattr(block, name)): None
+        for block, parts in zip(blocks_of(model), gone)
+        for part in parts
+        for name in MEMBERS[part]
+        if hasattr(block, name)
+    }
+
+
+def _shortened(block: Any, dense: Any, head_dim: int, parts: list[Part]) -> ShortBlock:
+    short = ShortBlock(block, head_dim)
+    for part in parts:
+        linear, gain = output_of(dense, part), gain_of(dense, part)
+        if linear is not None and linear.bias is not None:
+            short.add(part, linear.bias.detach() if gain is None else linear.bias.detach() * gain)
+    return short
+
+
 def _settle(block: Any, heads: int) -> None:
     """Make the settings of the modules say what their tensors now are."""
     attn = block.attn
     if isinstance(attn, EvaAttention):
         block.attn = attn = ElasticEvaAttention(attn)
-    elif not isinstance(attn, ElasticEvaAttention):
+    elif attn is not None and not isinstance(attn, ElasticEvaAttention):
         attn.attn_dim = heads * attn.head_dim
-    attn.num_heads = heads
-    for module in (*attn.modules(), *block.mlp.modules()):
+    if attn is not None:
+        attn.num_heads = heads
+    for module in (part for half in (attn, block.mlp) if half is not None for part in half.modules()):
         if isinstance(module, nn.Linear):
             module.out_features, module.in_features = module.weight.shape
         elif hasattr(module, "normalized_shape") and getattr(module, "weight", None) is not None:
@@ -84,7 +120,7 @@ class ElasticViT(nn.Module):
         super().__init__()
         self.dense, self.ranking = model, ranking
         self.anatomy = read_anatomy(model, ranking.model or "model")
-        self.planner = Planner(ranking, self.anatomy)
+        self.planner = Planner(ranking, self.anatomy, ranking.protection)
         self.plan = Plan.dense(self.anatomy)
         self.current: nn.Module = model
 

@@ -21,6 +21,8 @@ from torch import nn
 from ..anatomy import Anatomy, AttentionPool, Bias, Block, Norm
 from ..errors import ModelNotUnderstood, SnapvitError
 from .eva_attention import ElasticEvaAttention
+from .halves import PARTS, gain_of
+from .short_block import ShortBlock
 
 _FAMILIES: dict[type, tuple[Literal["vit", "deit-distilled", "eva"], type]] = {
     VisionTransformer: ("vit", VitBlock),
@@ -36,7 +38,8 @@ def read_anatomy(module: nn.Module, name: str) -> Anatomy:
     _check_outside(model, name)
     for i, block in enumerate(model.blocks):
         _check_block(block, block_type, f"{name}: block {i}")
-    norm = norm_kind(model.blocks[0].norm1, name)
+    first = next(norm for block in model.blocks for norm in (block.norm1, block.norm2) if norm is not None)
+    norm = norm_kind(first, name)
     anatomy = Anatomy(
         family=family,
         embed_dim=model.embed_dim,
@@ -51,7 +54,7 @@ def read_anatomy(module: nn.Module, name: str) -> Anatomy:
         positions=0 if model.pos_embed is None else model.pos_embed.shape[1],
         rope=_rope_kind(model, name),
         norm=norm,
-        norm_eps=float(model.blocks[0].norm1.eps or 1e-6),
+        norm_eps=float(first.eps or 1e-6),
         pre_norm=not isinstance(model.norm_pre, nn.Identity),
         final_norm=not isinstance(model.norm, nn.Identity),
         fc_norm=not isinstance(model.fc_norm, nn.Identity),
@@ -90,8 +93,15 @@ def _check_outside(model: Any, name: str) -> None:
 
 
 def _check_block(block: Any, block_type: type[Any], where: str) -> None:
-    if type(block) is not block_type:
+    if type(block) not in (block_type, ShortBlock):
         raise ModelNotUnderstood(f"{where}: {type(block).__name__} is not a plain pre-norm block")
+    if block.attn is not None:
+        _check_attention(block, where)
+    if block.mlp is not None:
+        _check_mlp(block, where)
+
+
+def _check_attention(block: Any, where: str) -> None:
     if type(block.attn) not in (Attention, EvaAttention, ElasticEvaAttention):
         raise ModelNotUnderstood(f"{where}: {type(block.attn).__name__} is not plain multi-head attention")
     if isinstance(block.attn, Attention) and not hasattr(block.attn, "attn_dim"):
@@ -100,6 +110,9 @@ def _check_block(block: Any, block_type: type[Any], where: str) -> None:
         raise SnapvitError(f"timm {timm.__version__} cannot hold pruned heads. Try: pip install 'timm>=1.0.23'")
     if getattr(block.attn, "gate", None) is not None:
         raise ModelNotUnderstood(f"{where}: gated attention is not supported")
+
+
+def _check_mlp(block: Any, where: str) -> None:
     if type(block.mlp) not in (Mlp, GluMlp, SwiGLU) or not isinstance(block.mlp.fc2, nn.Linear):
         raise ModelNotUnderstood(f"{where}: {type(block.mlp).__name__} is not a plain or gated MLP")
     if isinstance(block.mlp, GluMlp) and block.mlp.gate_last:
@@ -108,22 +121,30 @@ def _check_block(block: Any, block_type: type[Any], where: str) -> None:
 
 def _read_block(block: Any) -> Block:
     attn, mlp = block.attn, block.mlp
-    return Block(
-        heads=attn.num_heads,
-        head_dim=attn.head_dim,
-        hidden=mlp.fc2.in_features,
-        mlp="plain" if isinstance(mlp, Mlp) else "glu",
-        activation=activation_name(mlp.act),
-        biases=tuple(_biases(attn, mlp)),
-        qk_norm=not isinstance(attn.q_norm, nn.Identity),
-        attn_norm=not isinstance(attn.norm, nn.Identity),
-        mlp_norm=not isinstance(mlp.norm, nn.Identity),
-        layer_scale=tuple(_layer_scales(block)),
-    )
+    of_attention: dict[str, Any] = {"heads": 0, "head_dim": getattr(block, "head_dim", 1)}
+    if attn is not None:
+        of_attention = {
+            "heads": attn.num_heads,
+            "head_dim": attn.head_dim,
+            "qk_norm": not isinstance(attn.q_norm, nn.Identity),
+            "attn_norm": not isinstance(attn.norm, nn.Identity),
+        }
+    of_mlp: dict[str, Any] = {"hidden": 0}
+    if mlp is not None:
+        of_mlp = {
+            "hidden": mlp.fc2.in_features,
+            "mlp": "plain" if isinstance(mlp, Mlp) else "glu",
+            "activation": activation_name(mlp.act),
+            "mlp_norm": not isinstance(mlp.norm, nn.Identity),
+        }
+    biases = (*_attention_biases(attn), *_mlp_biases(mlp))
+    return Block(**of_attention, **of_mlp, biases=biases, layer_scale=tuple(_layer_scales(block)))
 
 
-def _biases(attn: Any, mlp: Any) -> list[Bias]:
+def _attention_biases(attn: Any) -> list[Bias]:
     found: list[Bias] = []
+    if attn is None:
+        return found
     if attn.qkv is not None:
         if attn.qkv.bias is not None:
             found += ["q", "k", "v"]
@@ -131,18 +152,20 @@ def _biases(attn: Any, mlp: Any) -> list[Bias]:
             found += ["q", "v"]
     else:
         found += [name for name in ("q", "k", "v") if getattr(attn, f"{name}_proj").bias is not None]
+    return [*found, "proj"] if attn.proj.bias is not None else found
+
+
+def _mlp_biases(mlp: Any) -> list[Bias]:
+    if mlp is None:
+        return []
     first = mlp.fc1_g if isinstance(mlp, SwiGLU) else mlp.fc1
-    linears: tuple[tuple[Bias, nn.Linear], ...] = (("proj", attn.proj), ("fc1", first), ("fc2", mlp.fc2))
-    return found + [name for name, linear in linears if linear.bias is not None]
+    linears: tuple[tuple[Bias, nn.Linear], ...] = (("fc1", first), ("fc2", mlp.fc2))
+    return [name for name, linear in linears if linear.bias is not None]
 
 
 def _layer_scales(block: Any) -> list[Literal["attn", "mlp"]]:
-    if isinstance(block, EvaBlock):
-        present = (block.gamma_1 is not None, block.gamma_2 is not None)
-    else:
-        present = (not isinstance(block.ls1, nn.Identity), not isinstance(block.ls2, nn.Identity))
     names: tuple[Literal["attn", "mlp"], ...] = ("attn", "mlp")
-    return [name for name, there in zip(names, present) if there]
+    return [name for name, part in zip(names, PARTS) if gain_of(block, part) is not None]
 
 
 def activation_name(act: nn.Module) -> str:

@@ -147,9 +147,9 @@ class Workshop(Stand):
             told = ", ".join(f"{count} in {kind}" for kind, count in products.items())
             self.progress.note(f"{name}: matrix products {told}")
 
-    def latency_model(self) -> LatencyModel | None:
+    def latency_model(self, lacking: bool = False) -> LatencyModel | None:
         """None where every net would have to be quantised with images first, which takes longer than a look or two."""
-        return None if self.quantises else super().latency_model()
+        return None if self.quantises else super().latency_model(lacking)
 
     def _in_openvino_int8(self, name: str, exact: Written) -> tuple[Path, tuple[Path, ...], float]:
         """Quantise with NNCF; also how close that is to the graph in float32."""

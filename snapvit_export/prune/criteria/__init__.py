@@ -10,6 +10,7 @@ from ...errors import UsageError
 from ..views import ViewMode
 from .base import Batch as Batch
 from .base import Criterion as Criterion
+from .divergence import FlowDivergence
 from .gradients import SNIP, SQUARED, TAYLOR, SummedGradient
 from .losses import CrossEntropy, Loss, SelfSupervised
 from .per_image import MaskFisher, PerSampleGradient
@@ -51,6 +52,7 @@ CRITERIA: dict[str, Entry] = {
     "taylor": Entry(lambda name, o: SummedGradient(name, _label_free(o), TAYLOR), ("views",)),
     "fisher-masks": Entry(lambda name, o: MaskFisher(name, _label_free(o)), ("views",)),
     "variance": Entry(lambda name, o: Variance(name)),
+    "divergence": Entry(lambda name, o: FlowDivergence(name)),
     "lamp": Entry(lambda name, o: WeightCriterion(name, LAMP)),
     "magnitude": Entry(lambda name, o: WeightCriterion(name, MAGNITUDE)),
     "random": Entry(lambda name, o: Random(name, o.seed)),

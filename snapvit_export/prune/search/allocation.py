@@ -95,6 +95,8 @@ class AllocationFitness:
         if keep == factor.structures:
             return
         weight, shift = factor.corrected(keep)  # (E, keep*unit) in rank order
-        block[f"{name}.weight"] = torch.from_numpy(weight[:, from_rank_order(order, keep, factor.unit)]).float()
+        if keep:  # otherwise nothing is read, and only the mean is added
+            columns = from_rank_order(order, keep, factor.unit)
+            block[f"{name}.weight"] = torch.from_numpy(weight[:, columns]).float()
         bias = block.get(f"{name}.bias", torch.zeros(len(weight)))
         block[f"{name}.bias"] = bias + torch.from_numpy(shift).float()

@@ -70,14 +70,22 @@ class Bench:
         return slice(chunks.start * CHUNK, min(chunks.stop * CHUNK, self.count))
 
     def weights(self, ranking: Ranking, plan: Plan) -> tuple[list[Weights], Tensor]:
-        """A candidate's tensors, and the columns that its heads have in what the first block attends to."""
-        keep = [kept(ranking, plan, i) for i in range(len(self.blocks))]
+        """A candidate's tensors, and the columns that its heads have in what the first block attends to.
+
+        A sub-layer that is gone runs with its best structure, whose output is then not read: a traced graph has no
+        room for none at all.
+        """
+        some = Plan(heads=tuple(max(1, n) for n in plan.heads), neurons=tuple(max(1, n) for n in plan.neurons))
+        keep = [kept(ranking, some, i) for i in range(len(self.blocks))]
         unit = self.model.anatomy.blocks[0].head_dim
         columns = (keep[0][0][:, None] * unit + torch.arange(unit)).flatten()  # (kept*head_dim,)
         weights = all_weights(self.model.module, self.body, keep)
         for block in weights:  # a correction adds a bias, so that every candidate has one
             for name in ("proj", "fc2"):
                 block.setdefault(f"{name}.bias", torch.zeros(self.model.anatomy.embed_dim))
+        for i, part in plan.removed:
+            silent = "proj.weight" if part == "attention" else "fc2.weight"
+            weights[i][silent] = torch.zeros_like(weights[i][silent])
         return weights, columns
 
     def embedding(self, weights: list[Weights], columns: Tensor, chunks: range | None = None) -> Tensor:

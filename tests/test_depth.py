@@ -1,0 +1,306 @@
+"""Whole sub-layers removed: nothing of them is left in a module, and what they added on average is not lost."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_ranking
+from reference_forward import Reference
+from test_families import FAMILIES, small
+from test_graph import close, run
+from test_reference_forward import as_model
+
+from snapvit_export.allocate import Allocator
+from snapvit_export.calibration.images import Images
+from snapvit_export.calibration.preprocessing import Preprocessing
+from snapvit_export.costs import flops_costs
+from snapvit_export.device_stand import plan_of
+from snapvit_export.elastic.folder import Elastic
+from snapvit_export.errors import SnapvitError, UsageError
+from snapvit_export.family import read_family
+from snapvit_export.graph.emit import Options
+from snapvit_export.graph.emitter import Emitter
+from snapvit_export.graph.inspect import inspect
+from snapvit_export.plan import WHOLE, Plan, Planner, Protection, with_removal
+from snapvit_export.progress import Silent
+from snapvit_export.prune.correct import correct_module, corrected, make_factors
+from snapvit_export.prune.damage import damage_ranking
+from snapvit_export.prune.load import ModelDescription, load_model, save_model
+from snapvit_export.prune.masking import masked
+from snapvit_export.prune.observe import observe
+from snapvit_export.prune.pack import blueprint, corrected_layers, pack
+from snapvit_export.prune.parts import blocks_of
+from snapvit_export.prune.rank import rank
+from snapvit_export.prune.refit import refit
+from snapvit_export.prune.repair import Repair
+from snapvit_export.prune.search.allocation import AllocationFitness
+from snapvit_export.prune.search.bench import Bench
+from snapvit_export.prune.search.divergence import Divergence
+from snapvit_export.prune.sequential import correct_in_sequence
+from snapvit_export.prune.slicing import ElasticViT, shrink
+from snapvit_export.prune.understand import read_anatomy
+from snapvit_export.ranking import Ranking
+from snapvit_export.recipe import make_settings
+from snapvit_export.sublayer import SubLayer
+
+HALF = Preprocessing(input_size=(3, 64, 64), mean=(0.5,) * 3, std=(0.5,) * 3)
+SOME = ["deit_tiny_patch16_224", "deit3_small_patch16_224", "vit_base_patch16_siglip_224", "vit_small_patch16_dinov3"]
+
+
+def short_plan(anatomy) -> Plan:
+    """The first attention, the second MLP and all of the third block are gone, or as much of it as may."""
+    return Plan(heads=(0, 3, 0), neurons=(anatomy.neurons[0] // 2, 0, 0))
+
+
+def some_images(count: int = 6, seed: int = 0) -> Images:
+    pixels = np.random.default_rng(seed).integers(0, 256, (count, 64, 64, 3), np.uint8)
+    return Images(pixels, None, HALF, "noise")
+
+
+def inputs_of(images: Images) -> torch.Tensor:
+    return torch.from_numpy(next(images.batches(len(images))))
+
+
+@pytest.mark.parametrize("name", FAMILIES.values(), ids=FAMILIES.keys())
+def test_a_module_without_sub_layers_equals_the_masked_one_and_is_saved_and_loaded(name, tmp_path):
+    module, kwargs = small(name)
+    anatomy = read_anatomy(module, name)
+    ranking, plan = random_ranking(anatomy, seed=1), short_plan(anatomy)
+    short = shrink(module, ranking, plan)
+    images = torch.randn(2, 3, *anatomy.image, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), masked(module, ranking, plan):
+        wanted = module(images)
+    with torch.no_grad():
+        got = short(images)
+    assert (got - wanted).abs().max() <= 1e-5 * max(1, wanted.abs().max())
+    assert read_anatomy(short, name) == anatomy.with_counts(plan)
+    assert sum(p.numel() for p in short.parameters()) == anatomy.params(plan)
+    left = {key.split(".")[2] for key in short.state_dict() if key.startswith("blocks.2.")}
+    assert left <= {"attention_added", "mlp_added"}
+    assert not {"norm1", "attn", "ls1", "gamma_1"} & {
+        k.split(".")[2] for k in short.state_dict() if k.startswith("blocks.0.")
+    }
+    described = ModelDescription(name="short", architecture=name, kwargs=kwargs, preprocessing=HALF)
+    save_model(short, described, tmp_path / "short")
+    again = load_model(str(tmp_path / "short"))
+    assert again.description.plan == plan
+    with torch.no_grad():
+        assert torch.equal(again.module(images), got)
+
+
+@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("way", [None, "elastic", "sequential", "sparsegpt", "refit"])
+def test_every_correction_gives_a_module_whose_graphs_say_the_same(name, way, tmp_path):
+    model = as_model(small(name)[0], name, {})
+    ranking, plan = random_ranking(model.anatomy, seed=1), short_plan(model.anatomy)
+    images = some_images()
+    module, _ = Repair(model, ranking, way, images, Silent()).kept(plan)
+    anatomy = model.anatomy if way in (None, "sparsegpt") else model.anatomy.with_output_biases()
+    assert read_anatomy(module, name) == anatomy.with_counts(plan)
+    with torch.no_grad():
+        wanted = module(inputs_of(images)).numpy()
+    drawn = blueprint(model, ranking)
+    emitter = Emitter(drawn, tmp_path)
+    made = corrected_layers(module, ranking, plan, drawn.dense)
+    for flavour in ("portable", "ort"):
+        path = emitter.write(flavour, plan, made, options=Options(flavour)).graph
+        assert close(run(path, inputs_of(images).numpy()), wanted), flavour
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_an_elastic_folder_gives_the_corrected_weights_of_such_plans(name, tmp_path):
+    model = as_model(small(name)[0], name, {})
+    ranking, plan = random_ranking(model.anatomy, seed=1), short_plan(model.anatomy)
+    images = some_images()
+    factors = make_factors(model, ranking, observe(model, images))
+    pack(model, ranking, tmp_path / "elastic", factors)
+    elastic = Elastic.load(tmp_path / "elastic")
+    for with_correction in (False, True):
+        module = shrink(model.module, ranking, plan)
+        if with_correction:
+            correct_module(module, ranking, plan, factors)
+        with torch.no_grad():
+            wanted = module(inputs_of(images)).numpy()
+        got = Reference(elastic, plan, with_correction)(inputs_of(images).numpy().astype(np.float64))
+        assert np.abs(got - wanted).max() <= 2e-4 * max(1, np.abs(wanted).max())
+        made = elastic.corrected_layers(plan) if with_correction else None
+        written = Emitter(blueprint(model, ranking), tmp_path).write("x", plan, made)
+        assert close(run(written.graph, inputs_of(images).numpy()), wanted)
+
+
+@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("way", ["elastic", "sequential", "refit"])
+def test_a_sub_layer_that_always_gives_the_same_is_replaced_exactly(name, way):
+    module, _ = small(name)
+    for block in blocks_of(module)[1:]:
+        for parameter in block.mlp.parameters():  # hidden units that see nothing: a constant, and not a small one
+            if parameter is not block.mlp.fc2.weight and parameter.ndim == 2:
+                parameter.data.zero_()
+    model = as_model(module, name, {})
+    ranking, images = random_ranking(model.anatomy), some_images()
+    plan = Plan(heads=model.anatomy.heads, neurons=(model.anatomy.neurons[0], 0, 0))
+    short, _ = Repair(model, ranking, way, images, Silent()).kept(plan)
+    with torch.no_grad():
+        wanted, got = module(inputs_of(images)), short(inputs_of(images))
+        plain = shrink(module, ranking, plan)(inputs_of(images))
+    scale = float(wanted.abs().max())
+    assert (got - wanted).abs().max() <= 1e-4 * scale
+    if any(block.mlp.fc1.bias is not None for block in blocks_of(module)[1:] if hasattr(block.mlp, "fc1")):
+        assert (plain - wanted).abs().max() > 1e-2 * scale  # so that equality above means something
+
+
+def test_refit_adds_the_mean_that_it_saw_and_its_share_of_what_is_missing():
+    model = as_model(small("deit3_small_patch16_224")[0], "x", {})
+    ranking, images = random_ranking(model.anatomy), some_images(8)
+    plan = Plan(heads=(4, 4, 4), neurons=(*model.anatomy.neurons[:2], 0))
+    short = refit(model, ranking, plan, images, pull=0.0, token_weights=[None] * 3)
+    found = []
+    last = blocks_of(model.module)[2]
+    hook = last.ls2.register_forward_hook(lambda _, __, y: found.append(y))
+    with torch.no_grad():
+        model.module(inputs_of(images))
+    hook.remove()
+    mean = found[0].flatten(0, 1).mean(0)
+    proj = blocks_of(short)[2].attn.proj
+    held = (proj.bias - last.attn.proj.bias) * last.ls1.gamma
+    left = blocks_of(short)[2].mlp_added
+    torch.testing.assert_close(held if left is None else left, mean, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(proj.weight, last.attn.proj.weight)
+
+
+def test_layers_after_a_removed_one_give_back_a_part_of_what_it_did():
+    model = as_model(small("deit_tiny_patch16_224")[0], "x", {})
+    ranking, images = random_ranking(model.anatomy), some_images(24)
+    plan = Plan(heads=(4, 0, 4), neurons=model.anatomy.neurons)
+    wanted = model.module.forward_features(inputs_of(images)).detach()
+
+    def error(module) -> float:
+        with torch.no_grad():
+            return float((module.forward_features(inputs_of(images)) - wanted).square().mean())
+
+    plain = error(shrink(model.module, ranking, plan))
+    mean = error(refit(model, ranking, plan, images, pull=0.0))
+    assert error(refit(model, ranking, plan, images)) < mean < plain
+
+
+def test_what_cuts_the_path_from_image_to_output_is_refused():
+    token = as_model(small("deit_tiny_patch16_224")[0], "x", {})
+    ranking = random_ranking(token.anatomy)
+    without = Plan(heads=(0, 0, 0), neurons=token.anatomy.neurons)
+    with pytest.raises(SnapvitError, match="no attention, so the class token would never see the image"):
+        shrink(token.module, ranking, without)
+    shrink(token.module, ranking, Plan(heads=(0, 0, 1), neurons=(0, 0, 0)))
+    pooled = as_model(small("vit_base_patch16_siglip_224")[0], "x", {})
+    shrink(pooled.module, random_ranking(pooled.anatomy), Plan(heads=(0, 0, 0), neurons=pooled.anatomy.neurons))
+    with pytest.raises(SnapvitError, match="nothing of the blocks is left"):
+        Plan(heads=(0, 0, 0), neurons=(0, 0, 0)).check_fits(pooled.anatomy)
+
+
+def test_elastic_vit_removes_sub_layers_and_brings_them_back():
+    module, _ = small("deit_tiny_patch16_224")
+    anatomy = read_anatomy(module, "x")
+    elastic = ElasticViT(module, random_ranking(anatomy))
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        dense = elastic(images)
+        assert not torch.allclose(elastic.prune(short_plan(anatomy))(images), dense)
+        assert torch.equal(elastic.prune(Plan.dense(anatomy))(images), dense)
+
+
+def test_a_model_without_sub_layers_is_not_ranked_again():
+    module, _ = small("deit_tiny_patch16_224")
+    anatomy = read_anatomy(module, "x")
+    with pytest.raises(SnapvitError, match="block 0 has no attention any more"):
+        Ranking.flat(anatomy.with_counts(short_plan(anatomy)))
+
+
+def test_the_released_correction_keeps_the_bias_of_what_is_gone():
+    model = as_model(small("deit_tiny_patch16_224")[0], "x", {})
+    ranking, images = random_ranking(model.anatomy), some_images()
+    plan = Plan(heads=(4, 4, 0), neurons=model.anatomy.neurons)
+    alone = corrected(model, ranking, plan, observe(model, images), correction="sparsegpt")
+    walked = correct_in_sequence(model, ranking, plan, images, correction="sparsegpt")
+    with torch.no_grad():
+        wanted = shrink(model.module, ranking, plan)(inputs_of(images))
+        for module in (alone, walked):
+            torch.testing.assert_close(module(inputs_of(images)), wanted)
+
+
+@pytest.mark.parametrize("engine", ["torch", "onnxruntime"])
+def test_the_search_judges_candidates_without_sub_layers_as_they_are(engine):
+    model = as_model(small("deit_tiny_patch16_224")[0], "x", {})
+    images = some_images(5)
+    ranking, factors = damage_ranking(model, observe(model, images, warn=False))
+    bench = Bench(model, images, engine)
+    for plan in (short_plan(model.anatomy), Plan(heads=(3, 0, 1), neurons=(0, 20, 0))):
+        for made in (None, factors):
+            module = shrink(model.module, ranking, plan)
+            if made is not None:
+                correct_module(module, ranking, plan, made)
+            with torch.no_grad():
+                wanted = module.forward_head(module.forward_features(inputs_of(images)), pre_logits=True)
+            fitness = AllocationFitness(bench, ranking, made, Divergence("cosine", model, bench.dense))
+            torch.testing.assert_close(fitness.embedding(plan), wanted, rtol=1e-3, atol=1e-3)
+
+
+def ends(ranking) -> list[tuple[float, float]]:
+    return [(heads[0], neurons[0]) for heads, neurons in ranking.damage]
+
+
+def test_plans_along_the_line_are_nested_also_where_sub_layers_go():
+    model = as_model(small("deit_tiny_patch16_224")[0], "x", {})
+    ranking, _ = damage_ranking(model, observe(model, some_images(), warn=False))
+    protection = Protection(sublayers=False)
+    least, may_go = protection.least(model.anatomy), protection.may_go(model.anatomy, ends(ranking))
+    line = Allocator(ranking.damage, flops_costs(model.anatomy), least, may_go=may_go).line
+    assert all(denser.keeps_all_of(sparser) for denser, sparser in pairwise(line))
+    assert len(line[-1].removed) == 5  # of six sub-layers
+    for plan in line:
+        plan.check_fits(model.anatomy)
+
+
+def test_export_removes_sub_layers_if_asked_and_says_which(snapvit, tiny_folder, image_folder, tmp_path):
+    given = ["export", "--model", tiny_folder, "--data", image_folder, "--images", 16, "--out", tmp_path / "out"]
+    assert "protection leaves at least 0.1226" in snapvit(*given, "--flops", 0.06).error_line
+    outcome = snapvit(*given, "--flops", 0.06, "--depth", "--json")
+    assert outcome.code == 0, outcome.err
+    manifest = read_family(tmp_path / "out")
+    variant = manifest.variant("flops6")
+    assert 0 in (*variant.heads, *variant.neurons)
+    assert any(variant.heads)
+    assert plan_of(variant).removed == inspect(tmp_path / "out" / "flops6.onnx").plan.removed
+    assert len(manifest.recipe["sublayers"]) == 6
+
+
+def test_idap_cuts_width_and_then_sub_layers_along_one_nested_line(tiny_model, tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 32, 32, 3), np.uint8)
+    images = Images(pixels, None, tiny_model.preprocessing, "noise")
+    ranking = rank(tiny_model, images, make_settings("idap", images=16))
+    assert ranking.provenance["criterion"] == "divergence"
+    ranking.save(tmp_path / "r")
+    ranking = Ranking.load(tmp_path / "r")
+    planner = Planner(ranking, tiny_model.anatomy, ranking.protection)
+    steps = list(planner.steps().values())
+    assert all(denser.keeps_all_of(sparser) for denser, sparser in pairwise(steps))
+    least = sorted(ranking.sublayers, key=lambda s: s.damage)[:3]
+    assert set(planner.sparsest.removed) == {(s.block, s.part) for s in least}
+    for fraction in (0.9, 0.6, 0.4, 0.2):
+        plan = planner.flops(fraction)
+        plan.check_fits(tiny_model.anatomy)
+        assert plan.flops_ratio(tiny_model.anatomy) <= fraction
+    assert planner.flops(0.2).removed
+    plain = Ranking(ranking.head_scores, ranking.neuron_scores)
+    with pytest.raises(UsageError, match="told by its damage, which the ranking lacks"):
+        Planner(plain, tiny_model.anatomy, ranking.protection)
+
+
+def test_the_end_of_a_curve_counts_more_and_most_where_the_loss_was_measured_to_matter():
+    damage = tuple((np.array([4.0, 1, 0]), np.array([8.0, 3, 1, 0])) for _ in range(2))
+    plain = with_removal(damage, None)
+    assert [(h[0], n[0]) for h, n in plain] == [(4 * WHOLE, 8 * WHOLE)] * 2
+    assert all((h[1:] == [1, 0]).all() and (n[1:] == [3, 1, 0]).all() for h, n in plain)
+    moved = {(0, "attention"): 0.4, (0, "mlp"): 8.0, (1, "attention"): 0.4, (1, "mlp"): 0.1}  # typical: 0.1 of the end
+    measured = [SubLayer(block=i, part=part, divergence=0, turned=0, damage=d) for (i, part), d in moved.items()]
+    ends = [(h[0], n[0]) for h, n in with_removal(damage, measured)]
+    assert ends == [(4 * WHOLE, pytest.approx(80 * WHOLE)), (4 * WHOLE, 8 * WHOLE)]

@@ -3,7 +3,7 @@
     python benchmarks/depth.py --checkpoint deit_tiny.safetensors --images imagenet-sample/ --classes classes.txt \
         [--budgets 0.7,0.6,0.5,0.4,0.3] [--ends 0.7,1,1.5] [--seeds 0,1]
 
-Half of the images calibrate, the others report, as in quality.py. A latency model is fitted to nets that were timed here
+Half of the images calibrate, the others report, as in quality.py. A latency model is fitted to nets timed here
 (ONNX Runtime, one thread, batch 1), some of which lack sub-layers. For every budget, a share of the dense latency, it
 allocates heads and neurons alone, and heads, neurons and sub-layers together, where the end of a damage curve counts as
 often as `--ends` says. Every Plan is refitted on the calibration images, exported, judged by top-1 in ONNX Runtime, and

@@ -89,9 +89,11 @@ def _splits(text: str) -> dict[str, Source]:
 
 
 def _folders(folder: Path) -> dict[str, Source]:
-    named = _named({path.name for path in folder.iterdir() if path.is_dir()}, str(folder))
-    if "train" not in named or len(named) < 2:
-        return {}
+    there = {path.name for path in folder.iterdir() if path.is_dir()}
+    named = _named(there, str(folder))
+    usual = {name for names in SPLIT_NAMES.values() for name in names}
+    if not there <= usual and ("train" not in named or len(named) < 2):
+        return {}  # classes, one of which may be called `train`
     return {split: folder_source(folder / name) for split, name in named.items()}
 
 

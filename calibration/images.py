@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -55,10 +56,10 @@ class Images:
             self, pixels=self.pixels[:count], labels=None if self.labels is None else self.labels[:count], unreadable=()
         )
 
-    @property
+    @cached_property
     def fingerprint(self) -> dict[str, str | int]:
         """Which pictures these are: where from, how many, how many left out, and a hash of what the model sees."""
-        digest = hashlib.sha256(self.pixels.tobytes()).hexdigest()
+        digest = hashlib.sha256(np.ascontiguousarray(self.pixels)).hexdigest()
         counts = {"images": len(self), "unreadable": len(self.unreadable)}
         return {"source": self.source, **counts, "sha256": digest}
 

@@ -60,6 +60,7 @@ def validate(
         seconds,
         model,
         checkpoint,
+        needs_labels=least is not None,
     )
     with shown(quiet) as progress:
         manifest = run(request, progress)

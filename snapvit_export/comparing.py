@@ -19,7 +19,7 @@ from .comparison import COMPARISON, Axis, Comparison
 from .errors import SnapvitError, UsageError, needs
 from .evaluate.evaluation import Evaluation
 from .exam import Exam, Judging, likeness
-from .files import write_atomically, writing
+from .files import check_place, write_atomically
 from .pipeline import BUNDLED_MODEL, MOST_HELD_OUT, data_of, read_images
 from .plan import check_fraction, check_sparsity
 from .progress import Progress
@@ -69,6 +69,7 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
     methods = {name: same_images(method(name), request.images, request.seed) for name in request.recipes}
     if request.evaluations is not None:
         methods = {name: _searching(settings, request.evaluations) for name, settings in methods.items()}
+    check_place(request.out / COMPARISON)
     progress.phase("finding images")
     calibration, rest = calibration_and_held_out(data_of(request), request.images, request.seed, MOST_HELD_OUT)
     if request.on is None and not rest.count:
@@ -86,8 +87,6 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
         features = exam.features(extractor, progress)
         return exam.evaluation(exam.measures(features, progress) | likeness(features, whole))
 
-    with writing(request.out):
-        request.out.mkdir(parents=True, exist_ok=True)
     start = Comparison(
         model=model.name,
         weights_sha256=weights_fingerprint(model.module),
@@ -98,10 +97,9 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
         dense=exam.evaluation(exam.measures(whole, progress) | likeness(whole, whole)),
     )
     found = compare(model, images, methods, sizes, judge, _continued(start, request.out), request.out, progress)
-    found = ordered(found, list(methods), sizes)
-    found.save(request.out)
-    _write(found, request.out)
-    return found
+    asked = ordered(found, list(methods), sizes)  # the file keeps what earlier runs found besides
+    _write(asked, request.out)
+    return asked
 
 
 def _check(request: CompareRequest) -> tuple[float, ...]:
@@ -120,17 +118,21 @@ def _check(request: CompareRequest) -> tuple[float, ...]:
 
 
 def _searching(settings: Settings, evaluations: int) -> Settings:
-
     return replace(settings, evaluations=evaluations) if settings.evaluations else settings
 
 
 def _continued(start: Comparison, folder: Path) -> Comparison:
     """With what an earlier run found under the same conditions; each method must have the same settings too."""
     before = Comparison.load(folder)
-    if before is None or not start.continues(before):
+    if before is None:
         return start
-    same = [c for c in before.contestants if start.settings.get(c.recipe) == before.settings.get(c.recipe)]
-    return msgspec.structs.replace(start, contestants=tuple(same))
+    if not start.continues(before):
+        raise SnapvitError(
+            f"{folder / COMPARISON}: of another model, images or axis. Choose another --out, or remove it"
+        )
+    settings = {**before.settings, **start.settings}
+    same = [c for c in before.contestants if settings[c.recipe] == before.settings[c.recipe]]
+    return msgspec.structs.replace(start, contestants=tuple(same), settings=settings)
 
 
 def _write(found: Comparison, folder: Path) -> None:

@@ -39,7 +39,7 @@ class Comparison(Value, frozen=True, kw_only=True):
 
     def continues(self, other: Comparison) -> bool:
         """Whether the contestants of another comparison could stand in this one."""
-        same = ("model", "weights_sha256", "calibration", "judged_on", "axis", "dense")
+        same = ("model", "weights_sha256", "calibration", "judged_on", "axis")
         return all(getattr(self, name) == getattr(other, name) for name in same)
 
     def found(self, recipe: str, asked: float) -> Contestant | None:

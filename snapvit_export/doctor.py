@@ -35,6 +35,9 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "models": (("torch", "timm"), "prune"),
     "profile": (("onnx", "onnxruntime"), "ort"),
     "choose": (("onnx", "onnxruntime"), "ort"),
+    "validate": (("onnx", "onnxruntime"), "ort"),
+    "evaluate": (("torch", "timm", "sklearn"), "prune"),
+    "compare": (("torch", "timm", "sklearn", "vl_convert", "jinja2"), "all"),
     "report": (("onnx", "vl_convert", "jinja2"), "report"),
 }
 

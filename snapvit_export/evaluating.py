@@ -16,7 +16,8 @@ from .errors import UsageError, needs
 from .evaluate.about import SUFFIXES, about_file
 from .evaluate.artefact import opened
 from .evaluate.evaluation import Evaluation
-from .exam import Exam, Extractor, Judging
+from .exam import Exam, Extractor, Judging, check_judging
+from .files import check_place
 from .pipeline import BUNDLED_MODEL
 from .plan import check_fraction, check_sparsity
 from .progress import Progress, Silent
@@ -60,10 +61,9 @@ def _check(request: EvaluateRequest) -> Ranking | None:
     how = request.judging
     if request.runtime is not None and Path(request.model).suffix not in SUFFIXES:
         raise UsageError("--runtime runs exported files, and models run in torch. Leave it out, or give a .onnx file")
-    if how.classes is not None and how.by is not None and "head" not in how.by:
-        raise UsageError("--classes names the outputs of the head, which is not asked. Add head to --by")
-    if how.features is not None and how.by == ("segment",):
-        raise UsageError("--features keeps embeddings, and --by segment needs none. Leave --features out")
+    check_judging(how)
+    if how.features is not None:
+        check_place(how.features)
     sizes = [size for size in (request.sparsity, request.flops) if size is not None]
     if request.ranking is None and sizes:
         raise UsageError("--sparsity and --flops cut along a ranking. Give --ranking FILE, made by snapvit rank")

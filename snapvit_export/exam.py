@@ -6,8 +6,11 @@ What runs a model is an `Extractor`: torch (`prune/features.py`) or an exported 
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, Protocol, get_args
 
@@ -18,7 +21,7 @@ from .calibration.data_set import DataSet
 from .calibration.images import Images
 from .calibration.masks import UNKNOWN, check_masks, numbered, prepare_masks
 from .calibration.preprocessing import Preprocessing
-from .errors import SnapvitError, UsageError
+from .errors import SnapvitError, UsageError, needs
 from .evaluate import linear, segmentation
 from .evaluate.evaluation import Evaluation, Found, share
 from .evaluate.features import Array, Features, MadeBy, Split
@@ -31,6 +34,7 @@ from .progress import Progress, Silent
 
 Way = Literal["head", "knn", "linear", "segment"]
 WAYS: tuple[Way, ...] = get_args(Way)
+MOST_MEMORY = 0.7  # of the machine's, for decoded pictures
 
 
 class Examinee(Protocol):
@@ -79,6 +83,14 @@ class Judging:
     ignore: Sequence[int] = (UNKNOWN,)  # values in masks that count for no class
 
 
+def check_judging(how: Judging) -> None:
+    """Refuse settings that would change nothing."""
+    if how.classes is not None and how.by is not None and "head" not in how.by:
+        raise UsageError("--classes names the outputs of the head, which is not asked. Add head to --by")
+    if how.features is not None and how.by == ("segment",):
+        raise UsageError("--features keeps embeddings, and --by segment needs none. Leave --features out")
+
+
 def parse_ways(text: str | None) -> tuple[Way, ...] | None:
     """Read `knn,linear`; None for the default."""
     if text is None:
@@ -111,8 +123,8 @@ class Exam:
     def set(examinee: Examinee, data: DataSet, how: Judging, progress: Progress, label_free: bool = False) -> Exam:
         """Read the images for models like this one; `label_free`: data that allows no way at all is fine."""
         data = data.at_most(how.images, how.seed)
-        columns = _columns(examinee, data, how)
-        ways = tuple(how.by) if how.by is not None else _usual(data, columns)
+        columns = _columns(examinee, data, how, progress)
+        ways = tuple(how.by) if how.by is not None else _usual(data, columns, progress)
         if not ways and not label_free:
             raise SnapvitError(_nothing(data))
         data = data.whole() if set(ways) <= {"head"} else data
@@ -128,7 +140,8 @@ class Exam:
     def titles(self) -> list[str]:
         """What the judged images are called."""
         source, left_out = self.data.test, set(self.test.unreadable)
-        return [title for i in range(source.count) if (title := source.title(i)) not in left_out]
+        titles = [title for i in range(source.count) if (title := source.title(i)) not in left_out]
+        return [title.removeprefix(f"{source.name}/") for title in titles]  # a report is shared: not where it lay
 
     def judge(self, extractor: Extractor, progress: Progress | None = None) -> Evaluation:
         """Run a model once and measure what was asked for."""
@@ -220,24 +233,34 @@ def likeness(features: Features, dense: Features) -> Found:
     return fidelity(ours.logits, theirs.logits)
 
 
-def _columns(examinee: Examinee, data: DataSet, how: Judging) -> Columns | None:
+def _columns(examinee: Examinee, data: DataSet, how: Judging, progress: Progress) -> Columns | None:
     """The head's outputs that stand for the data's classes; None if the head is not asked, and need not suit."""
     asked = how.by is not None and "head" in how.by
     if data.test.labels is None or not (asked or how.by is None):
         return None
     try:
         return columns_for(data.test.classes, examinee.outputs, examinee.labels, how.classes)
-    except SnapvitError:
+    except SnapvitError as error:
         if asked or how.classes is not None:
             raise
+        progress.note(f"the head is not asked: {error}")
         return None
 
 
-def _usual(data: DataSet, columns: Columns | None) -> tuple[Way, ...]:
+def _usual(data: DataSet, columns: Columns | None, progress: Progress) -> tuple[Way, ...]:
+    if data.test.labels is not None and len(data.test.classes) < 2:
+        progress.note(f"{data.name}: all images are of one class, so accuracy would say nothing")
+        return ()
     ways: list[Way] = [] if columns is None else ["head"]
     if ways and data.heap is not None:
         return tuple(ways)  # on all of the images, of which k-NN would take most to learn from
-    if data.train is not None and data.train.labels is not None and data.train.count >= NEIGHBOURS:
+    if data.train is None or data.train.labels is None:
+        return tuple(ways)
+    if data.train.count < NEIGHBOURS:
+        progress.note(f"{data.name}: {data.train.count} training images are too few for k-NN")
+    elif find_spec("sklearn") is None:
+        progress.note("k-NN is left out: it needs scikit-learn, which is not installed")
+    else:
         ways.append("knn")
     return tuple(ways)
 
@@ -253,6 +276,14 @@ def _check_data(data: DataSet, ways: Sequence[Way]) -> None:
         raise SnapvitError(f"{data.name}: has no labels, which --by {unlabelled[0]} needs. Give --data a labelled set")
     if data.train is None and (untrained := [way for way in ways if way != "head"]):
         raise SnapvitError(f"{data.name}: has no training images, which --by {untrained[0]} needs. Give --data more")
+    if ways and ways != ("segment",) and len(data.test.classes) < 2:
+        raise SnapvitError(f"{data.name}: all images are of one class, so accuracy would say nothing. Give --data more")
+    if "knn" in ways:
+        learnt = sum(source.count for source in (data.train, data.valid) if source is not None)
+        if learnt < NEIGHBOURS:
+            raise SnapvitError(f"{data.name}: {learnt} training images, and k-NN asks {NEIGHBOURS}. Give --data more")
+        with needs("k-nearest neighbours", extra="prune"):
+            import sklearn  # noqa: F401
     if "segment" in ways:
         for source in (data.train, data.test):
             assert source is not None
@@ -264,7 +295,19 @@ def _read(data: DataSet, ways: Sequence[Way], preprocessing: Preprocessing, prog
     wanted = {"head": ("test",), "segment": ("train", "test")}
     names = {"test"} | {name for way in ways for name in wanted.get(way, ("train", "valid", "test"))}
     splits = {name: source for name, source in data.splits.items() if name in names}
+    _check_memory(data.name, sum(source.count for source in splits.values()), preprocessing)
     return dict(zip(splits, read_images(list(splits.values()), preprocessing, progress)))
+
+
+def _check_memory(name: str, images: int, preprocessing: Preprocessing) -> None:
+    """Refuse more decoded pictures than the machine holds."""
+    wanted = images * math.prod(preprocessing.input_size)
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
+    if wanted > MOST_MEMORY * there:
+        raise SnapvitError(
+            f"{name}: {images} decoded images take {wanted / 1e9:.0f} GB, this machine has {there / 1e9:.0f} GB. "
+            "Give --images N, of each split at most"
+        )
 
 
 def _suits(kept: Features, made_by: MadeBy, images: dict[str, Images]) -> bool:

@@ -180,7 +180,10 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_family(folder: Path | str) -> Manifest:
     """Read a family and check that every file in it is what its manifest says."""
     folder = Path(folder)
-    manifest = read_json(folder / MANIFEST, Manifest)
+    try:
+        manifest = read_json(folder / MANIFEST, Manifest)
+    except FileFormatError as error:
+        raise FileFormatError(f"{error}. If another version wrote it, export the family again") from error
     for listed in _listed(manifest):
         path = inside(folder, listed.file, MANIFEST)
         if not path.is_file():
@@ -217,4 +220,5 @@ def own_files(folder: Path) -> list[str] | None:
     graphs = [folder / variant.file for variant in manifest.variants]  # a profile may have built engines beside them
     engines = [path.name for graph in graphs for path in engine_files(graph)]
     listed = [each.file for each in _listed(manifest)]
-    return [MANIFEST, RANKING, VALIDATION, *listed, *engines, *report_files()]
+    left_behind = [path.name for path in folder.glob(".tap-*")]  # by a killed validation
+    return [MANIFEST, RANKING, VALIDATION, *listed, *engines, *report_files(), *left_behind]

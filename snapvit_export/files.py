@@ -88,6 +88,15 @@ def check_writable(goal: Path, replaceable: Collection[str] | None) -> None:
         os.rmdir(tempfile.mkdtemp(dir=goal.parent, prefix=f".{goal.name}."))
 
 
+def check_place(path: Path) -> None:
+    """Refuse, before long work, a file that could not be written after it."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        os.unlink(name)
+
+
 def refuse_foreign(goal: Path, replaceable: Collection[str] | None) -> None:
     """Refuse to replace anything but an empty folder or one with only `replaceable` files."""
     if not goal.exists() and not goal.is_symlink():

@@ -51,7 +51,7 @@ class Settings:
 
 
 RECIPES = {
-    "default": Settings(allocation="joint", correction="refit", optimiser="snes-log", racing=True),
+    "default": Settings(allocation="joint", correction="refit", optimiser="snes-log", racing=True, depth=True),
     "snapvit": Settings(images=1000, seed=42, evaluations=50),
     "local": Settings(),
     "idap": Settings(criterion="divergence", depth=True),

@@ -68,10 +68,22 @@ def test_what_was_found_before_is_not_done_again(compare, tmp_path, monkeypatch)
     outcome = compare(given=more)
     assert outcome.code == 0, outcome.err
     assert ranked == ["lamp"]
-    assert [c.recipe for c in Comparison.load(tmp_path / "out").contestants] == ["magnitude", "lamp", "random"]
-    ranked.clear()
-    assert compare(given=[*more[:-1], "12"]).code == 0  # other images: all of it anew
-    assert ranked == ["magnitude", "lamp", "random"]
+    assert {c.recipe for c in Comparison.load(tmp_path / "out").contestants} == {"magnitude", "lamp", "random"}
+    shown = [line.split()[0] for line in outcome.out.splitlines() if "±" in line and "dense" not in line]
+    assert shown == ["magnitude", "lamp", "random"]
+    fewer = compare(given=["--recipes", "lamp", "--sparsity", "0.2", "--images", "16"])
+    assert "random" not in fewer.out
+    assert len(Comparison.load(tmp_path / "out").contestants) == 3  # what was found is kept
+    assert ranked == ["lamp"]
+
+
+def test_a_folder_of_another_comparison_is_not_overwritten(compare, tmp_path):
+    assert compare(given=["--recipes", "random", "--sparsity", "0.2", "--images", "16"]).code == 0
+    before = (tmp_path / "out" / "compare.json").read_bytes()
+    outcome = compare(given=["--recipes", "random", "--sparsity", "0.2", "--images", "12"])
+    assert outcome.code == 1
+    assert "compare.json: of another model, images or axis. Choose another --out" in outcome.error_line
+    assert (tmp_path / "out" / "compare.json").read_bytes() == before
 
 
 def test_stopped_and_gone_on_is_the_same(compare, tmp_path, monkeypatch):

@@ -260,10 +260,10 @@ def test_plans_along_the_line_are_nested_also_where_sub_layers_go():
         plan.check_fits(model.anatomy)
 
 
-def test_export_removes_sub_layers_if_asked_and_says_which(snapvit, tiny_folder, image_folder, tmp_path):
+def test_export_removes_sub_layers_where_width_does_not_reach(snapvit, tiny_folder, image_folder, tmp_path):
     given = ["export", "--model", tiny_folder, "--data", image_folder, "--images", 16, "--out", tmp_path / "out"]
-    assert "protection leaves at least 0.1226" in snapvit(*given, "--flops", 0.06).error_line
-    outcome = snapvit(*given, "--flops", 0.06, "--depth", "--json")
+    assert "protection leaves at least 0.1226" in snapvit(*given, "--flops", 0.06, "--no-depth").error_line
+    outcome = snapvit(*given, "--flops", 0.06, "--json")
     assert outcome.code == 0, outcome.err
     manifest = read_family(tmp_path / "out")
     variant = manifest.variant("flops6")

@@ -77,10 +77,13 @@ class Evaluation(Value, frozen=True, kw_only=True):
 
 
 def share(right: npt.ArrayLike) -> tuple[float, float]:
-    """The share of trues, and its standard error."""
+    """The share of trues, and its standard error: of a share drawn a little towards a half, as Agresti and Coull do.
+
+    So it is not zero where all are right, which a few more images would disprove.
+    """
     hits = np.asarray(right, bool)  # (N,)
-    value = float(hits.mean())
-    return value, math.sqrt(value * (1 - value) / len(hits))
+    drawn = (float(hits.sum()) + 2) / (len(hits) + 4)
+    return float(hits.mean()), math.sqrt(drawn * (1 - drawn) / len(hits))
 
 
 def mean(values: npt.ArrayLike) -> tuple[float, float]:

@@ -18,16 +18,19 @@ Logits = npt.NDArray[np.float32]
 
 
 def pick_samples(
-    images: Images, titles: Sequence[str], logits: Mapping[str, Logits], names: Sequence[str], dense: str
+    images: Images, titles: Sequence[str], logits: Mapping[str, Logits], names: Sequence[str], dense: str, judged: bool
 ) -> tuple[Sample, ...]:
-    """At most a dozen images; `logits` by variant are (N, classes) and `names` those of the classes."""
+    """At most a dozen images; `logits` by variant are (N, classes) and `names` those of the classes.
+
+    `judged`: the classes are the data's own, so that its labels can be told and compared.
+    """
     guesses = {variant: scores.argmax(1) for variant, scores in logits.items()}
     chosen = _chosen(len(images), guesses, dense)
     return tuple(
         Sample(
             title=titles[i],
             picture=_png(images.pixels[i]),
-            label=None if images.labels is None else images.classes[int(images.labels[i])],
+            label=images.classes[int(images.labels[i])] if judged and images.labels is not None else None,
             predictions={v: _prediction(scores[i], names) for v, scores in logits.items()},
         )
         for i in chosen

@@ -7,6 +7,9 @@ as it is, so that any runtime that opens the one opens the other.
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,10 +22,11 @@ from ..errors import FileFormatError
 from ..files import write_atomically
 from ..runtimes.engine_file import engine_files
 from .numerics import FLOAT
-from .read import read_graph
+from .read import external_files, read_graph
 
 CLASSIFIERS = ("head.weight", "distillation_head.weight")
 LOGITS, FEATURES, BOTH = "logits", "features", "both"
+PREFIX = ".tap-"  # of copies; what a killed run left may be removed
 
 
 @dataclass(frozen=True)
@@ -37,13 +41,26 @@ class Tapped:
 def tapped(path: Path) -> Iterator[Tapped]:
     """A copy that gives both, for as long as it is looked at; the file itself if that gives the embedding alone."""
     make = _openvino_copy if path.suffix == ".xml" else _onnx_copy
-    copy = path.with_name(f".{path.stem}.tap{path.suffix}")
-    try:
-        classes = make(path, copy)
-        yield Tapped(copy if classes else path, classes)
-    finally:
-        for file in (copy, copy.with_suffix(".bin"), *engine_files(copy)):
-            file.unlink(missing_ok=True)
+    with _place_beside_its_weights(path) as folder:
+        copy = folder / f"{PREFIX}{os.getpid()}-{path.name}"
+        try:
+            classes = make(path, copy)
+            yield Tapped(copy if classes else path, classes)
+        finally:
+            for file in (copy, copy.with_suffix(".bin"), *engine_files(copy)):
+                file.unlink(missing_ok=True)
+
+
+@contextmanager
+def _place_beside_its_weights(path: Path) -> Iterator[Path]:
+    """The file's own folder or, if nothing can be written there, another one with copies of what the graph reads."""
+    if os.access(path.parent, os.W_OK):
+        yield path.parent
+        return
+    with tempfile.TemporaryDirectory(prefix="snapvit-") as scratch:
+        for name in external_files(read_graph(path)) if path.suffix == ".onnx" else ():
+            shutil.copy(path.parent / name, Path(scratch) / name)
+        yield Path(scratch)
 
 
 def _onnx_copy(path: Path, copy: Path) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from ..values import Value
@@ -112,3 +113,13 @@ def _number(path: Path) -> int | None:
         return int(path.read_text())
     except (OSError, ValueError):
         return None
+
+
+def worst_warnings(taken: Iterable[Conditions]) -> list[str]:
+    """What disturbed several timings, each kind once, at its worst."""
+    worst: dict[str, tuple[float, str]] = {}
+    for conditions in taken:
+        for kind, size, text in conditions.warnings():
+            if size > worst.get(kind, (0.0, ""))[0]:
+                worst[kind] = (size, text)
+    return [text for _, text in worst.values()]

@@ -17,7 +17,7 @@ from ..calibration.images import Images
 from ..comparison import Axis, Comparison, Contestant
 from ..correction.damping import Damping
 from ..errors import UsageError
-from ..evaluate.evaluation import Evaluation
+from ..evaluate.evaluation import TITLES, Evaluation
 from ..plan import Plan, Planner
 from ..progress import Progress
 from ..recipe import ADDS_BIASES, CORRECTIONS, RECIPES, Settings, make_settings
@@ -71,7 +71,7 @@ def compare(
             comparison = msgspec.structs.replace(comparison, contestants=(*comparison.contestants, found))
             comparison.save(folder)
             measure = comparison.measure
-            progress.note(f"{name} at {size:g}: {100 * (found.evaluation.value(measure) or 0.0):.1f} %")
+            progress.note(f"{name} at {size:g}: {TITLES[measure]} {found.evaluation.value(measure):.3f}")
         checkpoint.unlink(missing_ok=True)
     return comparison
 

@@ -54,8 +54,7 @@ def spread_bars(values: list[float | None], width: int = WIDTH, ascii_only: bool
     if not known:
         return ["" for _ in values]
     room = max(max(known) - min(known), 0.02)
-    low = min(known) - 0.25 * room
-    scaled = [None if value is None else (value - low) / (1.25 * room) for value in values]
+    scaled = [None if value is None else 1 - (max(known) - value) / (1.25 * room) for value in values]
     return ["" if share is None else bar(share, width, ascii_only) for share in scaled]
 
 

@@ -22,6 +22,7 @@ from ..evaluate.evaluation import HEADLINE, Evaluation, Measure
 from ..evaluate.pareto import Point as Bargain
 from ..evaluate.pareto import dominated
 from ..family import Manifest, Measurement, Variant
+from ..profiling.conditions import worst_warnings
 from ..profiling.profile import Percentile, Profile
 from ..validation import Validation
 from ..values import Value
@@ -170,6 +171,9 @@ def gather(own: Source, beside: Sequence[Source] = (), budget: Budget | None = N
         if other.manifest.anatomy != manifest.anatomy or other.manifest.model != manifest.model:
             theirs, ours = other.manifest.model, manifest.model
             raise SnapvitError(f"{other.folder}: a family of {theirs}, not of {ours}. Give families of the same model")
+        theirs_on, ours_on = ({_images(v.evaluation) for v in m.variants} for m in (other.manifest, manifest))
+        if theirs_on != ours_on and None not in theirs_on | ours_on:
+            raise SnapvitError(f"{other.folder}: was judged on other images. Validate both families on the same --data")
     sources = [own, *beside]
     labels = _labels(sources)
     at: Percentile = manifest.choice.limits.at if manifest.choice else "p50"
@@ -192,14 +196,14 @@ def gather(own: Source, beside: Sequence[Source] = (), budget: Budget | None = N
         decided=choice.decided if choice else True,
         doubt=plain(choice.doubt) if choice and choice.doubt else None,
         points=tuple(points),
-        looks=tuple(_look(m, measure) for m in choice.measurements) if choice else (),
+        looks=tuple(_look(m, measure, manifest) for m in choice.measurements) if choice else (),
         dense_heads=tuple(block.heads for block in manifest.anatomy.blocks),
         dense_neurons=tuple(block.hidden for block in manifest.anatomy.blocks),
         widths=tuple(Widths(name=plain(v.name), heads=v.heads, neurons=v.neurons) for v in _ordered(manifest)),
         spreads=_spreads(_ordered(manifest)),
         search=_search(manifest.recipe),
         sublayers=_sublayers(manifest.recipe),
-        warnings=_warnings(manifest),
+        warnings=tuple(worst_warnings(v.profile.conditions for v in manifest.variants if v.profile)),
     )
 
 
@@ -282,8 +286,10 @@ def _point(
     )
 
 
-def _look(measurement: Measurement, measure: Measure | None) -> Look:
-    quality, error = _quality(measurement.evaluation, measure)
+def _look(measurement: Measurement, measure: Measure | None, manifest: Manifest) -> Look:
+    """Its quality only if that is on the images that the report speaks of: the family may have been validated since."""
+    same = _images(measurement.evaluation) in {_images(v.evaluation) for v in manifest.variants}
+    quality, error = _quality(measurement.evaluation if same else None, measure)
     return Look(
         name=plain(measurement.variant),
         sparsity=measurement.sparsity,
@@ -294,6 +300,10 @@ def _look(measurement: Measurement, measure: Measure | None) -> Look:
         correction=plain(measurement.correction) if measurement.correction else None,
         fits=measurement.fits,
     )
+
+
+def _images(evaluation: Evaluation | None) -> tuple[str, int] | None:
+    return None if evaluation is None else (evaluation.source, evaluation.images)
 
 
 def _judged(manifest: Manifest, measure: Measure | None) -> str | None:
@@ -361,13 +371,3 @@ def _known(record: object, kind: type[Any]) -> Any:
         return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError:
         return None
-
-
-def _warnings(manifest: Manifest) -> tuple[str, ...]:
-    """What disturbed the timings, each kind once, at its worst."""
-    worst: dict[str, tuple[float, str]] = {}
-    for variant in manifest.variants:
-        for kind, size, text in variant.profile.conditions.warnings() if variant.profile else ():
-            if size > worst.get(kind, (0.0, ""))[0]:
-                worst[kind] = (size, text)
-    return tuple(text for _, text in worst.values())

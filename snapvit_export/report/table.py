@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from ..evaluate.evaluation import TITLES, Evaluation, Measure
 from ..family import Manifest, Measurement, Variant
 from ..graph.inspect import Inspection
-from ..profiling.profile import Profile
+from ..profiling.conditions import worst_warnings
 from ..ranking import Ranking
 from . import words
 
@@ -112,18 +112,8 @@ def print_profiles(found: FamilyProfile) -> None:
         for name, p in found.profiles.items()
     ]
     print_rows(columns, rows, left={"variant", "between"})
-    for warning in _warnings(found.profiles.values()):
+    for warning in worst_warnings(p.conditions for p in found.profiles.values()):
         print(f"Beware: {warning}.")
-
-
-def _warnings(profiles: Iterable[Profile]) -> list[str]:
-    """What disturbed the timings, each thing once, at its worst."""
-    worst: dict[str, tuple[float, str]] = {}
-    for profile in profiles:
-        for kind, size, text in profile.conditions.warnings():
-            if size > worst.get(kind, (0.0, ""))[0]:
-                worst[kind] = (size, text)
-    return [text for _, text in worst.values()]
 
 
 def print_inspection(found: Inspection) -> None:
@@ -226,7 +216,9 @@ def _sentence(manifest: Manifest) -> str:
     if choice.doubt is not None:
         names = " and ".join(filter(None, [choice.next_denser, choice.variant]))
         text += f" Too noisy to decide between {names}: {choice.doubt}."
-    return " ".join([text, *(f"Beware: {warning}." for warning in _warnings(m.profile for m in looked_at))])
+    return " ".join(
+        [text, *(f"Beware: {warning}." for warning in worst_warnings(m.profile.conditions for m in looked_at))]
+    )
 
 
 def _between(row: Measurement) -> str:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 PUBLISHED_PAIRS = ((0.15, 0.0), (0.25, 0.1), (0.35, 0.2), (0.45, 0.3), (0.55, 0.4), (0.65, 0.5))
 
 Part = Literal["attention", "mlp"]  # of a block: a sub-layer
-WHOLE = 1.5  # how much the end of a damage curve counts; see `with_removal`
+WHOLE = 1.0  # how much the end of a damage curve counts: 0.7 and 1.5 were worse (docs/benchmarks.md)
 
 
 class Plan(Value, frozen=True, kw_only=True):
@@ -327,9 +327,9 @@ def with_removal(damage: Damage, measured: Sequence[SubLayer] | None) -> Damage:
     """The curves with another end: the damage of a sub-layer that is removed whole.
 
     A curve ends in the error of its layer's output when only the mean is left, which is the same kind of number as all
-    before it; but the losses of whole sub-layers add up to more than their sum, so it counts `WHOLE` times. Where the
-    loss of one was measured to move the answers more, for its error, than that of most others, it counts for so much
-    more again; never for less, since a late sub-layer matters less at every width.
+    before it, and counts `WHOLE` times. Where the loss of one sub-layer was measured to move the answers more, for its
+    error, than that of most others, it counts for so much more again; never for less, since a late sub-layer matters
+    less at every width.
     """
     ends = np.array([(heads[0], neurons[0]) for heads, neurons in damage])  # (blocks, 2)
     factors = np.full(ends.shape, WHOLE)

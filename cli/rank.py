@@ -50,6 +50,13 @@ def rank(
     cka: Annotated[bool, typer.Option("--cka", help="First covariance from the similarity of structures.")] = False,
     racing: Annotated[bool, typer.Option("--racing", help="Drop weak candidates early.")] = False,
     seed: Annotated[Optional[int], typer.Option(min=0, max=2**32 - 1, help="For images, crops and the search.")] = None,
+    rounds: Annotated[
+        Optional[str],
+        typer.Option(help="Joint: cut to these FLOPs in turn, refit, order what is kept anew: 0.85,0.7,0.55"),
+    ] = None,
+    most_moved: Annotated[
+        Optional[float], typer.Option(min=0, help="Rounds: stop when the answers have moved further than this.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     engine: Annotated[Optional[str], typer.Option(help="What evaluates candidates: torch or onnxruntime.")] = None,
     autocast: Annotated[Optional[str], typer.Option(help="none, bf16 or fp16; a GPU measures without it.")] = None,
@@ -78,7 +85,7 @@ def rank(
         pairs=tuple(parsing.pairs(pairs, "--pairs")) or None,
         allocation=allocation,
         order=order,
-        depth=depth,
+        depth=False if rounds is not None and depth is None else depth,
         damping=damping,
         flops=tuple(parsing.fractions(flops, "--flops")) or None,
         divergence=divergence,
@@ -90,7 +97,8 @@ def rank(
     )
     if damping is not None and settings.allocation == "pairs":
         raise UsageError("--damping has no part in a ranking by scores alone. Give --allocation joint, or leave it out")
-    request = RankRequest(model, data, out, checkpoint, settings, device, engine, autocast)
+    in_rounds = parsing.fractions(rounds, "--rounds")
+    request = RankRequest(model, data, out, checkpoint, settings, device, engine, autocast, in_rounds, most_moved)
     with needs("ranking", extra="prune"):
         import torch  # noqa: F401
     with shown(quiet, as_json) as progress:

@@ -290,6 +290,8 @@ class RankRequest:
     device: str = "cpu"
     engine: str | None = None
     autocast: str | None = None
+    rounds: Sequence[float] = ()  # FLOPs after each: cut a little, refit, order what is kept anew
+    most_moved: float | None = None  # a round that moves the answers further ends it
 
 
 def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
@@ -300,6 +302,7 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
     from .prune.rank import needs_images, rank
 
     settings = request.settings
+    _check_rounds(request)
     check_device(request.device)
     engine, autocast = check_engine(request.engine), check_autocast(request.autocast)
     with join(request.device) as processes:
@@ -315,6 +318,10 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
         checkpoint = checkpoint_of(request.out)
         with writing(request.out):
             request.out.parent.mkdir(parents=True, exist_ok=True)
+        if request.rounds:
+            ranking = _in_rounds(request, model, images, speaking)
+            ranking.save(request.out)
+            return ranking
         options = dict(engine=engine, autocast=autocast, checkpoint=checkpoint, processes=processes)
         ranking = rank(model, images, settings, progress=speaking, **options)
         if not processes.is_first:
@@ -322,6 +329,36 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
         ranking.save(request.out)
         checkpoint.unlink(missing_ok=True)
         return ranking
+
+
+def _check_rounds(request: RankRequest) -> None:
+    """Refuse what has no part in ranking in rounds, or only there."""
+    settings = request.settings
+    if not request.rounds:
+        if request.most_moved is not None:
+            raise UsageError("--most-moved ends a ranking in rounds. Give --rounds 0.85,0.7,0.55 too, or leave it out")
+        return
+    if settings.allocation != "joint" or recipe.uses_scores(settings) or settings.evaluations or settings.depth is True:
+        why = "rounds order by statistics, without scores, search or depth"
+        raise UsageError(f"{why}. Give --rounds with --recipe default --no-depth and without --evaluations")
+    if request.device != "cpu" or request.engine or request.autocast:
+        raise UsageError("rounds run on the CPU. Leave --device, --engine and --autocast out")
+
+
+def _in_rounds(request: RankRequest, model, images: Images, progress: Progress) -> Ranking:  # type: ignore[no-untyped-def]
+    from .prune.iterate import rank_in_rounds
+
+    settings, most = request.settings, request.most_moved
+    return rank_in_rounds(
+        model,
+        images,
+        request.rounds,
+        float("inf") if most is None else most,
+        settings.order,
+        Damping.parse(settings.damping),
+        settings.divergence,  # type: ignore[arg-type]
+        progress,
+    )
 
 
 def read_images(split: Sequence[Source], preprocessing: Preprocessing, progress: Progress) -> list[Images]:

@@ -1,11 +1,12 @@
 """Whole sub-layers removed: nothing of them is left in a module, and what they added on average is not lost."""
 
+import re
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from conftest import random_ranking
+from conftest import make_image_folder, make_model_folder, random_ranking
 from reference_forward import Reference
 from test_families import FAMILIES, small
 from test_graph import close, run
@@ -304,3 +305,18 @@ def test_the_end_of_a_curve_counts_more_and_most_where_the_loss_was_measured_to_
     measured = [SubLayer(block=i, part=part, divergence=0, turned=0, damage=d) for (i, part), d in moved.items()]
     ends = [(h[0], n[0]) for h, n in with_removal(damage, measured)]
     assert ends == [(4 * WHOLE, pytest.approx(80 * WHOLE)), (4 * WHOLE, 8 * WHOLE)]
+
+
+def test_an_impossible_budget_names_the_floor_that_depth_reaches(snapvit, tmp_path):
+    """Width alone keeps a part of every sub-layer; with depth the smallest is smaller by more than noise."""
+    make_model_folder(
+        tmp_path / "model", dict(img_size=96, patch_size=8, embed_dim=96, depth=6, num_heads=6, num_classes=5)
+    )
+    make_image_folder(tmp_path / "images")
+    given = ["export", "--model", tmp_path / "model", "--data", tmp_path / "images", "--images", 16]
+    floors = []
+    for option in ("--no-depth", "--depth"):
+        outcome = snapvit(*given, "--out", tmp_path / "out", "--budget", "0.5%", option)
+        assert outcome.code == 1
+        floors.append(float(re.search(r"the smallest reaches ([0-9.]+) ms", outcome.error_line)[1]))
+    assert floors[1] < 0.8 * floors[0], floors

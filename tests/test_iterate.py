@@ -12,6 +12,7 @@ from snapvit_export.plan import Planner
 from snapvit_export.prune.damage import damage_ranking
 from snapvit_export.prune.iterate import rank_in_rounds
 from snapvit_export.prune.observe import observe
+from snapvit_export.ranking import Ranking
 
 ROUNDS = (0.8, 0.6, 0.4)
 
@@ -62,3 +63,49 @@ def test_it_stops_when_the_answers_have_moved_too_far():
 def test_rounds_that_do_not_fall_are_refused(flops):
     with pytest.raises(UsageError, match="falling fractions"):
         rank_in_rounds(make_model(), some(make_model()), flops)
+
+
+def test_the_command_ranks_in_rounds_and_stops(snapvit, tiny_folder, image_folder, tmp_path):
+    given = ["rank", tiny_folder, "--data", image_folder, "--images", 16, "--out", tmp_path / "r"]
+    assert snapvit(*given, "--rounds", "0.8,0.6").code == 0
+    found = Ranking.load(tmp_path / "r")
+    assert [round_["flops"] for round_ in found.provenance["rounds"]] == [0.8, 0.6]
+    moved = found.provenance["rounds"][0]["moved"]
+    outcome = snapvit(*given, "--rounds", "0.8,0.6", "--most-moved", moved / 2)
+    assert outcome.code == 0, outcome.err
+    assert "stopped at 0.8 of the FLOPs" in outcome.err
+    assert [round_["kept"] for round_ in Ranking.load(tmp_path / "r").provenance["rounds"]] == [False]
+    out = tmp_path / "family"
+    assert (
+        snapvit(
+            "export",
+            "--model",
+            tiny_folder,
+            "--data",
+            image_folder,
+            "--ranking",
+            tmp_path / "r",
+            "--images",
+            16,
+            "--flops",
+            0.6,
+            "--out",
+            out,
+        ).code
+        == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--most-moved", 1], "--most-moved ends a ranking in rounds"),
+        (["--rounds", "0.5,0.7"], "rounds need falling fractions"),
+        (["--rounds", "0.7", "--evaluations", 5], "rounds order by statistics"),
+        (["--rounds", "0.7", "--recipe", "local"], "rounds order by statistics"),
+    ],
+)
+def test_rounds_that_make_no_sense_are_one_line(snapvit, tiny_folder, image_folder, tmp_path, options, says):
+    outcome = snapvit("rank", tiny_folder, "--data", image_folder, "--out", tmp_path / "r", *options)
+    assert outcome.code == 2
+    assert says in outcome.error_line

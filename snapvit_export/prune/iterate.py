@@ -26,6 +26,7 @@ from ..errors import UsageError
 from ..plan import Plan, Planner, check_fraction
 from ..progress import Progress, Silent
 from ..ranking import Curve, Damage, Order, Ranking
+from .checks import weights_fingerprint
 from .damage import damage_ranking
 from .load import Model
 from .observe import observe
@@ -71,7 +72,7 @@ def rank_in_rounds(
         again, _ = damage_ranking(smaller, observe(smaller, images, progress, warn=False), order, None, damping)
         ranking = refined(ranking, plan, again)
     made = {"allocation": "joint", "order": order, "data": images.fingerprint, "rounds": rounds}
-    return replace(ranking, provenance=made)
+    return replace(ranking, provenance={**made, "weights_sha256": weights_fingerprint(model.module)})
 
 
 def refined(ranking: Ranking, plan: Plan, again: Ranking) -> Ranking:

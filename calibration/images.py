@@ -59,7 +59,7 @@ class Images:
     @cached_property
     def fingerprint(self) -> dict[str, str | int]:
         """Which pictures these are: where from, how many, how many left out, and a hash of what the model sees."""
-        digest = hashlib.sha256(np.ascontiguousarray(self.pixels)).hexdigest()
+        digest = hashlib.sha256(np.ascontiguousarray(self.pixels).data).hexdigest()
         counts = {"images": len(self), "unreadable": len(self.unreadable)}
         return {"source": self.source, **counts, "sha256": digest}
 

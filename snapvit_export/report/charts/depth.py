@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..numbers import Numbers, SubLayer
 from .look import HEAT, PAPER, Chart, Spec, base, tips
 
 
 def depth(numbers: Numbers) -> Chart | None:
-    """How far the outputs move when one sub-layer is left out; None if nobody looked."""
+    """The damage of its loss and the divergence of each sub-layer; None if nobody looked."""
     found = numbers.sublayers
     if not found:
         return None
-    most = max((item.divergence or 0.0 for item in found), default=0.0) or 1.0
-    rows = [_row(item, most) for item in found]
+    rows = [row for measure in MEASURES for row in _rows(found, measure)]
+    if not rows:
+        return None
     legend = {
-        "title": "divergence, of the largest",
+        "title": "share of the largest of its kind",
         "orient": "top",
         "direction": "horizontal",
         "gradientLength": 160,
@@ -30,39 +33,55 @@ def depth(numbers: Numbers) -> Chart | None:
     plain: Spec = {"ticks": False, "domain": False}
     fields = ("block_text", "block"), ("part", "part"), ("divergence", "divergence"), ("turned", "turned"), _DAMAGE
     spec = base(
-        26 * len({row["part"] for row in rows}),
+        26 * len({row["strip"] for row in rows}),
         data={"values": rows},
         mark={"type": "rect", "stroke": PAPER, "strokeWidth": 1.5},
         encoding={
             "x": {"field": "block", "type": "ordinal", "axis": {"title": "block", "labelAngle": 0, **plain}},
-            "y": {"field": "part", "type": "nominal", "sort": None, "axis": {"title": None, **plain}},
+            "y": {
+                "field": "strip",
+                "type": "nominal",
+                "sort": None,
+                "axis": {"title": None, "labelLimit": 160, **plain},
+            },
             "color": shade,
             "tooltip": tips(*fields),
         },
     )
-    worst = max(found, key=lambda item: item.divergence or 0.0)
+    worst = max(found, key=lambda item: item.damage or item.divergence or 0.0)
     return Chart(
         name="sublayers",
         title="What each sub-layer does",
-        caption="How far the dense model's answers move when one attention or MLP is left out. Pale: hardly used.",
+        caption="Damage: how far the dense model's answers move when one attention or MLP is left out and its mean "
+        "takes its place. Divergence: the length of what it adds, against that of the stream.",
         says=f"Strip over {len(found)} sub-layers. The most is lost without the {worst.part} of block {worst.block}.",
         spec=spec,
         columns=("block", "part", "divergence", "turned", "damage"),
-        rows=tuple((r["block_text"], r["part"], r["divergence"], r["turned"], r["damage"]) for r in rows),
+        rows=tuple((str(s.block), s.part, _text(s.divergence), _text(s.turned), _text(s.damage)) for s in found),
     )
 
 
+MEASURES = ("damage", "divergence")
 _DAMAGE = ("damage", "damage")
 
 
-def _row(item: SubLayer, most: float) -> Spec:
-    return {
-        "block": item.block,
-        "block_text": str(item.block),
-        "part": item.part,
-        "share": max(0.0, (item.divergence or 0.0) / most),
-        **{name: _text(getattr(item, name)) for name in ("divergence", "turned", "damage")},
-    }
+def _rows(found: Sequence[SubLayer], measure: str) -> list[Spec]:
+    """A strip for attention and one for the MLPs, shaded by the largest value; none if the measure is not known."""
+    values = [getattr(item, measure) for item in found]
+    most = max((value for value in values if value is not None), default=0.0)
+    if most <= 0:
+        return []
+    return [
+        {
+            "block": item.block,
+            "block_text": str(item.block),
+            "part": item.part,
+            "strip": f"{item.part}, {measure}",
+            "share": max(0.0, (value or 0.0) / most),
+            **{name: _text(getattr(item, name)) for name in ("divergence", "turned", "damage")},
+        }
+        for item, value in zip(found, values)
+    ]
 
 
 def _text(value: float | None) -> str:

@@ -17,7 +17,7 @@ def depth(numbers: Numbers) -> Chart | None:
     if not rows:
         return None
     legend = {
-        "title": "share of the largest of its kind",
+        "title": "share of the largest",
         "orient": "top",
         "direction": "horizontal",
         "gradientLength": 160,

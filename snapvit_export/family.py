@@ -24,6 +24,7 @@ from .validation import VALIDATION
 from .values import Count, Kept, Ratio, Size, Value, read_json, write_json
 
 MANIFEST, RANKING = "manifest.json", "ranking.safetensors"
+KEPT = ".validation-"  # features of a validation that was stopped
 
 
 class WeightFile(Value, frozen=True, kw_only=True):
@@ -220,5 +221,5 @@ def own_files(folder: Path) -> list[str] | None:
     graphs = [folder / variant.file for variant in manifest.variants]  # a profile may have built engines beside them
     engines = [path.name for graph in graphs for path in engine_files(graph)]
     listed = [each.file for each in _listed(manifest)]
-    left_behind = [path.name for path in folder.glob(".tap-*")]  # by a killed validation
+    left_behind = [path.name for begun in (".tap-*", f"{KEPT}*") for path in folder.glob(begun)]  # by a validation
     return [MANIFEST, RANKING, VALIDATION, *listed, *engines, *report_files(), *left_behind]

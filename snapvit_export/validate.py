@@ -4,7 +4,8 @@ Each image is decoded once and each file runs once over all of them; accuracy wi
 likeness to the dense model all come from what that run gave. Latencies are those in the manifest where a choice rests
 on them, or they were taken on this machine in the same way; otherwise all variants are timed now, side by side. Where
 torch and the weights are at hand, files whose weights were not corrected are compared with the module that they were
-cut from. The manifest gets the answers, and `validation.json` some images to look at.
+cut from. The manifest gets the answers, and `validation.json` some images to look at. What every file said is kept
+until then, so that a run that was stopped goes on with the next file.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .evaluate.features import Features
 from .evaluate.pareto import Point, dominated
 from .evaluate.samples import pick_samples
 from .exam import Exam, Judging, check_judging, likeness
-from .family import RANKING, Manifest, MeasuredOn, read_family, write_manifest
+from .family import KEPT, RANKING, Manifest, MeasuredOn, read_family, write_manifest
 from .on_device import FamilyProfile, Way, profile_family
 from .pipeline import BUNDLED_MODEL, BUNDLED_NAME
 from .profiling.device import DeviceCard
@@ -90,6 +91,8 @@ def validate(request: ValidateRequest, progress: Progress) -> Manifest:
     )
     validation.save(folder)
     write_manifest(folder, judged)
+    for path in folder.glob(f"{KEPT}*"):
+        path.unlink()
     return judged
 
 
@@ -202,8 +205,9 @@ def _judged(
         about = About(
             variant.name, variant.sha256, manifest.preprocessing, manifest.labels, manifest.input.type == "uint8"
         )
+        resumable = replace(exam, how=replace(exam.how, features=folder / f"{KEPT}{variant.name}.safetensors"))
         with opened(folder / variant.file, target, about) as artefact:
-            features = exam.features(artefact, progress)
+            features = resumable.features(artefact, progress)
         answers[variant.name] = replace(features, train=None, valid=None)  # of which nothing more is asked
         measured = exam.measures(features, progress) | likeness(features, answers[manifest.dense])
         found[variant.name] = exam.evaluation(measured)

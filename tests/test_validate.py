@@ -219,15 +219,22 @@ def test_it_runs_without_torch_and_in_another_runtime(here):
     assert manifest.variant("s30").evaluation.top1 is not None
 
 
-def test_what_is_stopped_leaves_the_family_as_it_was(snapvit, here, monkeypatch):
+def test_what_is_stopped_leaves_the_family_as_it_was_and_goes_on(snapvit, here, monkeypatch):
     before = {path.name: path.read_bytes() for path in (here / "family").iterdir()}
 
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "_latencies", stop)
-    assert snapvit("validate", here / "family", "--data", here / "split").code == 130
-    assert {path.name: path.read_bytes() for path in (here / "family").iterdir()} == before
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_latencies", stop)
+        assert snapvit("validate", here / "family", "--data", here / "split").code == 130
+    left = {path.name: path.read_bytes() for path in (here / "family").iterdir()}
+    assert {name: data for name, data in left.items() if not name.startswith(".validation-")} == before
+    outcome = snapvit("validate", here / "family", "--data", here / "split")  # goes on with what was kept
+    assert outcome.code == 0, outcome.err
+    assert outcome.err.count("features are taken from") == 3
+    assert "running dense" not in outcome.err
+    assert not list((here / "family").glob(".validation-*"))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from test_families import FAMILIES, small
 from test_graph import close, run
 from test_reference_forward import as_model
 
+from snapvit_export import choose, stand
 from snapvit_export.allocate import Allocator
 from snapvit_export.calibration.images import Images
 from snapvit_export.calibration.preprocessing import Preprocessing
@@ -307,8 +308,10 @@ def test_the_end_of_a_curve_counts_more_and_most_where_the_loss_was_measured_to_
     assert ends == [(4 * WHOLE, pytest.approx(80 * WHOLE)), (4 * WHOLE, 8 * WHOLE)]
 
 
-def test_an_impossible_budget_names_the_floor_that_depth_reaches(snapvit, tmp_path):
+def test_an_impossible_budget_names_the_floor_that_depth_reaches(snapvit, tmp_path, monkeypatch):
     """Width alone keeps a part of every sub-layer; with depth the smallest is smaller by more than noise."""
+    monkeypatch.setattr(choose, "LOOK_SECONDS", 0.3)
+    monkeypatch.setattr(stand, "FIT_SECONDS", 0.1)
     make_model_folder(
         tmp_path / "model", dict(img_size=96, patch_size=8, embed_dim=96, depth=6, num_heads=6, num_classes=5)
     )

@@ -128,6 +128,7 @@ class Device:
             capture_output=True,
             text=True,
             check=False,
+            timeout=300,
         )
 
     @property

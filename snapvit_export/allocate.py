@@ -59,11 +59,18 @@ class Allocator:
     """
 
     def __init__(
-        self, damage: Damage, costs: Costs, least: Plan, multiple: int = 1, may_go: Sequence[tuple[bool, bool]] = ()
+        self,
+        damage: Damage,
+        costs: Costs,
+        least: Plan,
+        multiple: int = 1,
+        may_go: Sequence[tuple[bool, bool]] = (),
+        most: Plan | None = None,
     ) -> None:
         """`least`: what every block keeps at any cost. `multiple`: of which MLP widths are one, or else full.
 
         `may_go`: of every block, whether its attention and its MLP may be removed whole, below `least`; none without.
+        `most`: what no block exceeds; a sub-layer of which that is nothing is gone.
         """
         if not len(damage) == len(costs.heads) == len(least.heads):
             raise SnapvitError(
@@ -75,8 +82,9 @@ class Allocator:
         for i, curves in enumerate(damage):
             tables, floors = (costs.heads[i], costs.neurons[i]), (least.heads[i], least.neurons[i])
             goes = may_go[i] if may_go else (False, False)
-            for curve, table, floor, step, gone in zip(curves, tables, floors, (1, multiple), goes):
-                self._options.append(_options_of(curve, table, floor, step, gone, i))
+            tops = (most.heads[i], most.neurons[i]) if most else (None, None)
+            for curve, table, floor, step, gone, top in zip(curves, tables, floors, (1, multiple), goes, tops):
+                self._options.append(_options_of(curve, table, floor, step, gone, top, i))
 
     @property
     def sparsest(self) -> Plan:
@@ -249,13 +257,17 @@ class _Knapsack:
         return picks[::-1]
 
 
-def _options_of(curve: Table, table: Table, floor: int, step: int, may_go: bool, block: int) -> _Options:
+def _options_of(
+    curve: Table, table: Table, floor: int, step: int, may_go: bool, top: int | None, block: int
+) -> _Options:
     full = len(curve) - 1
     if len(table) != len(curve) or not 1 <= floor <= full:
         raise SnapvitError(
             f"block {block}: damage of {full} structures, costs of {len(table) - 1} and at least {floor} kept "
             "do not belong together"
         )
+    full = full if top is None else min(top, full)
+    floor = min(floor, full)
     widths = np.unique([*([0] if may_go else []), *range(-(-floor // step) * step, full, step), full])
     return _Options(widths, table[widths], curve[widths])
 

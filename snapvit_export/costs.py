@@ -49,6 +49,21 @@ class Costs:
         return self.fixed + attention + sum(float(table[n]) for table, n in zip(self.neurons, plan.neurons))
 
 
+@dataclass(frozen=True, eq=False)
+class CostsByLast:
+    """Costs that depend on which attention is the last one: behind it, only the tokens that are read are worked on.
+
+    Then what other blocks cost depends on the Plan as a whole, and one table for each of the cases tells it.
+    """
+
+    cases: tuple[Costs, ...]  # by the block of the last attention
+
+    def of(self, plan: Plan) -> float:
+        """The cost of a Plan."""
+        last = max((i for i, kept in enumerate(plan.heads) if kept), default=0)
+        return self.cases[last].of(plan)
+
+
 PerBlock = float | Sequence[float]  # the same everywhere, or block by block
 
 

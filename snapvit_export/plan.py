@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from .costs import Costs, flops_costs, params_costs, prunable_costs
+from .costs import Costs, CostsByLast, flops_costs, params_costs, prunable_costs
 from .errors import SnapvitError, UsageError
 from .values import Kept, Ratio, Value, read_json, write_json
 
 if TYPE_CHECKING:
     from .allocate import Allocator
     from .anatomy import Anatomy
+    from .cases import Cases
     from .ranking import Damage, Ranking
     from .sublayer import SubLayer
 
@@ -163,7 +164,7 @@ class Planner:
         self._removal = [] if ranking.damage is not None else _removal_order(ranking, anatomy, protection)
         self._heads = _CutOrder(ranking.head_scores, protection.kept_heads)
         self._neurons = _CutOrder(ranking.neuron_scores, protection.kept_neurons)
-        self._allocators: dict[Callable[[Anatomy], Costs], Allocator] = {}
+        self._allocators: dict[Callable[[Anatomy], Costs], Allocator | Cases] = {}
 
     def pair(self, mlp: float, head: float) -> Plan:
         """Cut int(total * ratio) of all neurons and of all heads, the smallest scores first."""
@@ -209,7 +210,7 @@ class Planner:
             lambda least: f"parameter fraction {fraction:g} is out of reach: the smallest plan has {least / dense:.4f}",
         )
 
-    def within(self, costs: Costs, budget: float) -> Plan:
+    def within(self, costs: Costs | CostsByLast, budget: float) -> Plan:
         """The Plan with the least damage under any cost, such as a measured latency model; it needs damage curves."""
         if self._damage is None:
             raise UsageError("an allocation under a cost needs a ranking with damage curves")
@@ -220,7 +221,7 @@ class Planner:
         """Whether heads and neurons are traded against each other under a cost."""
         return self._damage is not None
 
-    def steps_of(self, costs: Costs) -> dict[str, Plan]:
+    def steps_of(self, costs: Costs | CostsByLast) -> dict[str, Plan]:
         """Plans from dense to the sparsest, one per hundredth of the dense cost, such as a latency model's.
 
         `t63` has the least damage of all that cost at most 0.63; it needs damage curves.
@@ -298,29 +299,34 @@ class Planner:
         dense = Plan.dense(self.anatomy)
         if fits(cost(dense)):
             return dense
-        if not fits(cost(self.sparsest)):
-            raise SnapvitError(refusal(cost(self.sparsest)))
-        if self._damage is not None:
-            return self._allocator(costs).within(_largest(fits, cost(self.sparsest), cost(dense)))
+        allocator = self._allocator(costs) if self._damage is not None else None
+        least = cost(allocator.sparsest if allocator else self.sparsest)
+        if not fits(least):
+            raise SnapvitError(refusal(least))
+        if allocator:
+            return allocator.within(_largest(fits, least, cost(dense)))
         low, high = 0.0, 1.0  # `high` always fits, `low` never does
         for _ in range(50):  # halvings: finer than one neuron of a million
             middle = (low + high) / 2
             low, high = (low, middle) if fits(cost(self._at(middle))) else (middle, high)
         return self._at(high)
 
-    def _allocator(self, costs: Callable[[Anatomy], Costs]) -> Allocator:
+    def _allocator(self, costs: Callable[[Anatomy], Costs]) -> Allocator | Cases:
         if costs not in self._allocators:
             self._allocators[costs] = self._allocator_of(costs(self._after))
         return self._allocators[costs]
 
-    def _allocator_of(self, costs: Costs) -> Allocator:
-        from .allocate import Allocator  # which needs Plan
+    def _allocator_of(self, costs: Costs | CostsByLast) -> Allocator | Cases:
+        from .allocate import Allocator  # which need Plan
+        from .cases import Cases
 
         assert self._damage is not None
-        damage = self._damage if self.protection.sublayers else with_removal(self._damage, self._measured)
-        ends = [(heads[0], neurons[0]) for heads, neurons in damage]
-        least, may_go = self.protection.least(self.anatomy), self.protection.may_go(self.anatomy, ends)
-        return Allocator(damage, costs, least, self.multiple, may_go)
+        least = self.protection.least(self.anatomy)
+        if not self.protection.sublayers:
+            damage = with_removal(self._damage, self._measured)
+            return Cases(damage, costs, least, self.anatomy, self.multiple)
+        whole = costs.cases[-1] if isinstance(costs, CostsByLast) else costs  # every block has its attention
+        return Allocator(self._damage, whole, least, self.multiple)
 
 
 def with_removal(damage: Damage, measured: Sequence[SubLayer] | None) -> Damage:

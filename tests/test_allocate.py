@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from test_plan import anatomy_of
 
 from snapvit_export.allocate import Allocator
-from snapvit_export.costs import Costs, flops_costs, linear_costs, params_costs, prunable_costs
+from snapvit_export.cases import Cases
+from snapvit_export.costs import Costs, CostsByLast, flops_costs, linear_costs, params_costs, prunable_costs
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.plan import Plan, Planner, Protection
 from snapvit_export.ranking import Damage, Ranking
@@ -90,6 +91,41 @@ def test_no_plan_within_the_budget_has_less_damage(problem, share):
     assert costs.of(plan) <= budget
     assert allocator.damage(plan) == min(allocator.damage(p) for p in plans if costs.of(p) <= budget)
     assert all(costs.of(p) > budget for p in wider(plan, full(damage), multiple, least))
+
+
+@settings(deadline=None)
+@given(problems(), st.data(), st.sampled_from(["token", "avg"]), st.booleans(), st.floats(0, 1))
+def test_of_all_ways_to_leave_sub_layers_out_none_has_less_damage(problem, data, pooling, by_last, share):
+    damage, costs, least, multiple, _ = problem
+    top = full(damage)
+    anatomy = replace(anatomy_of(list(top.heads), list(top.neurons)), pooling=pooling)
+    if by_last and pooling == "token":
+        costs = CostsByLast(tuple(replaced(costs, data.draw(st.integers(0, 5))) for _ in damage))
+    cases = Cases(damage, costs, least, anatomy, multiple)
+    plans = [p for p in all_plans(damage, least, multiple, [(True, True)] * len(damage)) if fits(p, anatomy)]
+    lowest = min(costs.of(p) for p in plans)
+    assert costs.of(cases.sparsest) == lowest
+    budget = round(lowest + share * (costs.of(top) - lowest))
+    if budget < lowest:
+        with pytest.raises(SnapvitError, match="out of reach"):
+            cases.within(budget)
+        return
+    plan = cases.within(budget)
+    assert plan in plans
+    assert costs.of(plan) <= budget
+    assert cases.damage(plan) == min(cases.damage(p) for p in plans if costs.of(p) <= budget)
+
+
+def replaced(costs: Costs, fixed: float) -> Costs:
+    return Costs(costs.heads, costs.neurons, fixed)
+
+
+def fits(plan: Plan, anatomy) -> bool:
+    try:
+        plan.check_fits(anatomy)
+    except SnapvitError:
+        return False
+    return True
 
 
 @settings(deadline=None)

@@ -6,7 +6,7 @@ from conftest import make_model, random_ranking
 from test_plan import anatomy_of
 
 from snapvit_export.calibration.images import Images
-from snapvit_export.costs import linear_costs
+from snapvit_export.costs import CostsByLast, linear_costs
 from snapvit_export.errors import SnapvitError
 from snapvit_export.plan import Plan, Planner, Protection
 from snapvit_export.profiling.latency_model import LatencyModel, design, fit
@@ -86,12 +86,51 @@ def test_held_out_errors_tell_of_noise_and_no_cost_is_negative():
         fit(anatomy, [(plans[0], 1.0)] * 3)
 
 
-def test_the_last_block_is_free_where_only_one_token_is_read():
+def works_for_one_token(plan: Plan) -> float:
+    """0.3 a head, 0.01 a neuron, 0.2 an attention and 0.1 an MLP up to the last attention, which costs half of that."""
+    last = max(i for i, kept in enumerate(plan.heads) if kept)
+    before = Plan(heads=plan.heads[:last], neurons=plan.neurons[:last]) if last else None
+    there = sum(0.2 * (h > 0) + 0.1 * (n > 0) for h, n in zip(plan.heads[:last], plan.neurons[:last]))
+    return (truth(before) if before else 0.5) + there + 0.1
+
+
+def test_from_the_last_attention_on_all_is_free_where_only_one_token_is_read():
     anatomy = anatomy_of([6] * 4, [200] * 4)
     assert anatomy.pooling == "token"
-    model = fit(anatomy, [(plan, truth(plan)) for plan in design(anatomy)])
-    assert (model.head_ms[-1], model.neuron_ms[-1]) == (0, 0)
-    assert model.head_ms[0] > 0
+    model = fit(anatomy, [(plan, works_for_one_token(plan)) for plan in design(anatomy, lacking=True)])
+    assert (model.last_head, model.most_error) == (0, pytest.approx(0, abs=1e-9))
+    costs = model.costs(anatomy)
+    for heads, neurons in (((6, 5, 4, 3), (9, 8, 7, 6)), ((6, 5, 0, 0), (9, 8, 7, 6)), ((0, 1, 0, 0), (0, 0, 0, 9))):
+        plan = Plan(heads=heads, neurons=neurons)
+        assert model.predict_ms(plan) == pytest.approx(works_for_one_token(plan)) == pytest.approx(costs.of(plan))
+    keys = fit(anatomy, [(p, works_for_one_token(p)) for p in design(anatomy, lacking=True)], last_makes_keys=True)
+    assert keys.last_head == 0.5
+    assert from_json(to_json(keys), LatencyModel, "x") == keys
+
+
+def test_a_late_attention_goes_where_that_frees_all_that_follows():
+    anatomy = anatomy_of([4] * 4, [40] * 4)
+    even, little = np.linspace(1, 0, 41), np.linspace(0.01, 0, 5)
+    damage = tuple((curve, even) for curve in (np.linspace(9, 0, 5), np.linspace(9, 0, 5), little, little))
+    ranking = Ranking.from_orders([range(4)] * 4, [range(40)] * 4, damage)
+    model = fit(anatomy, [(plan, works_for_one_token(plan)) for plan in design(anatomy, lacking=True)])
+    costs = model.costs(anatomy)
+    plan = Planner(ranking, anatomy, Protection(sublayers=False)).within(costs, 0.5 * model.predict_ms(Plan.dense(anatomy)))
+    assert plan == Plan(heads=(4, 4, 0, 0), neurons=(40, 40, 40, 40))  # which takes 2.4 of 6.1
+    assert not Planner(ranking, anatomy).within(costs, 0.5 * model.predict_ms(Plan.dense(anatomy))).removed
+
+
+def test_the_floor_is_what_costs_least_of_all_that_may_stay_alone():
+    anatomy = anatomy_of([4, 4, 1], [40] * 3)
+    damage = tuple((np.linspace(end, 0, n + 1), np.linspace(1, 0, 41)) for end, n in ((9, 4), (5, 4), (0.1, 1)))
+    ranking = Ranking.from_orders([range(4), range(4), range(1)], [range(40)] * 3, damage)
+    costs = CostsByLast(tuple(linear_costs(anatomy, [3.0, 2.0, 1.0], 0.1, 1.0) for _ in range(3)))
+    for given, least in ((costs, 2.0), (linear_costs(anatomy, [3.0, 2.0, 1.0], 0.1, 1.0), 2.0)):
+        planner = Planner(ranking, anatomy, Protection(sublayers=False))
+        plan = planner.within(given, least)
+        assert plan == Plan(heads=(0, 0, 1), neurons=(0, 0, 0))  # not the attention with the most damage
+        with pytest.raises(SnapvitError, match="the sparsest plan costs 2"):
+            planner.within(given, least - 0.01)
 
 
 def test_the_nets_that_are_timed_are_few_apart_and_begin_with_the_dense_one():
@@ -99,6 +138,7 @@ def test_the_nets_that_are_timed_are_few_apart_and_begin_with_the_dense_one():
     plans = design(anatomy)
     assert plans[0] == Plan.dense(anatomy)
     assert 6 <= len(plans) <= 9
+    assert len(design(anatomy, lacking=True)) <= len(plans) + 4
     shares = np.array([[1, sum(p.heads), sum(p.neurons)] for p in plans], float)
     assert np.linalg.matrix_rank(shares) == 3
     for plan in design(anatomy_of([1], [3])):

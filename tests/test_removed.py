@@ -14,6 +14,7 @@ from snapvit_export.errors import SnapvitError
 from snapvit_export.graph.emit import Options
 from snapvit_export.graph.emitter import Emitter
 from snapvit_export.graph.gates import agreement
+from snapvit_export.graph.prepare import ADDED
 from snapvit_export.plan import Plan
 from snapvit_export.prune.masking import masked
 from snapvit_export.prune.pack import blueprint
@@ -73,10 +74,25 @@ def test_a_removed_sub_layer_leaves_no_node_and_changes_nothing_else(name, case,
         graph = onnx.load(path, load_external_data=False).graph
         gone = {f"blocks.{i}.attn" for i in attention} | {f"blocks.{i}.mlp" for i in mlps}
         left = {node.op_type for node in graph.node if ".".join(node.output[0].split(".")[:3]) in gone}
-        assert left <= {"Reshape", "Slice"}  # the last block drops the tokens that nobody reads
+        assert not left
+        assert ADDED not in {tensor.name for tensor in graph.initializer} or model.anatomy.pre_norm
         read = {tensor.name.rpartition(".")[0] for tensor in graph.initializer if tensor.name.startswith("blocks.")}
         parts = {"attn": ("q", "k", "v", "proj", "norm1"), "mlp": ("fc1", "fc2", "gate", "up", "norm2")}
         assert not read & {f"{sub.rpartition('.')[0]}.{part}" for sub in gone for part in parts[sub.rpartition(".")[2]]}
+
+
+@pytest.mark.parametrize("last", [0, 1, 2])
+@pytest.mark.parametrize("flavour", ["portable", "ort"])
+def test_from_the_last_attention_on_only_the_token_that_is_read_is_worked_on(last, flavour, tmp_path):
+    model = deep("deit_tiny_patch16_224")
+    plan = plan_without(model, set(range(last + 1, 3)), set())
+    written = Emitter(blueprint(model, random_ranking(model.anatomy)), tmp_path).write(
+        "x", plan, options=Options(flavour, batch=2)
+    )
+    graph = onnx.shape_inference.infer_shapes(onnx.load(written.graph, load_external_data=False)).graph
+    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.value_info}
+    rows = [shapes[written.layer_inputs[f"blocks.{i}.fc2"]][0] for i in range(3)]
+    assert rows == [2 * model.anatomy.tokens if i < last else 2 for i in range(3)]
 
 
 def test_what_a_correction_puts_in_the_place_of_a_sub_layer_is_added_by_the_one_before(tmp_path):

@@ -8,8 +8,9 @@ single, and so does the stream between them. Two flavours:
     portable   standard operators of opset 17: TensorRT, OpenVINO, anything
     ort        opset 23 with its Attention and Gelu operators, which ONNX Runtime runs faster
 
-Where only prefix tokens are read (token pooling), the last block computes queries, proj and MLP for these alone. With
-so few queries, keys and values are not made at all: (q W_k) x and W_v (a x) are the same products in a cheaper order.
+Where only prefix tokens are read (token pooling), the block of the last attention computes queries, proj and MLP for
+these alone, and so do all blocks after it. With so few queries, keys and values are not made at all: (q W_k) x and
+W_v (a x) are the same products in a cheaper order.
 What a Plan leaves out is simply not written: a block without heads has no attention, and what its biases would add is
 in the layer before (`prepare.own_tensors`).
 """
@@ -75,7 +76,7 @@ class _Forward:
         self.n = Nodes(OPSETS[options.flavour], self.stored)
         self.e, self.tokens = anatomy.embed_dim, anatomy.tokens
         self.prefix = anatomy.tokens - anatomy.patches
-        self.read = 1 + anatomy.distillation_token if anatomy.pooling == "token" else self.tokens  # of the last block
+        self.read = 1 + anatomy.distillation_token if anatomy.pooling == "token" else self.tokens  # at the end
 
     def run(self) -> Nodes:
         n = self.n
@@ -84,8 +85,8 @@ class _Forward:
         if ADDED in self.biased:
             with n.part(OF_STREAM), n.floats(self.stream):
                 x = n.add("Add", x, n.weight(ADDED))
-        last = len(self.anatomy.blocks) - 1
-        for i in range(last + 1):
+        last = last_attention(self.anatomy)
+        for i in range(len(self.anatomy.blocks)):
             with n.part(f"blocks.{i}"):
                 x = self.block(x, i, self.read if i == last else self.tokens)
         kind = self.numerics.float_type(OUTPUT)
@@ -131,17 +132,16 @@ class _Forward:
         return n.add("Expand", prefix, n.add("Concat", shape, n.ints([self.prefix, self.e]), axis=0))
 
     def block(self, x: str, i: int, read: int) -> str:
-        """One block; of its result only the first `read` tokens of each image are wanted."""
+        """One block; if it has the last attention, only the first `read` tokens of each image are wanted of it."""
         n, name, block = self.n, f"blocks.{i}", self.anatomy.blocks[i]
         kind = self.numerics.float_type(f"{name}.attn")
         with n.part("attn"), n.floats(kind):
-            y = self.from_stream(x, f"{name}.norm1") if block.heads else ""
-            short = y
-            if read < self.tokens:
-                short = self.first(y, read) if y else ""
-                with n.part(OF_STREAM):
-                    x = self.first(x, read)
             if block.heads:
+                short = y = self.from_stream(x, f"{name}.norm1")
+                if read < self.tokens:
+                    short = self.first(y, read)
+                    with n.part(OF_STREAM):
+                        x = self.first(x, read)
                 y = n.cast(self.attention(short, y, i, read), kind, self.stream)
                 x = n.add("Add", x, y, name=f"{name}.attended" if block.hidden else f"{name}.stream")
         kind = self.numerics.float_type(f"{name}.mlp")
@@ -328,7 +328,7 @@ class _Forward:
         return n.add("Mul", both, n.number(0.5))
 
     def pool(self, x: str) -> str:
-        """(B*T, E) to (B, E); with token pooling the last block has left one token already."""
+        """(B*T, E) to (B, E); with token pooling the last attention has left one token already."""
         n, kind = self.n, self.anatomy.pooling
         if kind == "token":
             return x
@@ -385,6 +385,11 @@ ACTIVATIONS: dict[str, Callable[[Nodes, str], str]] = {
     "silu": lambda n, x: n.add("Mul", x, n.add("Sigmoid", x)),
     "relu": lambda n, x: n.add("Relu", x),
 }
+
+
+def last_attention(anatomy: Anatomy) -> int:
+    """The block that has the last attention: after it no token learns anything of others."""
+    return max((i for i, block in enumerate(anatomy.blocks) if block.heads), default=-1)
 
 
 def can_reorder(anatomy: Anatomy, i: int, numerics: Numerics) -> bool:

@@ -96,6 +96,16 @@ def _without_removed(found: Tensors, dense: Mapping[str, Array], anatomy: Anatom
     return found
 
 
+def into_embedding(own: Tensors, prepared: Tensors, anatomy: Anatomy) -> Tensors:
+    """Let the embedding add what removed sub-layers before all others leave; a norm or no bias at all prevents that."""
+    holders = [name for name in (f"positions{BYTES}", "positions", f"patch.bias{BYTES}", "patch.bias") if name in prepared]
+    if ADDED not in own or anatomy.pre_norm or not holders:
+        return own
+    rest = {name: tensor for name, tensor in own.items() if name != ADDED}
+    tokens = [name for name in (holders[0], "prefix") if name in prepared]
+    return rest | {name: prepared[name] + own[ADDED] for name in tokens}
+
+
 def _shared_bias(dense: Mapping[str, Array], anatomy: Anatomy, block: int, layer: str) -> Array | None:
     """The bias of a layer that a variant has in common with the dense model."""
     return _output_layer(dense, dense, anatomy, block, layer).get(f"blocks.{block}.{layer}.bias")

@@ -4,10 +4,10 @@
                     + sum over blocks of (per attention, if it has any head) + (per MLP, if it has any neuron)
 
 Three numbers, or five, fitted to a few nets that were timed side by side. What an attention or an MLP costs for being
-there (its norm, its calls, its addition to the stream) shows only in nets that lack some: without such nets it is a
-part of what is fixed. Blocks of other shapes count by their FLOPs. Where only the class token is read, the last block
-works for one token: its neurons are as good as free, and so are its heads unless it makes keys and values of all
-tokens. Light: numpy.
+there (its norm, its calls, its addition to the stream) shows only in nets that lack them, and best in narrow ones:
+without such nets it is a part of what is fixed. Blocks of other shapes count by their FLOPs. Where only the class token
+is read, blocks work for one token from the last attention on: their neurons are as good as free, and so are the heads
+of that attention unless it makes keys and values of all tokens. Light: numpy.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ..anatomy import Anatomy
-from ..costs import Costs, linear_costs
-from ..plan import Part, Plan
-from ..values import Count, Value
+from ..costs import Costs, CostsByLast, linear_costs
+from ..plan import Plan
+from ..values import Count, Ratio, Value
 
 KEYS_AND_VALUES = 0.5  # of a head's work
 # Shares of heads and of neurons of the nets that are timed: apart from each other, so that both slopes show.
 DESIGN = ((1, 1), (1, 0.5), (0.5, 1), (0.5, 0.5), (0.75, 0.25), (0.2, 0.1))
-# Nets that lack the attention or the MLP of every second block, and shares of what the others keep.
-LACKING: tuple[tuple[Part, float, float], ...] = (("attention", 1, 0.5), ("mlp", 0.5, 1), ("attention", 0.5, 0.25))
+NARROW = 0.05  # of the neurons: as narrow as an MLP becomes
+THERE = 0.5  # of what an attention costs for being there, where it answers for one token: its norm sees all
 
 
 class LatencyModel(Value, frozen=True, kw_only=True):
@@ -37,6 +37,7 @@ class LatencyModel(Value, frozen=True, kw_only=True):
     neuron_ms: tuple[float, ...]
     attention_ms: tuple[float, ...] = ()  # of an attention for being there, by block; none: not known, so in `fixed_ms`
     mlp_ms: tuple[float, ...] = ()
+    last_head: Ratio | None = None  # of a head's cost in the last attention; none: all tokens are read to the end
     nets: Count  # that it was fitted to
     mean_error: float  # relative, each net by a fit without it
     most_error: float
@@ -46,28 +47,58 @@ class LatencyModel(Value, frozen=True, kw_only=True):
         """Whether both kinds cost something: noise can hide that, and then nothing of the kind would be cut."""
         return max(self.head_ms) > 0 and max(self.neuron_ms) > 0
 
-    def costs(self, anatomy: Anatomy) -> Costs:
+    def costs(self, anatomy: Anatomy) -> Costs | CostsByLast:
         """As the allocation wants it."""
-        there = self.attention_ms or 0.0, self.mlp_ms or 0.0
-        return linear_costs(anatomy, self.head_ms, self.neuron_ms, self.fixed_ms, *there)
+        each = [self.head_ms, self.neuron_ms, self.attention_ms, self.mlp_ms]
+        if self.last_head is None:
+            return _summed(anatomy, self.fixed_ms, each)
+        cases = [_shortened(each, last, self.last_head) for last in range(len(anatomy.blocks))]
+        return CostsByLast(tuple(_summed(anatomy, self.fixed_ms, case) for case in cases))
 
     def predict_ms(self, plan: Plan) -> float:
         """What a Plan should take."""
-        heads = sum(n * ms for n, ms in zip(plan.heads, self.head_ms))
-        there = sum(ms for n, ms in zip(plan.heads, self.attention_ms) if n)
-        there += sum(ms for n, ms in zip(plan.neurons, self.mlp_ms) if n)
-        return self.fixed_ms + there + heads + sum(n * ms for n, ms in zip(plan.neurons, self.neuron_ms))
+        each = [self.head_ms, self.neuron_ms, self.attention_ms, self.mlp_ms]
+        return self.fixed_ms + sum(_counted(plan, each, self.last_head))
+
+
+def _summed(anatomy: Anatomy, fixed_ms: float, each: Sequence[Sequence[float]]) -> Costs:
+    heads, neurons, attention, mlp = each
+    return linear_costs(anatomy, heads, neurons, fixed_ms, attention or 0.0, mlp or 0.0)
+
+
+def _shortened(each: Sequence[Sequence[float]], last: int, last_head: float) -> list[list[float]]:
+    """What counts where block `last` has the last attention: it and what follows work for the tokens that are read."""
+    shares = last_head, 0.0, THERE, 0.0
+    return [[ms if i < last else ms * share for i, ms in enumerate(values)] for values, share in zip(each, shares)]
+
+
+def _counted(plan: Plan, each: Sequence[Sequence[float]], last_head: float | None) -> list[float]:
+    """Heads, neurons, attentions and MLPs of a Plan, each by what it counts in its block, and added up."""
+    if last_head is not None:
+        each = _shortened(each, max((i for i, kept in enumerate(plan.heads) if kept), default=-1), last_head)
+    there = [[int(kept > 0) for kept in counts] for counts in (plan.heads, plan.neurons)]
+    return [
+        sum(kept * unit for kept, unit in zip(counts, units))
+        for counts, units in zip((plan.heads, plan.neurons, *there), each)
+    ]
 
 
 def design(anatomy: Anatomy, lacking: bool = False) -> list[Plan]:
     """Plans to time for a fit, the dense one first; `lacking`: also some without sub-layers, where there are enough."""
     found = dict.fromkeys(_with_shares(anatomy, *shares) for shares in DESIGN)
-    for part, *shares in LACKING if lacking and len(anatomy.blocks) > 2 else ():
-        plan = _with_shares(anatomy, *shares)
-        counts = {"attention": plan.heads, "mlp": plan.neurons}
+    if lacking and len(anatomy.blocks) > 2:
         last = len(anatomy.blocks) - 1
-        counts[part] = tuple(0 if i % 2 and i < last else n for i, n in enumerate(counts[part]))
-        found[Plan(heads=counts["attention"], neurons=counts["mlp"])] = None
+        least = _with_shares(anatomy, 0, 0)
+        none, one = (0,) * (last + 1), (*[0] * last, least.heads[last])
+        half = tuple(n if i % 2 or i == last else 0 for i, n in enumerate(anatomy.heads))
+        found |= dict.fromkeys(
+            [
+                Plan(heads=one, neurons=none),  # as little as can be
+                Plan(heads=least.heads, neurons=none),
+                Plan(heads=one, neurons=_with_shares(anatomy, 0, NARROW).neurons),
+                Plan(heads=half, neurons=_with_shares(anatomy, 0, 0.25).neurons),
+            ]
+        )
     return list(found)
 
 
@@ -81,17 +112,16 @@ def _with_shares(anatomy: Anatomy, of_heads: float, of_neurons: float) -> Plan:
 def fit(anatomy: Anatomy, measured: Sequence[tuple[Plan, float]], last_makes_keys: bool = False) -> LatencyModel:
     """The model of timed Plans, at least four of them.
 
-    `last_makes_keys`: the last block makes keys and values of all tokens, though it answers for one.
+    `last_makes_keys`: the last attention makes keys and values of all tokens, though it answers for one.
 
     >>> fit(anatomy, [(plan, profile.cpu_ms) for plan, profile in timed])
     """
     if len(measured) < 4:
         raise ValueError(f"a latency model needs at least four nets, not {len(measured)}")
-    head_units, neuron_units = _units(anatomy, last_makes_keys)
-    of_attention, of_mlp = _units_of_being_there(anatomy)
+    units = _units(anatomy)
     lacking = any(plan.removed for plan, _ in measured)
-    units = (head_units, neuron_units, *((of_attention, of_mlp) if lacking else ()))
-    features = np.array([_features(plan, *units) for plan, _ in measured])  # (nets, 3 or 5)
+    last_head = (KEYS_AND_VALUES if last_makes_keys else 0.0) if anatomy.pooling == "token" else None
+    features = np.array([[1.0, *_counted(plan, units, last_head)] for plan, _ in measured])[:, : 5 if lacking else 3]
     times = np.array([ms for _, ms in measured])
     fixed, per_head, per_neuron, *there = _solve(features, times)
     errors = []
@@ -101,45 +131,22 @@ def fit(anatomy: Anatomy, measured: Sequence[tuple[Plan, float]], last_makes_key
         errors.append(abs(guess / times[n] - 1))
     return LatencyModel(
         fixed_ms=float(fixed),
-        head_ms=tuple(float(per_head * unit) for unit in head_units),
-        neuron_ms=tuple(float(per_neuron * unit) for unit in neuron_units),
-        attention_ms=tuple(float(there[0] * unit) for unit in of_attention) if lacking else (),
-        mlp_ms=tuple(float(there[1] * unit) for unit in of_mlp) if lacking else (),
+        head_ms=tuple(float(per_head * unit) for unit in units[0]),
+        neuron_ms=tuple(float(per_neuron * unit) for unit in units[1]),
+        attention_ms=tuple(float(there[0] * unit) for unit in units[2]) if lacking else (),
+        mlp_ms=tuple(float(there[1] * unit) for unit in units[3]) if lacking else (),
+        last_head=last_head,
         nets=len(measured),
         mean_error=float(np.mean(errors)),
         most_error=float(np.max(errors)),
     )
 
 
-def _units(anatomy: Anatomy, last_makes_keys: bool) -> tuple[list[float], list[float]]:
-    """What one head and one neuron of each block count, relative to the first block's; 0 where they are free."""
+def _units(anatomy: Anatomy) -> list[list[float]]:
+    """What a head, a neuron, an attention and an MLP of each block count, relative to the first block's."""
     first = anatomy.flops_per_structure(anatomy.blocks[0])
     found = [[anatomy.flops_per_structure(block)[kind] / first[kind] for block in anatomy.blocks] for kind in (0, 1)]
-    if anatomy.pooling == "token":
-        found[0][-1] *= KEYS_AND_VALUES if last_makes_keys else 0.0
-        found[1][-1] = 0.0
-    return found[0], found[1]
-
-
-def _units_of_being_there(anatomy: Anatomy) -> tuple[list[float], list[float]]:
-    """What the attention and the MLP of each block count beside their structures; that of one token is free."""
-    found = [1.0] * len(anatomy.blocks), [1.0] * len(anatomy.blocks)
-    if anatomy.pooling == "token":
-        found[0][-1], found[1][-1] = KEYS_AND_VALUES, 0.0  # the norm before the last attention sees all tokens
-    return found
-
-
-def _features(
-    plan: Plan, head_units: Sequence[float], neuron_units: Sequence[float], *there: Sequence[float]
-) -> list[float]:
-    counted = [
-        1.0,
-        sum(n * unit for n, unit in zip(plan.heads, head_units)),
-        sum(n * unit for n, unit in zip(plan.neurons, neuron_units)),
-    ]
-    return counted + [
-        sum(unit for n, unit in zip(counts, units) if n) for counts, units in zip((plan.heads, plan.neurons), there)
-    ]
+    return [*found, *[[1.0] * len(anatomy.blocks)] * 2]
 
 
 def _solve(features: npt.NDArray[np.float64], times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -41,7 +41,9 @@ class Cases:
     @cached_property
     def sparsest(self) -> Plan:
         """Of all that may stay alone, what costs least; of equals the one with less damage."""
-        return min((case.sparsest for case, _ in self._cases()), key=lambda plan: (self.costs.of(plan), self.damage(plan)))
+        return min(
+            (case.sparsest for case, _ in self._cases()), key=lambda plan: (self.costs.of(plan), self.damage(plan))
+        )
 
     def damage(self, plan: Plan) -> float:
         """The sum of the damages of all sub-layers."""

@@ -60,8 +60,7 @@ class CostsByLast:
 
     def of(self, plan: Plan) -> float:
         """The cost of a Plan."""
-        last = max((i for i, kept in enumerate(plan.heads) if kept), default=0)
-        return self.cases[last].of(plan)
+        return self.cases[max(plan.last_attention, 0)].of(plan)
 
 
 PerBlock = float | Sequence[float]  # the same everywhere, or block by block

@@ -90,6 +90,11 @@ class Plan(Value, frozen=True, kw_only=True):
         attention: list[tuple[int, Part]] = [(i, "attention") for i, n in enumerate(self.heads) if not n]
         return (*attention, *((i, "mlp") for i, n in enumerate(self.neurons) if not n))
 
+    @property
+    def last_attention(self) -> int:
+        """The last block that has an attention, -1 if none has: after it no token learns anything of others."""
+        return max((i for i, kept in enumerate(self.heads) if kept), default=-1)
+
     def sparsity(self, anatomy: Anatomy) -> float:
         """The fraction of the prunable parameters that is gone."""
         return 1 - anatomy.prunable_params(self) / anatomy.prunable_params()

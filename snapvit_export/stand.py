@@ -21,7 +21,7 @@ from .anatomy import Anatomy
 from .evaluate.evaluation import Evaluation
 from .family import Limits, Measurement, Variant, WeightFile
 from .files import sha256
-from .graph.emit import Flavour, Options, can_reorder, last_attention
+from .graph.emit import Flavour, Options, can_reorder
 from .graph.emitter import Emitter
 from .graph.numerics import Numerics
 from .plan import Plan
@@ -142,7 +142,7 @@ class Stand(ABC):
             (plans[name], profile.cpu_ms if one_thread and profile.cpu_ms is not None else profile.p50_ms)
             for name, profile in profiles.items()
         ]
-        makes_keys = not can_reorder(self.anatomy, last_attention(self.anatomy), self.numerics)
+        makes_keys = not can_reorder(self.anatomy, len(self.anatomy.blocks) - 1, self.numerics)
         model = fit(self.anatomy, found, last_makes_keys=makes_keys)
         self.progress.note(f"latency model: {100 * model.mean_error:.1f} % off on nets that it has not seen")
         return model

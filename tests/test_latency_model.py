@@ -115,7 +115,9 @@ def test_a_late_attention_goes_where_that_frees_all_that_follows():
     ranking = Ranking.from_orders([range(4)] * 4, [range(40)] * 4, damage)
     model = fit(anatomy, [(plan, works_for_one_token(plan)) for plan in design(anatomy, lacking=True)])
     costs = model.costs(anatomy)
-    plan = Planner(ranking, anatomy, Protection(sublayers=False)).within(costs, 0.5 * model.predict_ms(Plan.dense(anatomy)))
+    plan = Planner(ranking, anatomy, Protection(sublayers=False)).within(
+        costs, 0.5 * model.predict_ms(Plan.dense(anatomy))
+    )
     assert plan == Plan(heads=(4, 4, 0, 0), neurons=(40, 40, 40, 40))  # which takes 2.4 of 6.1
     assert not Planner(ranking, anatomy).within(costs, 0.5 * model.predict_ms(Plan.dense(anatomy))).removed
 

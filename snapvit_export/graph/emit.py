@@ -25,6 +25,7 @@ from typing import Literal
 from ..anatomy import Anatomy, Block
 from ..elastic.description import Wiring
 from ..errors import UsageError
+from ..plan import Plan
 from .linear import dynamic_int8, gemm, static_int8
 from .nodes import Nodes
 from .numerics import EMBED, FLOAT, HALF, INT32, OF_STREAM, OUTPUT, STREAM, Numerics
@@ -85,7 +86,7 @@ class _Forward:
         if ADDED in self.biased:
             with n.part(OF_STREAM), n.floats(self.stream):
                 x = n.add("Add", x, n.weight(ADDED))
-        last = last_attention(self.anatomy)
+        last = Plan.dense(self.anatomy).last_attention  # this Anatomy is that of the cut model
         for i in range(len(self.anatomy.blocks)):
             with n.part(f"blocks.{i}"):
                 x = self.block(x, i, self.read if i == last else self.tokens)
@@ -385,11 +386,6 @@ ACTIVATIONS: dict[str, Callable[[Nodes, str], str]] = {
     "silu": lambda n, x: n.add("Mul", x, n.add("Sigmoid", x)),
     "relu": lambda n, x: n.add("Relu", x),
 }
-
-
-def last_attention(anatomy: Anatomy) -> int:
-    """The block that has the last attention: after it no token learns anything of others."""
-    return max((i for i, block in enumerate(anatomy.blocks) if block.heads), default=-1)
 
 
 def can_reorder(anatomy: Anatomy, i: int, numerics: Numerics) -> bool:

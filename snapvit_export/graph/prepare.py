@@ -98,7 +98,9 @@ def _without_removed(found: Tensors, dense: Mapping[str, Array], anatomy: Anatom
 
 def into_embedding(own: Tensors, prepared: Tensors, anatomy: Anatomy) -> Tensors:
     """Let the embedding add what removed sub-layers before all others leave; a norm or no bias at all prevents that."""
-    holders = [name for name in (f"positions{BYTES}", "positions", f"patch.bias{BYTES}", "patch.bias") if name in prepared]
+    holders = [
+        name for name in (f"positions{BYTES}", "positions", f"patch.bias{BYTES}", "patch.bias") if name in prepared
+    ]
     if ADDED not in own or anatomy.pre_norm or not holders:
         return own
     rest = {name: tensor for name, tensor in own.items() if name != ADDED}

@@ -75,7 +75,7 @@ def _shortened(each: Sequence[Sequence[float]], last: int, last_head: float) -> 
 def _counted(plan: Plan, each: Sequence[Sequence[float]], last_head: float | None) -> list[float]:
     """Heads, neurons, attentions and MLPs of a Plan, each by what it counts in its block, and added up."""
     if last_head is not None:
-        each = _shortened(each, max((i for i, kept in enumerate(plan.heads) if kept), default=-1), last_head)
+        each = _shortened(each, plan.last_attention, last_head)
     there = [[int(kept > 0) for kept in counts] for counts in (plan.heads, plan.neurons)]
     return [
         sum(kept * unit for kept, unit in zip(counts, units))

@@ -85,7 +85,7 @@ def refit(
     small = shrink_unfolded(model.module, ranking, plan)
     if plan == Plan.dense(model.anatomy):
         return small
-    weights = checked_weights(model.anatomy, token_weights)
+    weights = checked_weights(model.anatomy, token_weights, plan)
     stream = Stream.of(model, images)  # of the cut model
     goal = Stream(list(stream.chunks), stream.extra)  # of the dense one
     _check_halves(blocks_of(model.module)[0], stream)

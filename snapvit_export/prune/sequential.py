@@ -61,7 +61,7 @@ def correct_in_sequence(
     progress = progress or Silent()
     if correction == "sparsegpt" and token_weights is None:
         token_weights = [None] * len(plan.heads)  # the released code has all tokens alike
-    weights = checked_weights(model.anatomy, token_weights)
+    weights = checked_weights(model.anatomy, token_weights, plan)
     small = shrink_unfolded(model.module, ranking, plan)
     stream = Stream.of(model, images)
     correct_block = _correct_block if correction == "elastic" else _correct_block_as_released

@@ -2,8 +2,9 @@
 
 What a model reads counts more. A model with a class token lives by that one token among two hundred; fitted to all
 alike, its layers serve the patches. So the tokens that are read get a tenth of the weight in every block, and a fifth
-in the last, where nothing reads the others any more. More than that fits few samples too closely: on DeiT-Tiny a fifth
-in the last block did better on other images than a half. A model that pools its patches has all of them alike.
+from the last attention on, where nothing reads the others any more. More than that fits few samples too closely: on
+DeiT-Tiny a fifth in the last block did better on other images than a half. A model that pools its patches has all of
+them alike.
 
 Where patches are plenty, a part of them is passed over, another part in each batch: neighbouring patches say much the
 same, and the products of a wide layer cost nearly as much as the forward pass itself.
@@ -18,8 +19,9 @@ from torch import Tensor
 
 from ..anatomy import Anatomy
 from ..errors import SnapvitError
+from ..plan import Plan
 
-READ, READ_LAST = 0.1, 0.2  # share of the weight that goes to the tokens that are read; in the last block
+READ, READ_LAST = 0.1, 0.2  # share of the weight of the tokens that are read; from the last attention on
 PLENTY = 8  # tokens per column of the widest layer that must remain when some are passed over
 PASSED_OVER = (2, 4)  # one patch token in so many, most first
 BATCHES = 8  # at least, so that every patch counts in some of them
@@ -28,13 +30,14 @@ TOKENS = 4096  # per batch: enough that adding up float64 matrices costs little 
 TokenWeights = Sequence[Tensor | None]  # per block (T,): how much each token counts; None: all alike
 
 
-def as_read(anatomy: Anatomy) -> list[Tensor | None]:
-    """The weights that suit what the model reads of its last block."""
+def as_read(anatomy: Anatomy, plan: Plan | None = None) -> list[Tensor | None]:
+    """The weights that suit what the model, cut to a Plan, reads in the end."""
     read = anatomy.class_token + anatomy.distillation_token
     if anatomy.pooling != "token" or not read:
         return [None] * len(anatomy.blocks)
-    last = len(anatomy.blocks) - 1
-    return [_with_share(anatomy.tokens, read, READ_LAST if i == last else READ) for i in range(last + 1)]
+    last = (plan or Plan.dense(anatomy)).last_attention
+    shares = [READ if i < last else READ_LAST for i in range(len(anatomy.blocks))]
+    return [_with_share(anatomy.tokens, read, share) for share in shares]
 
 
 def _with_share(tokens: int, read: int, share: float) -> Tensor:
@@ -43,11 +46,11 @@ def _with_share(tokens: int, read: int, share: float) -> Tensor:
     return weights
 
 
-def checked_weights(anatomy: Anatomy, weights: TokenWeights | None) -> list[Tensor | None]:
+def checked_weights(anatomy: Anatomy, weights: TokenWeights | None, plan: Plan | None = None) -> list[Tensor | None]:
     """One entry per block, in float32, `as_read` if none were given; refuse what does not fit the model."""
     depth, tokens = len(anatomy.blocks), anatomy.tokens
     if weights is None:
-        return as_read(anatomy)
+        return as_read(anatomy, plan)
     if len(weights) != depth:
         raise SnapvitError(f"token weights for {len(weights)} blocks were given, the model has {depth}")
     for i, given in enumerate(weights):

@@ -329,12 +329,12 @@ def with_removal(damage: Damage, measured: Sequence[SubLayer] | None) -> Damage:
     A curve ends in the error of its layer's output when only the mean is left, which is the same kind of number as all
     before it, and counts `WHOLE` times. Where the loss of one sub-layer was measured to move the answers more, for its
     error, than that of most others, it counts for so much more again; never for less, since a late sub-layer matters
-    less at every width.
+    less at every width. What a search weights is weighted in both, so the end has the weight of its curve.
     """
     ends = np.array([(heads[0], neurons[0]) for heads, neurons in damage])  # (blocks, 2)
     factors = np.full(ends.shape, WHOLE)
     if measured is not None:
-        moved = np.array([s.damage for s in measured]).reshape(ends.shape) / np.maximum(ends, 1e-30)
+        moved = np.array([s.damage * s.weight for s in measured]).reshape(ends.shape) / np.maximum(ends, 1e-30)
         if (typical := float(np.median(moved))) > 0:
             factors *= np.maximum(1.0, moved / typical)
     return tuple(

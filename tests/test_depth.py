@@ -308,6 +308,35 @@ def test_the_end_of_a_curve_counts_more_and_most_where_the_loss_was_measured_to_
     assert ends == [(4 * WHOLE, pytest.approx(80 * WHOLE)), (4 * WHOLE, 8 * WHOLE)]
 
 
+def test_a_search_weights_the_loss_of_a_whole_sub_layer_as_its_curve(tiny_model, tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 32, 32, 3), np.uint8)
+    images = Images(pixels, None, tiny_model.preprocessing, "noise")
+    plain = rank(tiny_model, images, make_settings("default", images=16))
+    factors = np.array([[0.2, 1.0], [5.0, 0.3], [1.0, 2.0]])
+
+    def ends(ranking) -> np.ndarray:
+        return np.array([(h[0], n[0]) for h, n in with_removal(ranking.damage, ranking.sublayers)])
+
+    assert (ends(plain) > 1.01 * WHOLE * np.array([(h[0], n[0]) for h, n in plain.damage])).any()  # some count for more
+    weighted = plain.weighted(factors)
+    np.testing.assert_allclose(ends(weighted), ends(plain) * factors)
+    np.testing.assert_allclose(ends(weighted.weighted(1 / factors)), ends(plain))
+    assert [s.damage for s in weighted.sublayers] == [s.damage for s in plain.sublayers]  # still as it was measured
+    weighted.save(tmp_path / "r")
+    np.testing.assert_array_equal(ends(Ranking.load(tmp_path / "r")), ends(weighted))
+    costs = flops_costs(tiny_model.anatomy)
+
+    def plans(ranking) -> list[Plan]:
+        planner = Planner(ranking, tiny_model.anatomy, ranking.protection)
+        return [planner.within(costs, f * costs.of(Plan.dense(tiny_model.anatomy))) for f in (0.5, 0.2, 0.08)]
+
+    assert plans(plain.weighted(np.full((3, 2), 0.25))) == plans(plain)  # a factor for all changes nothing
+    searched = rank(tiny_model, images, make_settings("default", images=16, evaluations=20, flops=(0.2,)))
+    by = np.reshape(searched.provenance["search"]["factors"], (3, 2))
+    assert (by != 1).any()
+    np.testing.assert_allclose(ends(searched), ends(plain) * by)
+
+
 def test_an_impossible_budget_names_the_floor_that_depth_reaches(snapvit, tmp_path, monkeypatch):
     """Width alone keeps a part of every sub-layer; with depth the smallest is smaller by more than noise."""
     monkeypatch.setattr(choose, "LOOK_SECONDS", 0.3)

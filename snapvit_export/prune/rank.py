@@ -221,7 +221,7 @@ class _Run:
         notes = {"autocast": bench.autocast, "order_sha256": ranking.order_sha256}
         weights, summary = self._minimise(fitness, optimiser, arrays, notes, saved)
         weighted = ranking.weighted(np.reshape(weights, (-1, 2)))
-        return replace(weighted, provenance={**provenance, **summary}), factors
+        return replace(weighted, provenance={**weighted.provenance, **summary}), factors
 
     def _ordered(self, scores: Scores | None, provenance: dict[str, Any]) -> tuple[Ranking, Factors]:
         """The statistics live only here: of a large model they take gigabytes, and the factors as much again."""

@@ -21,6 +21,7 @@ import numpy as np
 from quality import Half, halves, read_named
 
 from snapvit_export import plan as planning
+from snapvit_export.errors import SnapvitError
 from snapvit_export.evaluate.accuracy import top1
 from snapvit_export.files import sha256
 from snapvit_export.graph.emit import Options
@@ -60,16 +61,17 @@ def fitted(emitter: Emitter, timer: Timer, anatomy) -> LatencyModel:  # type: ig
 
 
 def plans_for(ranking: Ranking, half: Half, model: LatencyModel, budgets: list[float], ends: list[float]):  # type: ignore[no-untyped-def]
-    """(budget, way) → Plan; a budget that a way does not reach gets its smallest."""
+    """(budget, way) → the Plan with the least damage, or None if the way does not reach the budget."""
     anatomy, costs = half.model.anatomy, model.costs(half.model.anatomy)
-    found: dict[tuple[float, str], Plan] = {}
+    found: dict[tuple[float, str], Plan | None] = {}
     for way, end in [(WIDTH, None), *((f"depth, end x {end:g}", end) for end in ends)]:
         planning.WHOLE = 1.0 if end is None else end
         planner = Planner(ranking, anatomy, Protection(sublayers=end is None), corrected=True)
-        grid = planner.steps_of(costs)
         for budget in budgets:
-            name = f"t{round(100 * budget)}"
-            found[budget, way] = grid.get(name) or list(grid.values())[-1]
+            try:
+                found[budget, way] = planner.within(costs, budget * costs.of(Plan.dense(anatomy)))
+            except SnapvitError:  # out of reach
+                found[budget, way] = None
     return found
 
 
@@ -102,14 +104,16 @@ def main() -> None:
                 reference = top1(session.run, half.held_out).top1 or 0.0
             wanted = plans_for(ranking, half, latency, budgets, ends)
             made: dict[Plan, Found] = {}
-            for plan in dict.fromkeys(wanted.values()):
+            for plan in dict.fromkeys(plan for plan in wanted.values() if plan is not None):
                 module = refit(model, ranking, plan, half.calibration)
                 corrected = corrected_layers(module, ranking, plan, emitter.blueprint.dense)
                 path = emitter.write(f"v{len(made)}", plan, corrected, options=ORT).graph
                 with ort.OrtSession(path, usable_cores()) as session:
                     made[plan] = Found(plan, path, top1(session.run, half.held_out).top1 or 0.0)
             for budget in budgets:
-                ways = [way for b, way in wanted if b == budget]
+                for way in [way for (b, way), plan in wanted.items() if b == budget and plan is None]:
+                    print(f"| {seed} | {budget:g} | {way} | out of reach | | | | {reference:.3f} |", flush=True)
+                ways = [way for (b, way), plan in wanted.items() if b == budget and plan is not None]
                 files = {"dense": File(dense, sha256(dense))}
                 files |= {w: File(made[wanted[budget, w]].path, sha256(made[wanted[budget, w]].path)) for w in ways}
                 profiles = timer.time(files, 2.0)

@@ -92,6 +92,10 @@ class Half:
         return rank(self.model, self.calibration.first(RELEASED_IMAGES), make_settings("snapvit"))
 
     @cached_property
+    def default(self) -> Ranking:
+        return rank(self.model, self.calibration, make_settings("default", seed=self.seed))
+
+    @cached_property
     def idap(self) -> Ranking:
         return rank(self.model, self.calibration, make_settings("idap", seed=self.seed))
 
@@ -182,8 +186,8 @@ ROWS: dict[str, Row] = {
     "idap": plain(lambda half: half.idap),
     "idap, refit": on_images(lambda half: half.idap, refit),
     "joint, in rounds, refit": on_images(lambda half: half.rounds, refit),
-    "default, with depth": on_images(lambda half: half.joint("backward")[0], refit, Protection(sublayers=False)),
-    "default": on_images(lambda half: half.joint("backward")[0], refit),
+    "default, width alone": on_images(lambda half: half.default, refit, Protection()),
+    "default": on_images(lambda half: half.default, refit),
 }
 NEIGHBOUR_ROWS = ("default", "joint, backward order", "snapvit local")
 

@@ -55,11 +55,11 @@ LEGEND = """
 | joint, backward, sequential | the same, backward order | fitted along the cut stream |
 | searched | joint, backward, and a search over the layers' curves: `--evaluations 104` | corrected from factors |
 | searched, refit | joint, backward, and the search: `--evaluations 104` | refitted |
-| idap | flow divergence along the published line, and up to half of the sub-layers with it | as they were |
+| idap | flow divergence along the published line, then a sixth of the sub-layers, then width again | as they were |
 | idap, refit | the same | refitted |
 | joint, in rounds, refit | joint, backward order, looked at again after every round of cuts | refitted |
-| default, with depth | as default, and whole sub-layers may go: `--depth` | refitted |
-| **default** | joint, backward order: `--recipe default` | refitted |
+| default, width alone | the ranking of default, no sub-layer may go whole: `--no-depth` | refitted |
+| **default** | joint, backward order, sub-layers may go whole: `--recipe default` | refitted |
 | torch-pruning | Torch-Pruning 1.6.1, heads and MLP, as its example does | as they were |
 | ..., head_share 0.5, normalizer none | a setting that suits it better, found on these images | as they were |
 

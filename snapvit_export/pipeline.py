@@ -32,6 +32,7 @@ from .plan import Plan, Planner, Protection, check_fraction, check_ratio, check_
 from .profiling.device import this_device
 from .progress import Progress, Silent
 from .ranking import Ranking
+from .reach import check_reach
 from .stand import Form
 from .sublayer import KEY as SUBLAYERS
 from .target import Runtime, Target, parse_precision
@@ -141,13 +142,7 @@ def _into(  # type: ignore[no-untyped-def]
     _refuse_early(request, settings, given, model)
     images, reporting = read_images(split, model.preprocessing, progress)
     ranking, factors = _ranking(request, settings, given, model, images, progress)
-    planner = Planner(
-        ranking,
-        model.anatomy,
-        _protection(request, ranking),
-        corrected=settings.correction in recipe.ADDS_BIASES,
-        multiple=request.width_multiple,
-    )
+    planner = _planner(request, settings, ranking, model)
     wanted = _requested_plans(request, planner)
     damping = Damping.parse(settings.damping)
     repair = Repair(model, ranking, settings.correction, images, progress, factors, damping)
@@ -392,10 +387,29 @@ def _refuse_early(  # type: ignore[no-untyped-def]
 
     if given is not None:
         check_same_weights(given, model, f"{request.ranking}: ")
-    order = given or Ranking.flat(model.anatomy)
-    protection = _protection(request, order) if order.damage is not None else order.protection
-    if given is not None or not settings.depth:  # how far depth goes is not known before the ranking
-        _requested_plans(request, Planner(order, model.anatomy, protection))
+        _requested_plans(request, _planner(request, settings, given, model))
+        return
+    flat = Planner(Ranking.flat(model.anatomy), model.anatomy)
+    for mlp, head in request.pairs:
+        flat.pair(mlp, head)
+    check_reach(
+        model.anatomy,
+        Protection(sublayers=not settings.depth),
+        sparsity=request.sparsity,
+        flops=request.flops,
+        params=request.params,
+        corrected=settings.correction in recipe.ADDS_BIASES,
+    )
+
+
+def _planner(request: Request, settings: recipe.Settings, ranking: Ranking, model) -> Planner:  # type: ignore[no-untyped-def]
+    return Planner(
+        ranking,
+        model.anatomy,
+        _protection(request, ranking),
+        corrected=settings.correction in recipe.ADDS_BIASES,
+        multiple=request.width_multiple,
+    )
 
 
 def _protection(request: Request, ranking: Ranking) -> Protection:

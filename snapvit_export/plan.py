@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 # (mlp, head) ratios of the nominal sparsities 10..60 % in the paper.
 PUBLISHED_PAIRS = ((0.15, 0.0), (0.25, 0.1), (0.35, 0.2), (0.45, 0.3), (0.55, 0.4), (0.65, 0.5))
 
+# Where sub-layers may go and there are no damage curves: (mlp ratio, share of the sub-layers that is gone) after each
+# stage, width and sub-layers in turn. More sub-layers go only when protection leaves no width to cut.
+STAGES = ((0.0, 0.0), (0.2, 0.0), (0.2, 1 / 6), (1.0, 1 / 6), (1.0, 1.0))  # why these: docs/method.md, section 7
+
 Part = Literal["attention", "mlp"]  # of a block: a sub-layer
 WHOLE = 1.0  # how much the end of a damage curve counts: 0.7 and 1.5 were worse (docs/benchmarks.md)
 
@@ -278,18 +282,23 @@ class Planner:
     def largest_sparsity(self) -> float:
         return self.sparsest.sparsity(self.anatomy)
 
-    def _at(self, mlp: float) -> Plan:
-        """The point of the published line at this mlp ratio, stopped where protection stops it.
+    def _at(self, position: float) -> Plan:
+        """The point of the line that far along, from 0 to 1: by the mlp ratio, or by the stages if sub-layers may go.
 
-        Sub-layers that may go do so along it, up to a half of all when everything else is at its least.
+        A width is a point of the published line, stopped where protection stops it.
         """
+        mlp, gone = position, 0
+        if self._removal:
+            along = np.linspace(0, 1, len(STAGES))
+            mlp, share = (float(np.interp(position, along, axis)) for axis in zip(*STAGES))
+            gone = int(share * 2 * len(self.anatomy.blocks) + 1e-9)  # a sixth of 24 is 4
         knots = ((0.0, 0.0), *PUBLISHED_PAIRS, (1.0, 1.0))
         head = float(np.interp(mlp, [m for m, _ in knots], [h for _, h in knots]))
         counts = {
             "attention": list(self._heads.counts(self._heads.clipped(head))),
             "mlp": list(self._neurons.counts(self._neurons.clipped(mlp))),
         }
-        for i, part in self._removal[: int(mlp * len(self._removal))]:
+        for i, part in self._removal[:gone]:
             counts[part][i] = 0
         return Plan(heads=tuple(counts["attention"]), neurons=tuple(counts["mlp"]))
 
@@ -340,12 +349,12 @@ def with_removal(damage: Damage, measured: Sequence[SubLayer] | None) -> Damage:
     A curve ends in the error of its layer's output when only the mean is left, which is the same kind of number as all
     before it, and counts `WHOLE` times. Where the loss of one sub-layer was measured to move the answers more, for its
     error, than that of most others, it counts for so much more again; never for less, since a late sub-layer matters
-    less at every width.
+    less at every width. What a search weights is weighted in both, so the end has the weight of its curve.
     """
     ends = np.array([(heads[0], neurons[0]) for heads, neurons in damage])  # (blocks, 2)
     factors = np.full(ends.shape, WHOLE)
     if measured is not None:
-        moved = np.array([s.damage for s in measured]).reshape(ends.shape) / np.maximum(ends, 1e-30)
+        moved = np.array([s.damage * s.weight for s in measured]).reshape(ends.shape) / np.maximum(ends, 1e-30)
         if (typical := float(np.median(moved))) > 0:
             factors *= np.maximum(1.0, moved / typical)
     return tuple(
@@ -355,7 +364,7 @@ def with_removal(damage: Damage, measured: Sequence[SubLayer] | None) -> Damage:
 
 
 def _removal_order(ranking: Ranking, anatomy: Anatomy, protection: Protection) -> list[tuple[int, Part]]:
-    """The half of all sub-layers whose loss moves the answers least, these first: without curves they go in turn."""
+    """The sub-layers that may go, those whose loss moves the answers least first: without curves they go in turn."""
     if protection.sublayers:
         return []
     if ranking.sublayers is None:
@@ -363,7 +372,7 @@ def _removal_order(ranking: Ranking, anatomy: Anatomy, protection: Protection) -
     without = np.array([s.damage for s in ranking.sublayers]).reshape(-1, 2)
     may_go = np.array(protection.may_go(anatomy, without))
     going = [s for s in ranking.sublayers if may_go[s.block, int(s.part == "mlp")]]
-    return [(s.block, s.part) for s in sorted(going, key=lambda s: s.damage)][: len(ranking.sublayers) // 2]
+    return [(s.block, s.part) for s in sorted(going, key=lambda s: s.damage)]
 
 
 def _largest(fits: Callable[[int], bool], low: int, high: int) -> int:

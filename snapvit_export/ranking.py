@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -28,8 +29,9 @@ from .errors import FileFormatError, SnapvitError
 from .plan import Protection
 from .scores import strictly_falling
 from .sealed import load_sealed, save_sealed
+from .sublayer import KEY as SUBLAYERS
 from .sublayer import SubLayer, read_sublayers
-from .values import Value, from_json, to_json
+from .values import Value, as_builtins, from_json, to_json
 
 KIND = "snapvit-ranking"
 Array = npt.NDArray[np.float32]
@@ -116,7 +118,7 @@ class Ranking:
     def weighted(self, weights: npt.ArrayLike) -> Ranking:
         """The same orders with every damage curve times a factor: (blocks, 2), of attention and of the MLP.
 
-        Scores follow, so that `pair` weighs the blocks in the same way.
+        Scores follow, so that `pair` weighs the blocks in the same way; and so does the damage of whole sub-layers.
         """
         if self.damage is None:
             raise SnapvitError("the ranking has no damage curves to weight")
@@ -126,7 +128,10 @@ class Ranking:
         damage = tuple((heads * a, neurons * m) for (heads, neurons), (a, m) in zip(self.damage, w))
         blocks = range(len(damage))
         orders = [self.head_order(i) for i in blocks], [self.neuron_order(i) for i in blocks]
-        return Ranking.from_orders(*orders, damage, self.model, self.anatomy, self.provenance)
+        provenance = {**self.provenance}
+        if (measured := self.sublayers) is not None:
+            provenance[SUBLAYERS] = as_builtins([s.weighted(by) for s, by in zip(measured, w.ravel().tolist())])
+        return Ranking.from_orders(*orders, damage, self.model, self.anatomy, provenance)
 
     @staticmethod
     def flat(anatomy: Anatomy) -> Ranking:
@@ -150,8 +155,11 @@ class Ranking:
 
     @property
     def protection(self) -> Protection:
-        """What is never cut: as the imported file says, or the usual."""
-        return Protection(**self.provenance.get("protection", {}))
+        """What is never cut: as the file says, or the usual."""
+        try:
+            return msgspec.convert(self.provenance.get("protection", {}), Protection)
+        except msgspec.ValidationError as error:
+            raise FileFormatError(f"the ranking's protection is damaged: {error}") from error
 
     @property
     def sublayers(self) -> tuple[SubLayer, ...] | None:
@@ -208,7 +216,9 @@ class Ranking:
         heads, neurons, *curves = (tuple(tensors[f"blocks.{i}.{kind}"] for i in range(depth)) for kind in kinds)
         damage = tuple(zip(*curves)) if has_damage else None
         try:
-            return Ranking(heads, neurons, description.model, description.anatomy, description.provenance, damage)
+            made = Ranking(heads, neurons, description.model, description.anatomy, description.provenance, damage)
+            _ = made.protection, made.sublayers  # damaged ones are refused here, where the file has a name
+            return made
         except FileFormatError as error:
             raise FileFormatError(f"{path}: {error}") from error
 

@@ -4,8 +4,9 @@
 model, heads and neurons allocated together, and every cut refitted on the images. A search over the layers' curves
 helps the elastic correction but adds nothing to a refit, so it must be asked for. `snapvit` is the recipe of the
 released SnapViT code: 1000 images, and 50 evaluations of xNES, which are two updates of its covariance, so mostly the
-best of 50 samples. `local` is the same without the search. Neither corrects. `idap` is the idea of IDAP++: width by the
-divergence of the flow, and along with it the sub-layers whose loss moves the answers least; it corrects if asked to.
+best of 50 samples. `local` is the same without the search. Neither corrects. `idap` is the idea of IDAP++, in two
+stages: width by the divergence of the flow, then the sub-layers whose loss moves the answers least; `plan.STAGES` says
+how much of each. It corrects if asked to.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Settings:
     allocation: Literal["pairs", "joint"] = "pairs"  # fixed (mlp, head) ratios, or by damage curves
     order: str = "backward"  # joint: of the structures within a layer; "criterion" and "product" use the scores
     divergence: str | None = None  # joint: what the search compares; None: the best that the model allows
-    depth: bool = False  # whole sub-layers may go too: joint where that pays, else the least damaging ones in turn
+    depth: bool = False  # whole sub-layers may go too: joint where that pays, else after a part of the width
     flops: tuple[float, ...] = (0.6,)  # joint: sizes at which the search judges, fractions of the dense blocks' FLOPs
     search_images: int = 192  # joint: at most so many of the images judge candidates
     correction: str | None = None  # of what is cut; None: none

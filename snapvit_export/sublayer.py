@@ -6,7 +6,7 @@ A Ranking keeps these in its provenance under `sublayers`: files from before sim
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -15,9 +15,10 @@ from .plan import Part
 from .values import Count, Value
 
 KEY = "sublayers"
+Factor = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class SubLayer(Value, frozen=True, kw_only=True):
+class SubLayer(Value, frozen=True, kw_only=True, omit_defaults=True):
     """One sub-layer f on the stream x."""
 
     block: Count
@@ -25,6 +26,11 @@ class SubLayer(Value, frozen=True, kw_only=True):
     divergence: float  # E |f(x)| / E |x + f(x)|: how much of the stream after it is its own
     turned: float  # E [1 - cos(x, x + f(x))]: how far it turns the stream
     damage: float  # how far the model's answers move when the mean of f takes the place of f; labels have no part in it
+    weight: Factor = 1.0  # that a search gave to its damage curve; its damage then counts so much too
+
+    def weighted(self, by: float) -> SubLayer:
+        """The same, as a search weights it."""
+        return msgspec.structs.replace(self, weight=self.weight * by)
 
 
 def read_sublayers(provenance: Mapping[str, Any], depth: int) -> tuple[SubLayer, ...] | None:

@@ -3,6 +3,7 @@
 import re
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -24,7 +25,7 @@ from snapvit_export.family import read_family
 from snapvit_export.graph.emit import Options
 from snapvit_export.graph.emitter import Emitter
 from snapvit_export.graph.inspect import inspect
-from snapvit_export.plan import WHOLE, Plan, Planner, Protection, with_removal
+from snapvit_export.plan import STAGES, WHOLE, Plan, Planner, Protection, with_removal
 from snapvit_export.progress import Silent
 from snapvit_export.prune.correct import correct_module, corrected, make_factors
 from snapvit_export.prune.damage import damage_ranking
@@ -45,6 +46,7 @@ from snapvit_export.prune.understand import read_anatomy
 from snapvit_export.ranking import Ranking
 from snapvit_export.recipe import make_settings
 from snapvit_export.sublayer import SubLayer
+from snapvit_export.values import as_builtins
 
 HALF = Preprocessing(input_size=(3, 64, 64), mean=(0.5,) * 3, std=(0.5,) * 3)
 SOME = ["deit_tiny_patch16_224", "deit3_small_patch16_224", "vit_base_patch16_siglip_224", "vit_small_patch16_dinov3"]
@@ -285,9 +287,8 @@ def test_idap_cuts_width_and_then_sub_layers_along_one_nested_line(tiny_model, t
     planner = Planner(ranking, tiny_model.anatomy, ranking.protection)
     steps = list(planner.steps().values())
     assert all(denser.keeps_all_of(sparser) for denser, sparser in pairwise(steps))
-    least = sorted(ranking.sublayers, key=lambda s: s.damage)[:3]
-    assert set(planner.sparsest.removed) == {(s.block, s.part) for s in least}
-    for fraction in (0.9, 0.6, 0.4, 0.2):
+    assert len(planner.sparsest.removed) == 5  # of six: one attention stays
+    for fraction in (0.9, 0.6, 0.4, 0.2, 0.1, 0.04):
         plan = planner.flops(fraction)
         plan.check_fits(tiny_model.anatomy)
         assert plan.flops_ratio(tiny_model.anatomy) <= fraction
@@ -295,6 +296,46 @@ def test_idap_cuts_width_and_then_sub_layers_along_one_nested_line(tiny_model, t
     plain = Ranking(ranking.head_scores, ranking.neuron_scores)
     with pytest.raises(UsageError, match="told by its damage, which the ranking lacks"):
         Planner(plain, tiny_model.anatomy, ranking.protection)
+
+
+def test_the_stages_of_a_ranking_by_scores_come_one_after_the_other(tiny_model):
+    """In twelve blocks: width to the first limit, 4 of 24 sub-layers, the rest of the width, all sub-layers but one."""
+    anatomy = msgspec.structs.replace(tiny_model.anatomy, blocks=tiny_model.anatomy.blocks * 4)
+    damages = np.random.default_rng(3).random(24)
+    measured = [
+        SubLayer(block=i // 2, part=("attention", "mlp")[i % 2], divergence=0, turned=0, damage=float(d))
+        for i, d in enumerate(damages)
+    ]
+    scores = random_ranking(anatomy)
+    ranking = Ranking(scores.head_scores, scores.neuron_scores, provenance={"sublayers": as_builtins(measured)})
+    planner, width = (Planner(ranking, anatomy, Protection(sublayers=kept)) for kept in (False, True))
+    line = [planner._at(position) for position in np.linspace(0, 1, 401)]
+    assert all(denser.keeps_all_of(sparser) for denser, sparser in pairwise(line))
+    gone = np.array([len(plan.removed) for plan in line])
+    assert set(gone.tolist()) == set(range(24))
+    first, last = width._at(STAGES[1][0]), width.sparsest
+
+    def is_without(plan: Plan, whole: Plan) -> bool:
+        """Whether it has the widths of `whole` wherever it has anything."""
+        pairs = zip(plan.heads + plan.neurons, whole.heads + whole.neurons)
+        return all(a in (0, b) for a, b in pairs)
+
+    assert line[0] == Plan.dense(anatomy)
+    assert all(plan.keeps_all_of(first) for plan, n in zip(line, gone) if n == 0)
+    assert all(is_without(plan, first) for plan, n in zip(line, gone) if 0 < n < 4)
+    assert all(is_without(plan, last) for plan, n in zip(line, gone) if n > 4)
+    assert line[100] == first
+    assert is_without(line[200], first)
+    assert is_without(line[300], last)
+    assert (gone[100], gone[200], gone[300]) == (0, 4, 4)
+    least = sorted(measured, key=lambda s: s.damage)
+    for plan, n in zip(line, gone):
+        if n <= 4:
+            assert set(plan.removed) == {(s.block, s.part) for s in least[:n]}
+    for fraction in (0.95, 0.8, 0.6, 0.3, 0.1, 0.02):
+        plan = planner.flops(fraction)
+        assert plan.flops_ratio(anatomy) <= fraction
+        assert planner.params(max(fraction, 0.2)).keeps_all_of(planner.sparsest)
 
 
 def test_the_end_of_a_curve_counts_more_and_most_where_the_loss_was_measured_to_matter():
@@ -306,6 +347,35 @@ def test_the_end_of_a_curve_counts_more_and_most_where_the_loss_was_measured_to_
     measured = [SubLayer(block=i, part=part, divergence=0, turned=0, damage=d) for (i, part), d in moved.items()]
     ends = [(h[0], n[0]) for h, n in with_removal(damage, measured)]
     assert ends == [(4 * WHOLE, pytest.approx(80 * WHOLE)), (4 * WHOLE, 8 * WHOLE)]
+
+
+def test_a_search_weights_the_loss_of_a_whole_sub_layer_as_its_curve(tiny_model, tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 32, 32, 3), np.uint8)
+    images = Images(pixels, None, tiny_model.preprocessing, "noise")
+    plain = rank(tiny_model, images, make_settings("default", images=16))
+    factors = np.array([[0.2, 1.0], [5.0, 0.3], [1.0, 2.0]])
+
+    def ends(ranking) -> np.ndarray:
+        return np.array([(h[0], n[0]) for h, n in with_removal(ranking.damage, ranking.sublayers)])
+
+    assert (ends(plain) > 1.01 * WHOLE * np.array([(h[0], n[0]) for h, n in plain.damage])).any()  # some count for more
+    weighted = plain.weighted(factors)
+    np.testing.assert_allclose(ends(weighted), ends(plain) * factors)
+    np.testing.assert_allclose(ends(weighted.weighted(1 / factors)), ends(plain))
+    assert [s.damage for s in weighted.sublayers] == [s.damage for s in plain.sublayers]  # still as it was measured
+    weighted.save(tmp_path / "r")
+    np.testing.assert_array_equal(ends(Ranking.load(tmp_path / "r")), ends(weighted))
+    costs = flops_costs(tiny_model.anatomy)
+
+    def plans(ranking) -> list[Plan]:
+        planner = Planner(ranking, tiny_model.anatomy, ranking.protection)
+        return [planner.within(costs, f * costs.of(Plan.dense(tiny_model.anatomy))) for f in (0.5, 0.2, 0.08)]
+
+    assert plans(plain.weighted(np.full((3, 2), 0.25))) == plans(plain)  # a factor for all changes nothing
+    searched = rank(tiny_model, images, make_settings("default", images=16, evaluations=20, flops=(0.2,)))
+    by = np.reshape(searched.provenance["search"]["factors"], (3, 2))
+    assert (by != 1).any()
+    np.testing.assert_allclose(ends(searched), ends(plain) * by)
 
 
 def test_an_impossible_budget_names_the_floor_that_depth_reaches(snapvit, tmp_path, monkeypatch):

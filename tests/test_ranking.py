@@ -5,7 +5,9 @@ import pytest
 from conftest import random_ranking
 
 from snapvit_export.errors import FileFormatError, SnapvitError
+from snapvit_export.plan import Protection
 from snapvit_export.ranking import Ranking
+from snapvit_export.values import as_builtins
 
 
 @pytest.fixture
@@ -104,3 +106,26 @@ def test_scores_that_are_not_numbers_are_refused():
 def test_a_ranking_cannot_be_changed(ranking):
     with pytest.raises(ValueError, match="read-only"):
         ranking.head_scores[0][0] = 5
+
+
+@pytest.mark.parametrize(
+    "protection",
+    [{"bogus": 1}, [1], None, {"sublayers": "no"}, {"neurons": 5.0}, {"heads": -0.1}, {"heads": "0.2"}],
+)
+def test_a_damaged_protection_is_refused_in_one_line(ranking, snapvit, tiny_folder, image_folder, tmp_path, protection):
+    damaged = Ranking(ranking.head_scores, ranking.neuron_scores, provenance={"protection": protection})
+    with pytest.raises(FileFormatError, match="the ranking's protection is damaged"):
+        damaged.protection  # noqa: B018
+    damaged.save(tmp_path / "r.safetensors")
+    given = ("export", "--model", tiny_folder, "--data", image_folder, "--out", tmp_path / "out", "--sparsity", "0.3")
+    outcome = snapvit(*given, "--ranking", tmp_path / "r.safetensors")
+    assert outcome.code == 1
+    assert "r.safetensors: the ranking's protection is damaged" in outcome.error_line
+
+
+def test_a_protection_is_read_as_it_was_written(ranking, tmp_path):
+    for wanted in (Protection(sublayers=False), Protection(neurons=0.0, heads=1.0)):
+        made = Ranking(ranking.head_scores, ranking.neuron_scores, provenance={"protection": as_builtins(wanted)})
+        made.save(tmp_path / "r.safetensors")
+        assert Ranking.load(tmp_path / "r.safetensors").protection == wanted
+    assert ranking.protection == Protection()

@@ -26,6 +26,7 @@ from ..errors import SnapvitError, UsageError
 from ..plan import Planner, Protection
 from ..progress import Progress, Silent
 from ..ranking import Ranking
+from ..reach import check_reach
 from ..recipe import Settings, uses_scores
 from ..scores import Scores
 from ..sublayer import KEY, SubLayer
@@ -221,7 +222,7 @@ class _Run:
         notes = {"autocast": bench.autocast, "order_sha256": ranking.order_sha256}
         weights, summary = self._minimise(fitness, optimiser, arrays, notes, saved)
         weighted = ranking.weighted(np.reshape(weights, (-1, 2)))
-        return replace(weighted, provenance={**provenance, **summary}), factors
+        return replace(weighted, provenance={**weighted.provenance, **summary}), factors
 
     def _ordered(self, scores: Scores | None, provenance: dict[str, Any]) -> tuple[Ranking, Factors]:
         """The statistics live only here: of a large model they take gigabytes, and the factors as much again."""
@@ -343,9 +344,9 @@ def _check(criterion: Criterion, model: Model, images: Images, settings: Setting
         raise UsageError(f"{settings.evaluations} evaluations make no sense. Give 0 for no search")
     if settings.allocation == "joint":
         _divergence(settings, model)
-        planner = Planner(Ranking.flat(model.anatomy), model.anatomy)
-        for fraction in settings.flops if settings.evaluations else ():
-            planner.flops(fraction)  # refuses what protection does not allow
+        Ranking.flat(model.anatomy)  # refuses a model that lacks sub-layers
+        if settings.evaluations:
+            check_reach(model.anatomy, Protection(sublayers=not settings.depth), flops=settings.flops)
     elif settings.evaluations:
         check_enough_images(len(images), settings.pca, model.anatomy.embed_dim)
         planner = Planner(Ranking.flat(model.anatomy), model.anatomy)

@@ -111,6 +111,7 @@ LIGHT = [
     "snapvit_export.profiling.timer",
     "snapvit_export.progress",
     "snapvit_export.ranking",
+    "snapvit_export.reach",
     "snapvit_export.recipe",
     "snapvit_export.remote",
     "snapvit_export.report.bars",

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from quality import Half, halves, read_named
 
-from snapvit_export import plan as planning
+from snapvit_export import removal
 from snapvit_export.errors import SnapvitError
 from snapvit_export.evaluate.accuracy import top1
 from snapvit_export.files import sha256
@@ -65,7 +65,7 @@ def plans_for(ranking: Ranking, half: Half, model: LatencyModel, budgets: list[f
     anatomy, costs = half.model.anatomy, model.costs(half.model.anatomy)
     found: dict[tuple[float, str], Plan | None] = {}
     for way, end in [(WIDTH, None), *((f"depth, end x {end:g}", end) for end in ends)]:
-        planning.WHOLE = 1.0 if end is None else end
+        removal.WHOLE = 1.0 if end is None else end
         planner = Planner(ranking, anatomy, Protection(sublayers=end is None), corrected=True)
         for budget in budgets:
             try:
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1")
     given = parser.parse_args()
     budgets, ends = ([float(part) for part in text.split(",")] for text in (given.budgets, given.ends))
-    whole = planning.WHOLE
+    whole = removal.WHOLE
     model = load_model("deit_tiny_patch16_224", given.checkpoint)
     images = read_named(model, given.images, given.classes)
     noise = np.random.default_rng(0).standard_normal((1, 3, *model.anatomy.image)).astype(np.float32)
@@ -130,7 +130,7 @@ def main() -> None:
             there = f"{1000 * latency.attention_ms[1]:.0f} us an attention, {1000 * latency.mlp_ms[1]:.0f} us an MLP"
             per = f"{1000 * latency.head_ms[1]:.0f} us a head, {1000 * latency.neuron_ms[1]:.2f} us a neuron"
             print(f"\nhalf {seed}: {there} for being there; {per}; fixed {latency.fixed_ms:.2f} ms\n", flush=True)
-    planning.WHOLE = whole
+    removal.WHOLE = whole
 
 
 if __name__ == "__main__":

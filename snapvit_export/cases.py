@@ -1,13 +1,13 @@
 """Allocation where whole sub-layers may go: the best of several knapsacks. Light.
 
-Something must stay, so that there is a way from the image to the output; and where only the class token is read, what
-the rest costs depends on which attention is the last one, since from there on blocks work for one token. So one
-`Allocator` is asked for each case:
+Something must stay, so that there is a way from the image to the output. And where only the class token is read, both
+cost and damage depend on which attention is the last one: from there on blocks work for one token, which learns nothing
+more of the image. So one `Allocator` is asked for each case:
 
-- Costs that are a sum: one without any condition. Only if its answer cuts the way, one for each sub-layer that might be
-  the one to stay; an attention, if only the class token is read, since nothing else brings patches to it.
-- Costs by the last attention: one for each block whose attention may be the last. Those after it are gone, which is
-  damage that no budget buys back, so earlier blocks are not looked at once that alone is more than the best so far.
+- If only the class token is read, one for each block whose attention may be the last: without any, nothing would bring
+  patches to that token. The attentions after it are gone, which is damage that no budget buys back, so earlier blocks
+  are not looked at once that alone is more than the best so far.
+- Else one without any condition; only if its answer leaves nothing, one for each sub-layer that might stay alone.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from .anatomy import Anatomy
 from .costs import Costs, CostsByLast
 from .errors import SnapvitError
 from .plan import Plan
-from .ranking import Damage
+from .removal import Removal
 
 
 class Cases:
     """All Plans of one set of damage curves under one kind of cost, sub-layers that are gone among them.
 
-    >>> Cases(with_removal(damage, measured), flops_costs(anatomy), least, anatomy).within(1e8)
+    >>> Cases(Removal.of(damage, measured), flops_costs(anatomy), least, anatomy).within(1e8)
     """
 
     def __init__(
-        self, damage: Damage, costs: Costs | CostsByLast, least: Plan, anatomy: Anatomy, multiple: int = 1
+        self, removal: Removal, costs: Costs | CostsByLast, least: Plan, anatomy: Anatomy, multiple: int = 1
     ) -> None:
         """`least`: what a sub-layer keeps that is not gone; `multiple`: of which MLP widths are one, or else full."""
-        self.curves, self.costs, self.least, self.multiple = damage, costs, least, multiple
+        self.curves, self.beyond = removal.curves, removal.beyond
+        self.costs, self.least, self.multiple = costs, least, multiple
         self.reads_token = anatomy.pooling == "token"
         self._dense = Plan.dense(anatomy)
         self._made: dict[tuple[int, int], Allocator] = {}
@@ -46,19 +47,20 @@ class Cases:
         )
 
     def damage(self, plan: Plan) -> float:
-        """The sum of the damages of all sub-layers."""
-        return sum(float(h[k]) + float(m[n]) for (h, m), k, n in zip(self.curves, plan.heads, plan.neurons))
+        """The sum of the damages of all sub-layers, and what the loss of the last attentions adds to it."""
+        beyond = self.beyond[plan.last_attention] if self.reads_token else 0.0
+        return beyond + sum(float(h[k]) + float(m[n]) for (h, m), k, n in zip(self.curves, plan.heads, plan.neurons))
 
     def within(self, budget: float) -> Plan:
         """The Plan with the least damage that costs at most `budget`, and to which nothing more can be added."""
-        if isinstance(self.costs, Costs) and budget >= self.costs.fixed:
+        if not self.reads_token and budget >= self._unconditional.costs.fixed:
             plan = self._unconditional.within(budget)
-            if any(plan.heads) if self.reads_token else any(plan.heads + plan.neurons):
+            if any(plan.heads + plan.neurons):
                 return plan
         best: Plan | None = None
         for case, lost in self._cases():
             if best is not None and lost >= self.damage(best):
-                break
+                continue
             if case.costs.of(case.sparsest) <= budget:
                 plan = case.within(budget)
                 if best is None or self.damage(plan) < self.damage(best):
@@ -70,28 +72,26 @@ class Cases:
 
     @cached_property
     def _unconditional(self) -> Allocator:
-        assert isinstance(self.costs, Costs)
+        assert isinstance(self.costs, Costs), "only of models that read one token do costs depend on the last attention"
         return Allocator(self.curves, self.costs, self.least, self.multiple, [(True, True)] * len(self.curves))
 
     def _cases(self) -> Iterator[tuple[Allocator, float]]:
         """One Allocator for everything that may be the one to stay, and the damage that it cannot do without."""
         lost = 0.0
         for i in range(len(self.curves) - 1, -1, -1):
-            yield self._allocator(i, 0), lost
-            if isinstance(self.costs, CostsByLast):
+            yield self._allocator(i, 0), lost + (self.beyond[i] if self.reads_token else 0.0)
+            if self.reads_token:
                 lost += float(self.curves[i][0][0])
-            elif not self.reads_token:
-                yield self._allocator(i, 1), lost
+            else:
+                yield self._allocator(i, 1), 0.0
 
     def _allocator(self, block: int, part: int) -> Allocator:
-        """Where this sub-layer stays; by the last attention, all later ones are gone."""
+        """Where this sub-layer stays; if only the class token is read, it is the last attention."""
         if (block, part) not in self._made:
             may_go = [(True, True)] * len(self.curves)
             may_go[block] = (part != 0, part != 1)
-            most, costs = self._dense, self.costs
-            if isinstance(costs, CostsByLast):
-                costs = costs.cases[block]
-                most = _until(most, block)
+            costs = self.costs.cases[block] if isinstance(self.costs, CostsByLast) else self.costs
+            most = _until(self._dense, block) if self.reads_token else self._dense
             self._made[block, part] = Allocator(self.curves, costs, self.least, self.multiple, may_go, most)
         return self._made[block, part]
 

@@ -11,7 +11,7 @@ two targets need not be nested, since a head may be worth its cost at one and no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from .allocate import Allocator
     from .anatomy import Anatomy
     from .cases import Cases
-    from .ranking import Damage, Ranking
-    from .sublayer import SubLayer
+    from .ranking import Ranking
 
 # (mlp, head) ratios of the nominal sparsities 10..60 % in the paper.
 PUBLISHED_PAIRS = ((0.15, 0.0), (0.25, 0.1), (0.35, 0.2), (0.45, 0.3), (0.55, 0.4), (0.65, 0.5))
@@ -38,7 +37,6 @@ PUBLISHED_PAIRS = ((0.15, 0.0), (0.25, 0.1), (0.35, 0.2), (0.45, 0.3), (0.55, 0.
 STAGES = ((0.0, 0.0), (0.2, 0.0), (0.2, 1 / 6), (1.0, 1 / 6), (1.0, 1.0))  # why these: docs/method.md, section 7
 
 Part = Literal["attention", "mlp"]  # of a block: a sub-layer
-WHOLE = 1.0  # how much the end of a damage curve counts: 0.7 and 1.5 were worse (docs/benchmarks.md)
 
 
 class Plan(Value, frozen=True, kw_only=True):
@@ -333,34 +331,14 @@ class Planner:
     def _allocator_of(self, costs: Costs | CostsByLast) -> Allocator | Cases:
         from .allocate import Allocator  # which need Plan
         from .cases import Cases
+        from .removal import Removal
 
         assert self._damage is not None
         least = self.protection.least(self.anatomy)
         if not self.protection.sublayers:
-            damage = with_removal(self._damage, self._measured)
-            return Cases(damage, costs, least, self.anatomy, self.multiple)
+            return Cases(Removal.of(self._damage, self._measured), costs, least, self.anatomy, self.multiple)
         whole = costs.cases[-1] if isinstance(costs, CostsByLast) else costs  # every block has its attention
         return Allocator(self._damage, whole, least, self.multiple)
-
-
-def with_removal(damage: Damage, measured: Sequence[SubLayer] | None) -> Damage:
-    """The curves with another end: the damage of a sub-layer that is removed whole.
-
-    A curve ends in the error of its layer's output when only the mean is left, which is the same kind of number as all
-    before it, and counts `WHOLE` times. Where the loss of one sub-layer was measured to move the answers more, for its
-    error, than that of most others, it counts for so much more again; never for less, since a late sub-layer matters
-    less at every width. What a search weights is weighted in both, so the end has the weight of its curve.
-    """
-    ends = np.array([(heads[0], neurons[0]) for heads, neurons in damage])  # (blocks, 2)
-    factors = np.full(ends.shape, WHOLE)
-    if measured is not None:
-        moved = np.array([s.damage * s.weight for s in measured]).reshape(ends.shape) / np.maximum(ends, 1e-30)
-        if (typical := float(np.median(moved))) > 0:
-            factors *= np.maximum(1.0, moved / typical)
-    return tuple(
-        (np.concatenate([[heads[0] * a], heads[1:]]), np.concatenate([[neurons[0] * m], neurons[1:]]))
-        for (heads, neurons), (a, m) in zip(damage, factors)
-    )
 
 
 def _removal_order(ranking: Ranking, anatomy: Anatomy, protection: Protection) -> list[tuple[int, Part]]:

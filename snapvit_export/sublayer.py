@@ -26,6 +26,7 @@ class SubLayer(Value, frozen=True, kw_only=True, omit_defaults=True):
     divergence: float  # E |f(x)| / E |x + f(x)|: how much of the stream after it is its own
     turned: float  # E [1 - cos(x, x + f(x))]: how far it turns the stream
     damage: float  # how far the model's answers move when the mean of f takes the place of f; labels have no part in it
+    onward: float | None = None  # the same for this attention and all later ones; where only the class token is read
     weight: Factor = 1.0  # that a search gave to its damage curve; its damage then counts so much too
 
     def weighted(self, by: float) -> SubLayer:

@@ -16,6 +16,7 @@ from snapvit_export.costs import Costs, CostsByLast, flops_costs, linear_costs, 
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.plan import Plan, Planner, Protection
 from snapvit_export.ranking import Damage, Ranking
+from snapvit_export.removal import Removal
 
 
 def falling(steps: list[float]) -> np.ndarray:
@@ -101,7 +102,8 @@ def test_of_all_ways_to_leave_sub_layers_out_none_has_less_damage(problem, data,
     anatomy = replace(anatomy_of(list(top.heads), list(top.neurons)), pooling=pooling)
     if by_last and pooling == "token":
         costs = CostsByLast(tuple(replaced(costs, data.draw(st.integers(0, 5))) for _ in damage))
-    cases = Cases(damage, costs, least, anatomy, multiple)
+    beyond = tuple(data.draw(st.sampled_from([0.0, 0.0, 2.0, 7.0])) for _ in damage)
+    cases = Cases(Removal(damage, beyond), costs, least, anatomy, multiple)
     plans = [p for p in all_plans(damage, least, multiple, [(True, True)] * len(damage)) if fits(p, anatomy)]
     lowest = min(costs.of(p) for p in plans)
     assert costs.of(cases.sparsest) == lowest

@@ -11,12 +11,14 @@ from conftest import make_image_folder, make_model_folder, random_ranking
 from reference_forward import Reference
 from test_families import FAMILIES, small
 from test_graph import close, run
+from test_plan import anatomy_of
 from test_reference_forward import as_model
 
 from snapvit_export import choose, stand
 from snapvit_export.allocate import Allocator
 from snapvit_export.calibration.images import Images
 from snapvit_export.calibration.preprocessing import Preprocessing
+from snapvit_export.cases import Cases
 from snapvit_export.costs import flops_costs
 from snapvit_export.device_stand import plan_of
 from snapvit_export.elastic.folder import Elastic
@@ -25,7 +27,7 @@ from snapvit_export.family import read_family
 from snapvit_export.graph.emit import Options
 from snapvit_export.graph.emitter import Emitter
 from snapvit_export.graph.inspect import inspect
-from snapvit_export.plan import STAGES, WHOLE, Plan, Planner, Protection, with_removal
+from snapvit_export.plan import STAGES, Plan, Planner, Protection
 from snapvit_export.progress import Silent
 from snapvit_export.prune.correct import correct_module, corrected, make_factors
 from snapvit_export.prune.damage import damage_ranking
@@ -45,6 +47,7 @@ from snapvit_export.prune.slicing import ElasticViT, shrink
 from snapvit_export.prune.understand import read_anatomy
 from snapvit_export.ranking import Ranking
 from snapvit_export.recipe import make_settings
+from snapvit_export.removal import WHOLE, Removal
 from snapvit_export.sublayer import SubLayer
 from snapvit_export.values import as_builtins
 
@@ -340,13 +343,36 @@ def test_the_stages_of_a_ranking_by_scores_come_one_after_the_other(tiny_model):
 
 def test_the_end_of_a_curve_counts_more_and_most_where_the_loss_was_measured_to_matter():
     damage = tuple((np.array([4.0, 1, 0]), np.array([8.0, 3, 1, 0])) for _ in range(2))
-    plain = with_removal(damage, None)
+    plain = Removal.of(damage, None).curves
     assert [(h[0], n[0]) for h, n in plain] == [(4 * WHOLE, 8 * WHOLE)] * 2
     assert all((h[1:] == [1, 0]).all() and (n[1:] == [3, 1, 0]).all() for h, n in plain)
     moved = {(0, "attention"): 0.4, (0, "mlp"): 8.0, (1, "attention"): 0.4, (1, "mlp"): 0.1}  # typical: 0.1 of the end
     measured = [SubLayer(block=i, part=part, divergence=0, turned=0, damage=d) for (i, part), d in moved.items()]
-    ends = [(h[0], n[0]) for h, n in with_removal(damage, measured)]
+    ends = [(h[0], n[0]) for h, n in Removal.of(damage, measured).curves]
     assert ends == [(4 * WHOLE, pytest.approx(80 * WHOLE)), (4 * WHOLE, 8 * WHOLE)]
+
+
+def test_losing_all_late_attentions_counts_for_more_than_each_of_them_where_it_was_measured_to_be():
+    damage = tuple((np.array([4.0, 1, 0]), np.array([8.0, 3, 1, 0])) for _ in range(3))
+    onward = (9.0, 3.2, 0.4)  # the answers move by 0.1 for a unit of damage
+
+    def measured(weight: float = 1.0) -> list[SubLayer]:
+        parts = [(i, part) for i in range(3) for part in ("attention", "mlp")]
+        told = {"divergence": 0, "turned": 0, "weight": weight}
+        return [
+            SubLayer(block=i, part=part, damage=0.4 if part == "attention" else 0.8, onward=together, **told)
+            for (i, part), together in zip(parts, [x for o in onward for x in (o, None)])
+        ]
+
+    removal = Removal.of(damage, measured())
+    assert removal.beyond == (pytest.approx(32 - 4 - 4), 0, 0)  # two of them together; the last one alone; none
+    half = tuple((heads / 2, neurons / 2) for heads, neurons in damage)
+    assert Removal.of(half, measured(0.5)).beyond == pytest.approx([12, 0, 0])
+    assert Removal.of(damage, None).beyond == (0, 0, 0)
+    anatomy = anatomy_of([2] * 3, [3] * 3)
+    cases = Cases(removal, flops_costs(anatomy), Plan(heads=(1,) * 3, neurons=(1,) * 3), anatomy)
+    assert cases.damage(Plan(heads=(2, 0, 0), neurons=(3,) * 3)) == pytest.approx(32)
+    assert cases.damage(Plan(heads=(0, 0, 2), neurons=(3,) * 3)) == 8
 
 
 def test_a_search_weights_the_loss_of_a_whole_sub_layer_as_its_curve(tiny_model, tmp_path):
@@ -356,7 +382,7 @@ def test_a_search_weights_the_loss_of_a_whole_sub_layer_as_its_curve(tiny_model,
     factors = np.array([[0.2, 1.0], [5.0, 0.3], [1.0, 2.0]])
 
     def ends(ranking) -> np.ndarray:
-        return np.array([(h[0], n[0]) for h, n in with_removal(ranking.damage, ranking.sublayers)])
+        return np.array([(h[0], n[0]) for h, n in Removal.of(ranking.damage, ranking.sublayers).curves])
 
     assert (ends(plain) > 1.01 * WHOLE * np.array([(h[0], n[0]) for h, n in plain.damage])).any()  # some count for more
     weighted = plain.weighted(factors)

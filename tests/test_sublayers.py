@@ -17,6 +17,7 @@ from snapvit_export.prune.rank import rank
 from snapvit_export.prune.search.divergence import Divergence, default_divergence
 from snapvit_export.prune.slicing import shrink
 from snapvit_export.prune.sublayers import measure_sublayers
+from snapvit_export.prune.tokens import as_read
 from snapvit_export.ranking import Ranking
 from snapvit_export.recipe import make_settings
 
@@ -56,6 +57,37 @@ def test_divergence_and_turn_are_what_they_say():
     found = measure_sublayers(model, images)[2]
     assert found.divergence == pytest.approx(float((after - before).norm(dim=1).mean() / after.norm(dim=1).mean()))
     assert found.turned == pytest.approx(float(1 - torch.cosine_similarity(before, after).mean()), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
+def test_onward_is_the_damage_without_this_attention_and_all_later_ones(name):
+    model = as_model(small(name)[0], name, {})
+    images, blocks = some_images(4), model.module.blocks
+    found = measure_sublayers(model, images)
+    outputs: list[torch.Tensor] = []
+    hooks = [block.attn.register_forward_hook(lambda _, x, y: outputs.append(y)) for block in blocks]
+    with torch.no_grad():
+        dense = model.module.forward_head(model.module.forward_features(inputs_of(images)), pre_logits=True)
+        for hook in hooks:
+            hook.remove()
+        judge = Divergence(default_divergence(model), model, dense)
+        weights = [w / w.sum() for w in as_read(model.anatomy)]
+        means = [torch.einsum("t,bte->e", w, y) / len(y) for w, y in zip(weights, outputs)]
+        for first in range(len(blocks)):
+            hooks = [
+                blocks[i].attn.register_forward_hook(lambda _, x, y, i=i: means[i].expand_as(y))
+                for i in range(first, len(blocks))
+            ]
+            z = model.module.forward_head(model.module.forward_features(inputs_of(images)), pre_logits=True)
+            for hook in hooks:
+                hook.remove()
+            assert found[2 * first].onward == pytest.approx(float(judge(z, slice(0, 4)).mean()), rel=1e-3, abs=1e-6)
+    assert found[-2].onward == pytest.approx(found[-2].damage, rel=1e-4)
+    assert all(s.onward is None for s in found[1::2])
+    pooled = (
+        as_model(small(name, class_token=False, global_pool="avg")[0], "x", {}) if "distilled" not in name else None
+    )
+    assert pooled is None or all(s.onward is None for s in measure_sublayers(pooled, images))
 
 
 def test_a_sub_layer_that_does_nothing_is_known_by_it_and_others_are_not_touched():

@@ -11,6 +11,9 @@
 and the damage is how far the model's answers move (`search.divergence`) when m is added instead of f(x): with m in the
 bias of the layer before, that is the model without the sub-layer. Tokens count as they do in all statistics here.
 
+Where only the class token is read, it learns nothing more of the image after the last attention. So `onward` is the
+damage without this attention and all later ones: then tokens go their own ways, and only those that are read count.
+
 One pass goes through the blocks; at every sub-layer the rest of the model is run once more without it, which is as much
 work as running the whole model once for each block.
 """
@@ -21,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from msgspec.structs import replace
 from torch import Tensor
 
 from ..calibration.images import Images
@@ -63,16 +67,24 @@ def measure_sublayers(
         rest = _Rest(module, blocks, extra)
         judge = Divergence(divergence or default_divergence(model), model, rest.embedding(chunks, 0, "attention"))
         progress.phase("measuring sub-layers", 2 * len(blocks))
-        found = []
+        found, read, means = [], [], []
+        tokens = 1 + model.anatomy.distillation_token
         for i, block in enumerate(blocks):
+            read.append([chunk[:, :tokens] for chunk in chunks])
             for part in PARTS:
                 after = [HALVES[part](block, chunk, extra) for chunk in chunks]
                 mean, said = _seen(chunks, after, weights[i])
                 without = rest.embedding([chunk + mean for chunk in chunks], *_next(i, part))
                 moved = float(judge(without, slice(0, len(without))).mean())
                 found.append(SubLayer(block=i, part=part, damage=max(moved, 0.0), **said))
+                means += [mean] if part == "attention" else []
                 chunks = after
                 progress.advance()
+        if model.anatomy.pooling == "token":
+            for i in range(len(blocks)):
+                without = rest.embedding_of_read(read[i], i, means)
+                moved = float(judge(without, slice(0, len(without))).mean())
+                found[2 * i] = replace(found[2 * i], onward=max(moved, 0.0))
     finally:
         module.to("cpu")
     return tuple(found)
@@ -87,6 +99,15 @@ class _Rest:
     def embedding(self, chunks: list[Tensor], block: int, part: Part) -> Tensor:
         """The embedding that the stream before this sub-layer leads to: (N, E)."""
         return torch.cat([self._run(chunk, block, part) for chunk in chunks]).float()
+
+    def embedding_of_read(self, chunks: list[Tensor], block: int, means: list[Tensor]) -> Tensor:
+        """The embedding where all attentions from here on only add their means; others do not matter."""
+        made = []
+        for x in chunks:
+            for each, mean in zip(self.blocks[block:], means[block:]):
+                x = HALVES["mlp"](each, x + mean, self.extra)
+            made.append(pooled(self.module, x))
+        return torch.cat(made).float()
 
     def _run(self, x: Tensor, block: int, part: Part) -> Tensor:
         for i in range(block, len(self.blocks)):

@@ -131,12 +131,7 @@ class Ranking:
     @staticmethod
     def flat(anatomy: Anatomy) -> Ranking:
         """Equal scores for all: where only the shapes matter."""
-        for kind, sizes in (("attention", anatomy.heads), ("MLP", anatomy.neurons)):
-            if 0 in sizes:
-                raise SnapvitError(
-                    f"block {sizes.index(0)} has no {kind} any more, and a model without it cannot be ranked. "
-                    "Give the model that it was cut from"
-                )
+        check_whole(anatomy)
         heads, neurons = (tuple(np.zeros(n, np.float32) for n in sizes) for sizes in (anatomy.heads, anatomy.neurons))
         return Ranking(heads, neurons)
 
@@ -211,6 +206,16 @@ class Ranking:
             return Ranking(heads, neurons, description.model, description.anatomy, description.provenance, damage)
         except FileFormatError as error:
             raise FileFormatError(f"{path}: {error}") from error
+
+
+def check_whole(anatomy: Anatomy) -> None:
+    """Refuse a model that lacks sub-layers: there is nothing in them to order."""
+    for kind, sizes in (("attention", anatomy.heads), ("MLP", anatomy.neurons)):
+        if 0 in sizes:
+            raise SnapvitError(
+                f"block {sizes.index(0)} has no {kind} any more, and a model without it cannot be ranked. "
+                "Give the model that it was cut from"
+            )
 
 
 def _frozen_scores(scores: npt.ArrayLike, name: str) -> Array:

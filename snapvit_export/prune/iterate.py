@@ -25,7 +25,7 @@ from ..correction.damping import Damping
 from ..errors import UsageError
 from ..plan import Plan, Planner, check_fraction
 from ..progress import Progress, Silent
-from ..ranking import Curve, Damage, Order, Ranking
+from ..ranking import Curve, Damage, Order, Ranking, check_whole
 from .checks import weights_fingerprint
 from .damage import damage_ranking
 from .load import Model
@@ -55,6 +55,7 @@ def rank_in_rounds(
 
     >>> rank_in_rounds(model, images, most_moved=0.5).provenance["rounds"]
     """
+    check_whole(model.anatomy)
     _check(flops)
     progress = progress or Silent()
     ranking, _ = damage_ranking(model, observe(model, images, progress), order, None, damping)

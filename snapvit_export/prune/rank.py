@@ -25,7 +25,7 @@ from ..correction.factors import Factors
 from ..errors import SnapvitError, UsageError
 from ..plan import Planner, Protection
 from ..progress import Progress, Silent
-from ..ranking import Ranking
+from ..ranking import Ranking, check_whole
 from ..recipe import Settings, uses_scores
 from ..scores import Scores
 from ..sublayer import KEY, SubLayer
@@ -334,6 +334,7 @@ def _divergence(settings: Settings, model: Model) -> DivergenceName:
 
 
 def _check(criterion: Criterion, model: Model, images: Images, settings: Settings) -> None:
+    check_whole(model.anatomy)
     if needs_images(settings) and not len(images):
         what = f"criterion {settings.criterion}" if settings.allocation == "pairs" else "joint allocation"
         raise SnapvitError(f"{what} needs images. Give --data")

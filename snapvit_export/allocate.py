@@ -59,24 +59,32 @@ class Allocator:
     """
 
     def __init__(
-        self, damage: Damage, costs: Costs, least: Plan, multiple: int = 1, may_go: Sequence[tuple[bool, bool]] = ()
+        self,
+        damage: Damage,
+        costs: Costs,
+        least: Plan,
+        multiple: int = 1,
+        may_go: Sequence[tuple[bool, bool]] = (),
+        most: Plan | None = None,
     ) -> None:
         """`least`: what every block keeps at any cost. `multiple`: of which MLP widths are one, or else full.
 
         `may_go`: of every block, whether its attention and its MLP may be removed whole, below `least`; none without.
+        `most`: a Plan of the same options; none keeps more of anything.
         """
-        if not len(damage) == len(costs.heads) == len(least.heads):
+        if not len(damage) == len(costs.heads) == len(least.heads) == len((most or least).heads):
             raise SnapvitError(
-                f"damage of {len(damage)} blocks, costs of {len(costs.heads)} and a least plan of {len(least.heads)} "
-                "do not belong together"
+                f"damage of {len(damage)} blocks, costs of {len(costs.heads)}, a least plan of {len(least.heads)} "
+                f"and at most one of {len((most or least).heads)} do not belong together"
             )
         self.curves, self.costs = damage, costs
         self._options: list[_Options] = []  # attention, MLP, attention, MLP, ...
         for i, curves in enumerate(damage):
             tables, floors = (costs.heads[i], costs.neurons[i]), (least.heads[i], least.neurons[i])
             goes = may_go[i] if may_go else (False, False)
-            for curve, table, floor, step, gone in zip(curves, tables, floors, (1, multiple), goes):
-                self._options.append(_options_of(curve, table, floor, step, gone, i))
+            tops = (len(curves[0]) - 1, len(curves[1]) - 1) if most is None else (most.heads[i], most.neurons[i])
+            for curve, table, floor, step, gone, top in zip(curves, tables, floors, (1, multiple), goes, tops):
+                self._options.append(_upto(top, _options_of(curve, table, floor, step, gone, i), i))
 
     @property
     def sparsest(self) -> Plan:
@@ -258,6 +266,13 @@ def _options_of(curve: Table, table: Table, floor: int, step: int, may_go: bool,
         )
     widths = np.unique([*([0] if may_go else []), *range(-(-floor // step) * step, full, step), full])
     return _Options(widths, table[widths], curve[widths])
+
+
+def _upto(top: int, o: _Options, block: int) -> _Options:
+    """The options of at most this width, which is one of them."""
+    if top not in o.widths:
+        raise SnapvitError(f"block {block}: at most {top} structures are to be kept, which is no width it may have")
+    return o.only(np.flatnonzero(o.widths <= top))
 
 
 def _gain_per_cost(o: _Options) -> Table:

@@ -93,6 +93,31 @@ def test_no_plan_within_the_budget_has_less_damage(problem, share):
 
 
 @settings(deadline=None)
+@given(problems(), st.floats(0, 1), st.integers(0, 10**6))
+def test_an_allocation_inside_another_plan_is_the_best_of_those_inside(problem, share, number):
+    damage, costs, least, multiple, may_go = problem
+    plans = all_plans(damage, least, multiple, may_go)
+    most = plans[number % len(plans)]
+    allocator = Allocator(*problem, most=most)
+    inside = [plan for plan in plans if most.keeps_all_of(plan)]
+    lowest = costs.of(allocator.sparsest)
+    budget = round(lowest + share * (costs.of(most) - lowest))
+    plan = allocator.within(budget)
+    assert most.keeps_all_of(plan)
+    assert allocator.damage(plan) == min(allocator.damage(p) for p in inside if costs.of(p) <= budget)
+    assert allocator.within(costs.of(most)) == most
+
+
+def test_an_allocation_inside_a_plan_that_is_no_option_is_refused():
+    damage, anatomy = ((falling([3.0, 1.0]), falling([3.0, 2.0, 1.0])),), anatomy_of([2], [3])
+    costs, least = linear_costs(anatomy, [3], [1], fixed=7), Plan(heads=(1,), neurons=(2,))
+    with pytest.raises(SnapvitError, match="block 0: at most 1 structures are to be kept"):
+        Allocator(damage, costs, least, most=Plan(heads=(2,), neurons=(1,)))
+    with pytest.raises(SnapvitError, match="do not belong together"):
+        Allocator(damage, costs, least, most=Plan(heads=(2, 2), neurons=(3, 3)))
+
+
+@settings(deadline=None)
 @given(problems())
 def test_a_larger_budget_never_has_more_damage(problem):
     damage, costs, *_ = problem

@@ -52,7 +52,7 @@ def rank(
     seed: Annotated[Optional[int], typer.Option(min=0, max=2**32 - 1, help="For images, crops and the search.")] = None,
     rounds: Annotated[
         Optional[str],
-        typer.Option(help="Joint: cut to these FLOPs in turn, refit, order what is kept anew: 0.85,0.7,0.55"),
+        typer.Option(help="Cut to these FLOPs in turn, look again, order what is kept anew: 0.85,0.7,0.55"),
     ] = None,
     most_moved: Annotated[
         Optional[float],

@@ -313,7 +313,7 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
         speaking = progress if processes.is_first else Silent()
         speaking.phase("finding images")
         source = None
-        if needs_images(settings):
+        if rounds is not None or needs_images(settings):
             source, _ = calibration_and_held_out(data_of(request), settings.images, settings.seed, most_held_out=0)
         speaking.phase(f"loading {request.model}")
         model = load_model(request.model, request.checkpoint)
@@ -353,9 +353,8 @@ def _rounds(request: RankRequest) -> Rounds | None:
         if request.most_moved is not None:
             raise UsageError("--most-moved ends a ranking in rounds. Give --rounds 0.85,0.7,0.55 too, or leave it out")
         return None
-    if settings.allocation != "joint" or settings.evaluations:
-        why = "rounds need damage curves, and no search"
-        raise UsageError(f"{why}. Give --rounds with --recipe default and without --evaluations")
+    if settings.evaluations:
+        raise UsageError("rounds go without a search. Give --rounds with --evaluations 0, or leave --rounds out")
     if request.device != "cpu" or request.engine or request.autocast:
         raise UsageError("rounds run on the CPU. Leave --device, --engine and --autocast out")
     return Rounds(tuple(request.rounds), request.most_moved)

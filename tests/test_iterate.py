@@ -15,11 +15,14 @@ from snapvit_export.calibration.images import Images
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.family import read_family
 from snapvit_export.plan import Plan, Planner, Protection
+from snapvit_export.progress import Silent
 from snapvit_export.prune import iterate
 from snapvit_export.prune.damage import damage_ranking
 from snapvit_export.prune.iterate import rank_in_rounds
 from snapvit_export.prune.load import Model
 from snapvit_export.prune.observe import observe
+from snapvit_export.prune.rank import score
+from snapvit_export.prune.refine import rescored
 from snapvit_export.prune.refit import refit
 from snapvit_export.prune.slicing import shrink
 from snapvit_export.prune.sublayers import measure_sublayers
@@ -27,6 +30,7 @@ from snapvit_export.prune.understand import read_anatomy
 from snapvit_export.ranking import Ranking
 from snapvit_export.recipe import make_settings
 from snapvit_export.rounds import MOST_MOVED, Rounds
+from snapvit_export.scores import Scores
 
 FLOPS = (0.8, 0.6, 0.4)
 WIDTH, DEPTH = make_settings("default", depth=False), make_settings("default")
@@ -201,6 +205,46 @@ def test_scores_are_made_again_on_the_smaller_model(order, monkeypatch):
     assert found.provenance["criterion"] == "divergence"
 
 
+@pytest.mark.parametrize("recipe", ["idap", "local"])
+def test_rounds_by_scores_alone_are_nested_too(recipe):
+    model = make_model({**TINY, "embed_dim": 16, "depth": 4, "num_heads": 4})
+    flops = [round(0.95 - 0.03 * n, 2) for n in range(20)]
+    images, settings = some(model), make_settings(recipe)
+    found = ranked(model, images, flops, settings)
+    plans = plans_of(found)
+    assert found.damage is None
+    assert (found.sublayers is not None) == settings.depth
+    for before, after in pairwise([Plan.dense(model.anatomy), *plans]):
+        assert before.keeps_all_of(after)
+    planner = Planner(found, model.anatomy)  # of the last order, along whose line all of them lie
+    assert [planner.flops(fraction) for fraction in flops] == plans
+    fitted, _ = iterate._split(images, settings.seed)
+    once = ranked(model, images, flops[:1], settings)
+    for i, order in enumerate(Ranking.neuron_order(once, i) for i in range(4)):
+        first = Ranking(*_scores(model, fitted, settings)).neuron_order(i)
+        keep = plans[0].neurons[i]
+        assert set(order[:keep]) == set(first[:keep])
+        assert (order[keep:] == first[keep:]).all()
+    smaller = shrink(model.module, once, plans[0])
+    small = Model(smaller, read_anatomy(smaller, "x"), model.description)
+    own = Ranking(*_scores(small, fitted, settings)).neuron_order(2)
+    chosen = np.sort(once.neuron_order(2)[: plans[0].neurons[2]])
+    assert (once.neuron_order(2)[: len(chosen)] == chosen[own]).all()
+
+
+def _scores(model, images, settings):
+    scores = score(model, images, settings, Silent())
+    return scores.heads, scores.neurons
+
+
+def test_places_keep_ties_and_put_what_is_cut_behind():
+    before = Ranking(tuple(np.ones(2, np.float32) for _ in range(2)), (np.array([3, 1, 2, 1.0]), np.array([5, 1.0])))
+    plan = Plan(heads=(2, 1), neurons=(2, 1))
+    new = rescored(before, plan, Scores((np.ones(2), np.ones(1)), (np.array([0.0, 9.0]), np.array([0.0]))))
+    assert [block.tolist() for block in new.neuron_scores] == [[4, 2, 5, 1], [3, 0]]
+    assert [block.tolist() for block in new.head_scores] == [[3, 2], [1, 0]]
+
+
 # --- refusals
 
 
@@ -353,8 +397,9 @@ def test_of_two_processes_one_does_the_rounds_and_speaks(tiny_folder, image_fold
     [
         (["--most-moved", 1], "--most-moved ends a ranking in rounds"),
         (["--rounds", "0.5,0.7"], "rounds need falling fractions"),
-        (["--rounds", "0.7", "--evaluations", 5], "rounds need damage curves, and no search"),
-        (["--rounds", "0.7", "--recipe", "local"], "rounds need damage curves, and no search"),
+        (["--rounds", "0.7", "--evaluations", 5], "rounds go without a search"),
+        (["--rounds", "0.7", "--recipe", "snapvit"], "rounds go without a search"),
+        (["--rounds", "0.7", "--device", "cuda"], "rounds run on the CPU"),
         (["--rounds", "0.7,nan"], "FLOPs fraction nan is not above 0"),
         (["--rounds", "0.7", "--most-moved", "nan"], "answers cannot move by nan"),
         (["--rounds", "0.7", "--most-moved=-1"], "answers cannot move by -1"),

@@ -6,48 +6,48 @@ the work if the answers of its model have moved further from the dense model's t
 images which nothing was fitted on: on the others a refit looks many times better than it is.
 
 What a round cuts stays cut: no layer of a later round's Plan keeps more than in an earlier one, and what was cut goes
-behind everything that is kept, in the order that it had. So all Plans are prefixes of one order, and a Plan of a later
-round is part of every earlier one. Within a layer that keeps K, the damage of k structures is that of K before, and for
-fewer the new curve on top of it:
+behind everything that is kept (`refine`). So all Plans of rounds are prefixes of one order, and each is part of every
+earlier one.
 
-    D'(k) = D(k) for k >= K,    D'(k) = D(K) + d(k) for k < K.
-
-A sub-layer that a round removes whole has nothing to look at again; its curve stays as it was.
+Where the recipe ranks by scores alone, as `idap` does, the cut model is not refitted but looked at as it is: its scores
+are made anew, and Plans lie on the published line, which is nested by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
+from torch import nn
 
 from ..allocate import Allocator
 from ..calibration.images import Images
 from ..calibration.sampling import shuffled
 from ..correction.damping import Damping
+from ..correction.statistics import Statistics
 from ..costs import flops_costs
 from ..errors import SnapvitError, UsageError
 from ..plan import Plan, Planner, Protection, with_removal
 from ..progress import Progress, Silent
-from ..ranking import Curve, Damage, Order, Ranking
+from ..ranking import Ranking
 from ..recipe import DEFAULT, RECIPES, Settings, uses_scores
 from ..rounds import Rounds
+from ..scores import Scores
 from ..sublayer import KEY
 from ..values import as_builtins
 from .checkpoint import Checkpoint, Saved
-from .damage import Ordered, damage_ranking, ordered_layers
+from .damage import damage_ranking, ordered_layers
 from .load import Model
 from .observe import observe
 from .rank import check, criterion_of, divergence_of, provenance_of, score
+from .refine import refined, rescored
 from .refit import refit
 from .search.divergence import Divergence, DivergenceName
-from .slicing import kept
+from .slicing import shrink
 from .sublayers import IMAGES, measure_sublayers
 from .understand import read_anatomy
 
@@ -64,7 +64,7 @@ def rank_in_rounds(
     checkpoint: Path | None = None,
     progress: Progress | None = None,
 ) -> Ranking:
-    """A ranking with damage curves, made in rounds until the answers have moved too far.
+    """A ranking made in rounds, until the answers have moved too far.
 
     Provenance says under `rounds` what each one found; the last of them may be the one that went too far, and then has
     no part in the ranking. With a `checkpoint` path, what was begun there goes on after the last round that is whole.
@@ -95,7 +95,7 @@ def rank_in_rounds(
         if state is not None:
             found.save(state)
         plan = work.plan(found, fraction)
-        module = refit(model, found.ranking, plan, fitted, work.damping, progress=progress)
+        module = work.cut(found.ranking, plan)
         moved = judge.moved(module)
         goes_on = moved <= limit  # nothing is, if it is no number
         found.rounds.append({"flops": fraction, "moved": moved, "kept": goes_on, "plan": as_builtins(plan)})
@@ -103,16 +103,15 @@ def rank_in_rounds(
             progress.note(f"stopped at {fraction:g} of the FLOPs: the answers moved by {moved:.3g}, beyond {limit:.3g}")
             break
         smaller = Model(module, read_anatomy(module, model.name), model.description)
-        found.ranking = refined(found.ranking, plan, work.look(smaller))
-    return replace(found.ranking, provenance={**made, "rounds": found.rounds, KEY: found.sublayers})
+        found.ranking = work.again(found.ranking, plan, smaller)
+    return replace(found.ranking, provenance={**made, "rounds": found.rounds, **found.ranking.provenance})
 
 
 @dataclass
 class _Found:
     """What is known after some rounds."""
 
-    ranking: Ranking
-    sublayers: list[Any]  # of the whole model, as provenance has them
+    ranking: Ranking  # whose provenance has the sub-layers of the whole model, if they were measured
     sparsest: Plan  # that any round may have: the sub-layer that must stay is chosen once
     rounds: list[dict[str, Any]]
 
@@ -123,16 +122,15 @@ class _Found:
         return msgspec.convert(self.rounds[-1]["plan"], Plan) if self.rounds else Plan.dense(self.ranking.anatomy)
 
     def save(self, state: Checkpoint) -> None:
-        rest = {"sublayers": self.sublayers, "sparsest": as_builtins(self.sparsest), "rounds": self.rounds}
-        state.save("rounds", self.ranking.arrays(), rest)
+        known = {"provenance": dict(self.ranking.provenance), "sparsest": as_builtins(self.sparsest)}
+        state.save("rounds", self.ranking.arrays(), {**known, "rounds": self.rounds})
 
 
 def _restored(saved: Saved | None, model: Model) -> _Found | None:
     if saved is None:
         return None
-    ranking = Ranking.of_arrays(saved.arrays, model.name, model.anatomy, {KEY: saved.rest["sublayers"]})
-    sparsest = msgspec.convert(saved.rest["sparsest"], Plan)
-    return _Found(ranking, saved.rest["sublayers"], sparsest, saved.rest["rounds"])
+    ranking = Ranking.of_arrays(saved.arrays, model.name, model.anatomy, saved.rest["provenance"])
+    return _Found(ranking, msgspec.convert(saved.rest["sparsest"], Plan), saved.rest["rounds"])
 
 
 @dataclass(frozen=True)
@@ -153,29 +151,50 @@ class _Work:
         """Whole sub-layers may go where the ranking allows it, but scores are only made of models that have all."""
         return Protection(sublayers=not self.settings.depth or uses_scores(self.settings))
 
+    @property
+    def by_damage(self) -> bool:
+        """Whether there are damage curves; otherwise there are scores alone."""
+        return self.settings.allocation == "joint"
+
     def begin(self, images: Images) -> _Found:
         """The ranking of the whole model; its sub-layers are measured on the same images as everywhere."""
-        ranking, _ = damage_ranking(self.model, *self._seen(self.model), self.damping)
-        sublayers = as_builtins(measure_sublayers(self.model, images.first(IMAGES), progress=self.progress))
-        ranking = replace(ranking, provenance={KEY: sublayers})
-        sparsest = Planner(ranking, self.model.anatomy, self.protection).sparsest
-        return _Found(ranking, sublayers, sparsest, [])
+        if self.by_damage:
+            ranking, _ = damage_ranking(self.model, *self._statistics(self.model), self.damping)
+        else:
+            scores = self._scores(self.model)
+            ranking = Ranking(scores.heads, scores.neurons, self.model.name, self.model.anatomy)
+        if self.by_damage or self.settings.depth:
+            sublayers = measure_sublayers(self.model, images.first(IMAGES), progress=self.progress)
+            ranking = replace(ranking, provenance={KEY: as_builtins(sublayers)})
+        return _Found(ranking, Planner(ranking, self.model.anatomy, self.protection).sparsest, [])
 
-    def look(self, smaller: Model) -> list[tuple[Ordered | None, Ordered | None]]:
-        """What is left, in the order of the smaller model."""
-        return ordered_layers(smaller, *self._seen(smaller), self.damping)
+    def cut(self, ranking: Ranking, plan: Plan) -> nn.Module:
+        """The model of a Plan: refitted, unless the recipe is one that does not correct."""
+        if not self.by_damage:
+            return shrink(self.model.module, ranking, plan)
+        return refit(self.model, ranking, plan, self.images, self.damping, progress=self.progress)
 
-    def _seen(self, model: Model) -> tuple[Any, str, Any]:
+    def again(self, ranking: Ranking, plan: Plan, smaller: Model) -> Ranking:
+        """The ranking, with what `plan` keeps ordered by the smaller model."""
+        if not self.by_damage:
+            return rescored(ranking, plan, self._scores(smaller))
+        return refined(ranking, plan, ordered_layers(smaller, *self._statistics(smaller), self.damping))
+
+    def _scores(self, model: Model) -> Scores:
+        return score(model, self.images, self.settings, self.progress)
+
+    def _statistics(self, model: Model) -> tuple[Statistics, str, Scores | None]:
         """Statistics, the order's name, and scores if it needs them."""
         statistics = observe(model, self.images, self.progress, warn=model is self.model)
-        scores = score(model, self.images, self.settings, self.progress) if uses_scores(self.settings) else None
+        scores = self._scores(model) if uses_scores(self.settings) else None
         self.progress.phase("ordering heads and neurons")
         return statistics, self.settings.order, scores
 
     def plan(self, found: _Found, fraction: float) -> Plan:
         """The Plan with the least damage for these FLOPs that keeps nothing which was cut before."""
         anatomy, ranking = self.model.anatomy, found.ranking
-        assert ranking.damage is not None
+        if ranking.damage is None:
+            return Planner(ranking, anatomy).flops(fraction)  # at this ratio or a larger one what was cut goes first
         removable = [(not h, not n) for h, n in zip(found.sparsest.heads, found.sparsest.neurons)]
         damage = ranking.damage if self.protection.sublayers else with_removal(ranking.damage, ranking.sublayers)
         least = self.protection.least(anatomy)
@@ -194,31 +213,6 @@ class _Judge:
         return float(self.divergence(_embedding(module, self.images), slice(0, len(self.images))).mean())
 
 
-def refined(ranking: Ranking, plan: Plan, again: Sequence[tuple[Ordered | None, Ordered | None]]) -> Ranking:
-    """The ranking, but what `plan` keeps has the order and damage of `again`, which was made of that part alone."""
-    if ranking.damage is None:
-        raise UsageError("only a ranking with damage curves can be refined")
-    heads, neurons, damage = [], [], []
-    for i, (before, after) in enumerate(zip(ranking.damage, again)):
-        chosen = [part.numpy() for part in kept(ranking, plan, i)]
-        orders = (ranking.head_order(i), ranking.neuron_order(i))
-        (head_order, head_curve), (neuron_order, neuron_curve) = map(_continued, orders, before, chosen, after)
-        heads.append(head_order)
-        neurons.append(neuron_order)
-        damage.append((head_curve, neuron_curve))
-    made: Damage = tuple(damage)
-    return Ranking.from_orders(heads, neurons, made, ranking.model, ranking.anatomy, ranking.provenance)
-
-
-def _continued(order: Order, curve: Curve, chosen: Order, again: Ordered | None) -> tuple[Order, Curve]:
-    """What is kept in its new order, then what was cut as it was; `chosen`: the kept ones as the smaller model has."""
-    if again is None:
-        return order, curve
-    keep = len(chosen)
-    new = np.concatenate([curve[keep] + again.factor.errors()[:-1], curve[keep:]])
-    return np.concatenate([chosen[again.order], order[keep:]]), new
-
-
 @torch.no_grad()
 def _embedding(module: Any, images: Images) -> torch.Tensor:
     batches = (torch.from_numpy(batch) for batch in images.batches(16))
@@ -234,13 +228,15 @@ def _split(images: Images, seed: int) -> tuple[Images, Images]:
 def _check(model: Model, images: Images, rounds: Rounds, settings: Settings) -> None:
     """Refuse before any work what can be refused then."""
     check(criterion_of(settings), model, images, settings)
-    if settings.allocation != "joint" or settings.evaluations:
-        raise UsageError("rounds need damage curves, and no search. Use the recipe default without evaluations")
+    if settings.evaluations:
+        raise UsageError("rounds go without a search. Use settings without evaluations")
     if len(images) < LEAST_IMAGES:
         raise UsageError(
             f"{len(images)} images are too few for rounds, of which a quarter judges. Give {LEAST_IMAGES} or more"
         )
-    if not settings.depth:  # with depth the floor is only known when the whole model has been ranked
+    if not settings.depth or uses_scores(
+        settings
+    ):  # with depth the floor is only known when the whole model has been ranked
         Planner(Ranking.flat(model.anatomy), model.anatomy).flops(rounds.flops[-1])
 
 

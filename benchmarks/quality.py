@@ -46,6 +46,7 @@ from snapvit_export.prune.search.divergence import Divergence
 from snapvit_export.prune.sequential import correct_in_sequence
 from snapvit_export.ranking import Ranking
 from snapvit_export.recipe import Settings, make_settings
+from snapvit_export.rounds import Rounds
 from snapvit_export.scores import Scores
 
 ROWS_FILE, NEIGHBOURS_FILE = "rows.jsonl", "neighbours.jsonl"
@@ -101,7 +102,10 @@ class Half:
 
     @cached_property
     def rounds(self) -> Ranking:
-        return rank_in_rounds(self.model, self.calibration)
+        rounds = Rounds(most_moved=float("inf"))  # all of them, however far the answers move
+        return rank_in_rounds(
+            self.model, self.calibration, rounds, make_settings("default", depth=False, seed=self.seed)
+        )
 
     @cached_property
     def searched(self) -> Ranking:

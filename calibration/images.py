@@ -52,9 +52,12 @@ class Images:
 
     def first(self, count: int) -> Images:
         """The first `count` pictures, or all if there are fewer."""
-        return replace(
-            self, pixels=self.pixels[:count], labels=None if self.labels is None else self.labels[:count], unreadable=()
-        )
+        return self.only(slice(count))
+
+    def only(self, rows: slice | Sequence[int]) -> Images:
+        """These pictures alone."""
+        labels = None if self.labels is None else self.labels[rows]
+        return replace(self, pixels=self.pixels[rows], labels=labels, unreadable=())
 
     @cached_property
     def fingerprint(self) -> dict[str, str | int]:

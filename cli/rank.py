@@ -43,7 +43,7 @@ def rank(
     pairs: Annotated[Optional[str], typer.Option(help="Ratios the search looks at: 0.15:0,0.35:0.2")] = None,
     flops: Annotated[Optional[str], typer.Option(help="Joint: sizes the search judges at, such as 0.72,0.5")] = None,
     divergence: Annotated[
-        Optional[str], typer.Option(help="Joint: what the search compares: predictions, neighbours or cosine.")
+        Optional[str], typer.Option(help="Joint: what search and rounds compare: predictions, neighbours or cosine.")
     ] = None,
     search_images: Annotated[Optional[int], typer.Option(min=1, help="Joint: images that judge candidates.")] = None,
     pca: Annotated[Optional[int], typer.Option(min=1, help="Dimensions in which embeddings are compared.")] = None,
@@ -52,10 +52,11 @@ def rank(
     seed: Annotated[Optional[int], typer.Option(min=0, max=2**32 - 1, help="For images, crops and the search.")] = None,
     rounds: Annotated[
         Optional[str],
-        typer.Option(help="Joint: cut to these FLOPs in turn, refit, order what is kept anew: 0.85,0.7,0.55"),
+        typer.Option(help="Cut to these FLOPs in turn, look again, order what is kept anew: 0.85,0.7,0.55"),
     ] = None,
     most_moved: Annotated[
-        Optional[float], typer.Option(min=0, help="Rounds: stop when the answers have moved further than this.")
+        Optional[float],
+        typer.Option(help="Rounds: stop when the answers have moved further than this; 0.5 (cosine: 0.3) by default."),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     engine: Annotated[Optional[str], typer.Option(help="What evaluates candidates: torch or onnxruntime.")] = None,
@@ -75,6 +76,7 @@ def rank(
 
     settings = make_settings(
         recipe,
+        rounds is not None,
         criterion=criterion,
         views=views,
         reduction=reduction,
@@ -85,7 +87,7 @@ def rank(
         pairs=tuple(parsing.pairs(pairs, "--pairs")) or None,
         allocation=allocation,
         order=order,
-        depth=False if rounds is not None and depth is None else depth,
+        depth=depth,
         damping=damping,
         flops=tuple(parsing.fractions(flops, "--flops")) or None,
         divergence=divergence,

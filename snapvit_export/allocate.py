@@ -70,21 +70,21 @@ class Allocator:
         """`least`: what every block keeps at any cost. `multiple`: of which MLP widths are one, or else full.
 
         `may_go`: of every block, whether its attention and its MLP may be removed whole, below `least`; none without.
-        `most`: what no block exceeds; a sub-layer of which that is nothing is gone.
+        `most`: a Plan of the same options; none keeps more of anything.
         """
-        if not len(damage) == len(costs.heads) == len(least.heads):
+        if not len(damage) == len(costs.heads) == len(least.heads) == len((most or least).heads):
             raise SnapvitError(
-                f"damage of {len(damage)} blocks, costs of {len(costs.heads)} and a least plan of {len(least.heads)} "
-                "do not belong together"
+                f"damage of {len(damage)} blocks, costs of {len(costs.heads)}, a least plan of {len(least.heads)} "
+                f"and at most one of {len((most or least).heads)} do not belong together"
             )
         self.curves, self.costs = damage, costs
         self._options: list[_Options] = []  # attention, MLP, attention, MLP, ...
         for i, curves in enumerate(damage):
             tables, floors = (costs.heads[i], costs.neurons[i]), (least.heads[i], least.neurons[i])
             goes = may_go[i] if may_go else (False, False)
-            tops = (most.heads[i], most.neurons[i]) if most else (None, None)
+            tops = (len(curves[0]) - 1, len(curves[1]) - 1) if most is None else (most.heads[i], most.neurons[i])
             for curve, table, floor, step, gone, top in zip(curves, tables, floors, (1, multiple), goes, tops):
-                self._options.append(_options_of(curve, table, floor, step, gone, top, i))
+                self._options.append(_upto(top, _options_of(curve, table, floor, step, gone, i), i))
 
     @property
     def sparsest(self) -> Plan:
@@ -257,19 +257,22 @@ class _Knapsack:
         return picks[::-1]
 
 
-def _options_of(
-    curve: Table, table: Table, floor: int, step: int, may_go: bool, top: int | None, block: int
-) -> _Options:
+def _options_of(curve: Table, table: Table, floor: int, step: int, may_go: bool, block: int) -> _Options:
     full = len(curve) - 1
     if len(table) != len(curve) or not 1 <= floor <= full:
         raise SnapvitError(
             f"block {block}: damage of {full} structures, costs of {len(table) - 1} and at least {floor} kept "
             "do not belong together"
         )
-    full = full if top is None else min(top, full)
-    floor = min(floor, full)
     widths = np.unique([*([0] if may_go else []), *range(-(-floor // step) * step, full, step), full])
     return _Options(widths, table[widths], curve[widths])
+
+
+def _upto(top: int, o: _Options, block: int) -> _Options:
+    """The options of at most this width, which is one of them."""
+    if top not in o.widths:
+        raise SnapvitError(f"block {block}: at most {top} structures are to be kept, which is no width it may have")
+    return o.only(np.flatnonzero(o.widths <= top))
 
 
 def _gain_per_cost(o: _Options) -> Table:

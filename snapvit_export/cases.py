@@ -30,13 +30,22 @@ class Cases:
     """
 
     def __init__(
-        self, removal: Removal, costs: Costs | CostsByLast, least: Plan, anatomy: Anatomy, multiple: int = 1
+        self,
+        removal: Removal,
+        costs: Costs | CostsByLast,
+        least: Plan,
+        anatomy: Anatomy,
+        multiple: int = 1,
+        most: Plan | None = None,
     ) -> None:
-        """`least`: what a sub-layer keeps that is not gone; `multiple`: of which MLP widths are one, or else full."""
+        """`least`: what a sub-layer keeps that is not gone; `multiple`: of which MLP widths are one, or else full.
+
+        `most`: a Plan of the same options; none keeps more of anything.
+        """
         self.curves, self.beyond = removal.curves, removal.beyond
         self.costs, self.least, self.multiple = costs, least, multiple
         self.reads_token = anatomy.pooling == "token"
-        self._dense = Plan.dense(anatomy)
+        self._most = most or Plan.dense(anatomy)
         self._made: dict[tuple[int, int], Allocator] = {}
 
     @cached_property
@@ -73,16 +82,19 @@ class Cases:
     @cached_property
     def _unconditional(self) -> Allocator:
         assert isinstance(self.costs, Costs), "only of models that read one token do costs depend on the last attention"
-        return Allocator(self.curves, self.costs, self.least, self.multiple, [(True, True)] * len(self.curves))
+        return Allocator(
+            self.curves, self.costs, self.least, self.multiple, [(True, True)] * len(self.curves), self._most
+        )
 
     def _cases(self) -> Iterator[tuple[Allocator, float]]:
         """One Allocator for everything that may be the one to stay, and the damage that it cannot do without."""
         lost = 0.0
         for i in range(len(self.curves) - 1, -1, -1):
-            yield self._allocator(i, 0), lost + (self.beyond[i] if self.reads_token else 0.0)
+            if self._most.heads[i]:
+                yield self._allocator(i, 0), lost + (self.beyond[i] if self.reads_token else 0.0)
             if self.reads_token:
                 lost += float(self.curves[i][0][0])
-            else:
+            elif self._most.neurons[i]:
                 yield self._allocator(i, 1), 0.0
 
     def _allocator(self, block: int, part: int) -> Allocator:
@@ -91,7 +103,7 @@ class Cases:
             may_go = [(True, True)] * len(self.curves)
             may_go[block] = (part != 0, part != 1)
             costs = self.costs.cases[block] if isinstance(self.costs, CostsByLast) else self.costs
-            most = _until(self._dense, block) if self.reads_token else self._dense
+            most = _until(self._most, block) if self.reads_token else self._most
             self._made[block, part] = Allocator(self.curves, costs, self.least, self.multiple, may_go, most)
         return self._made[block, part]
 

@@ -42,6 +42,12 @@ class MissingDependency(SnapvitError):
     """A package that this command needs is not installed. The text ends in the command that installs it."""
 
 
+class Interrupted(SnapvitError):
+    """The user stopped the work. The text says how it goes on."""
+
+    exit_code = 130  # as shells have it for an interrupt
+
+
 def first_line(error: BaseException) -> str:
     """What a foreign library said, short enough to stand inside our own line."""
     text = str(error).strip()

@@ -7,7 +7,8 @@ can be checked without it has been checked.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from .calibration.preprocessing import Preprocessing
 from .correction.damping import Damping
 from .correction.factors import Factors
 from .decide import choose_on
-from .errors import SnapvitError, UsageError, needs
+from .errors import Interrupted, SnapvitError, UsageError, needs
 from .family import RANKING, Input, Limits, Manifest, MeasuredOn, own_files, write_manifest
 from .files import refuse_foreign, staged_folder, writing
 from .graph.emit import Flavour, check_flavour
@@ -33,6 +34,7 @@ from .profiling.device import this_device
 from .progress import Progress, Silent
 from .ranking import Ranking
 from .reach import check_reach
+from .rounds import Rounds
 from .stand import Form
 from .sublayer import KEY as SUBLAYERS
 from .target import Runtime, Target, parse_precision
@@ -286,25 +288,27 @@ class RankRequest:
     engine: str | None = None
     autocast: str | None = None
     rounds: Sequence[float] = ()  # FLOPs after each: cut a little, refit, order what is kept anew
-    most_moved: float | None = None  # a round that moves the answers further ends it
+    most_moved: float | None = None  # a round that moves the answers further ends it; None: as `rounds` says
 
 
 def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
     """Rank a model and write the file; None in a process that only helps another."""
     from .prune.checks import check_autocast, check_device, check_engine
+    from .prune.iterate import rank_in_rounds
     from .prune.load import load_model
     from .prune.processes import join
     from .prune.rank import needs_images, rank
 
-    settings = request.settings
-    _check_rounds(request)
+    settings, rounds = request.settings, _rounds(request)
     check_device(request.device)
     engine, autocast = check_engine(request.engine), check_autocast(request.autocast)
     with join(request.device) as processes:
+        if rounds is not None and not processes.is_first:
+            return None  # each round needs the one before: one process does them all
         speaking = progress if processes.is_first else Silent()
         speaking.phase("finding images")
         source = None
-        if needs_images(settings):
+        if rounds is not None or needs_images(settings):
             source, _ = calibration_and_held_out(data_of(request), settings.images, settings.seed, most_held_out=0)
         speaking.phase(f"loading {request.model}")
         model = load_model(request.model, request.checkpoint)
@@ -313,12 +317,12 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
         checkpoint = checkpoint_of(request.out)
         with writing(request.out):
             request.out.parent.mkdir(parents=True, exist_ok=True)
-        if request.rounds:
-            ranking = _in_rounds(request, model, images, speaking)
-            ranking.save(request.out)
-            return ranking
-        options = dict(engine=engine, autocast=autocast, checkpoint=checkpoint, processes=processes)
-        ranking = rank(model, images, settings, progress=speaking, **options)
+        options = dict(engine=engine, autocast=autocast, processes=processes)
+        with _goes_on(checkpoint):
+            if rounds is not None:
+                ranking = rank_in_rounds(model, images, rounds, settings, checkpoint=checkpoint, progress=speaking)
+            else:
+                ranking = rank(model, images, settings, checkpoint=checkpoint, progress=speaking, **options)
         if not processes.is_first:
             return None
         ranking.save(request.out)
@@ -326,34 +330,29 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
         return ranking
 
 
-def _check_rounds(request: RankRequest) -> None:
-    """Refuse what has no part in ranking in rounds, or only there."""
+@contextmanager
+def _goes_on(checkpoint: Path) -> Iterator[None]:
+    """Tell whoever interrupts a ranking that nothing is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not checkpoint.exists():
+            raise
+        raise Interrupted(f"interrupted. {checkpoint} is whole: run the same command again to continue") from None
+
+
+def _rounds(request: RankRequest) -> Rounds | None:
+    """What was asked for in rounds, if it was; refuse what has no part there, or only there."""
     settings = request.settings
     if not request.rounds:
         if request.most_moved is not None:
             raise UsageError("--most-moved ends a ranking in rounds. Give --rounds 0.85,0.7,0.55 too, or leave it out")
-        return
-    if settings.allocation != "joint" or recipe.uses_scores(settings) or settings.evaluations or settings.depth is True:
-        why = "rounds order by statistics, without scores, search or depth"
-        raise UsageError(f"{why}. Give --rounds with --recipe default --no-depth and without --evaluations")
+        return None
+    if settings.evaluations:
+        raise UsageError("rounds go without a search. Give --rounds with --evaluations 0, or leave --rounds out")
     if request.device != "cpu" or request.engine or request.autocast:
         raise UsageError("rounds run on the CPU. Leave --device, --engine and --autocast out")
-
-
-def _in_rounds(request: RankRequest, model, images: Images, progress: Progress) -> Ranking:  # type: ignore[no-untyped-def]
-    from .prune.iterate import rank_in_rounds
-
-    settings, most = request.settings, request.most_moved
-    return rank_in_rounds(
-        model,
-        images,
-        request.rounds,
-        float("inf") if most is None else most,
-        settings.order,
-        Damping.parse(settings.damping),
-        settings.divergence,  # type: ignore[arg-type]
-        progress,
-    )
+    return Rounds(tuple(request.rounds), request.most_moved)
 
 
 def read_images(split: Sequence[Source], preprocessing: Preprocessing, progress: Progress) -> list[Images]:

@@ -136,12 +136,7 @@ class Ranking:
     @staticmethod
     def flat(anatomy: Anatomy) -> Ranking:
         """Equal scores for all: where only the shapes matter."""
-        for kind, sizes in (("attention", anatomy.heads), ("MLP", anatomy.neurons)):
-            if 0 in sizes:
-                raise SnapvitError(
-                    f"block {sizes.index(0)} has no {kind} any more, and a model without it cannot be ranked. "
-                    "Give the model that it was cut from"
-                )
+        check_whole(anatomy)
         heads, neurons = (tuple(np.zeros(n, np.float32) for n in sizes) for sizes in (anatomy.heads, anatomy.neurons))
         return Ranking(heads, neurons)
 
@@ -196,31 +191,52 @@ class Ranking:
     def save(self, path: Path | str) -> None:
         """Write the ranking; the file appears whole or not at all."""
         described = Description(model=self.model, anatomy=self.anatomy, provenance=dict(self.provenance))
-        tensors: dict[str, npt.NDArray[Any]] = {
-            f"blocks.{i}.{kind}": scores for kind in SCORES for i, scores in enumerate(getattr(self, kind))
-        }
-        for i, curves in enumerate(self.damage or ()):
-            tensors |= {f"blocks.{i}.{kind}": curve for kind, curve in zip(DAMAGE, curves)}
-        save_sealed(Path(path), KIND, tensors, to_json(described).decode())
+        save_sealed(Path(path), KIND, self.arrays(), to_json(described).decode())
 
     @staticmethod
     def load(path: Path | str) -> Ranking:
         """Read a ranking and check version, names, sizes and hash before anything is used."""
-        tensors, described = load_sealed(Path(path), KIND)
+        arrays, described = load_sealed(Path(path), KIND)
         description = from_json(described, Description, str(path))
-        has_damage = any(name.endswith(DAMAGE) for name in tensors)
-        kinds = SCORES + DAMAGE if has_damage else SCORES
-        depth = len(tensors) // len(kinds)
-        if set(tensors) != {f"blocks.{i}.{kind}" for i in range(depth) for kind in kinds}:
-            raise FileFormatError(f"{path}: damaged: its blocks are not numbered 0 to {depth - 1}")
-        heads, neurons, *curves = (tuple(tensors[f"blocks.{i}.{kind}"] for i in range(depth)) for kind in kinds)
-        damage = tuple(zip(*curves)) if has_damage else None
         try:
-            made = Ranking(heads, neurons, description.model, description.anatomy, description.provenance, damage)
+            made = Ranking.of_arrays(arrays, description.model, description.anatomy, description.provenance)
             _ = made.protection, made.sublayers  # damaged ones are refused here, where the file has a name
             return made
         except FileFormatError as error:
             raise FileFormatError(f"{path}: {error}") from error
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Scores and curves by name."""
+        named: dict[str, npt.NDArray[Any]] = {
+            f"blocks.{i}.{kind}": scores for kind in SCORES for i, scores in enumerate(getattr(self, kind))
+        }
+        for i, curves in enumerate(self.damage or ()):
+            named |= {f"blocks.{i}.{kind}": curve for kind, curve in zip(DAMAGE, curves)}
+        return named
+
+    @staticmethod
+    def of_arrays(
+        arrays: Mapping[str, npt.NDArray[Any]], model: str, anatomy: Anatomy | None, provenance: Mapping[str, Any]
+    ) -> Ranking:
+        """The ranking that has these `arrays`."""
+        has_damage = any(name.endswith(DAMAGE) for name in arrays)
+        kinds = SCORES + DAMAGE if has_damage else SCORES
+        depth = len(arrays) // len(kinds)
+        if set(arrays) != {f"blocks.{i}.{kind}" for i in range(depth) for kind in kinds}:
+            raise FileFormatError(f"damaged: its blocks are not numbered 0 to {depth - 1}")
+        heads, neurons, *curves = (tuple(arrays[f"blocks.{i}.{kind}"] for i in range(depth)) for kind in kinds)
+        damage = tuple(zip(*curves)) if has_damage else None
+        return Ranking(heads, neurons, model, anatomy, provenance, damage)
+
+
+def check_whole(anatomy: Anatomy) -> None:
+    """Refuse a model that lacks sub-layers: there is nothing in them to order."""
+    for kind, sizes in (("attention", anatomy.heads), ("MLP", anatomy.neurons)):
+        if 0 in sizes:
+            raise SnapvitError(
+                f"block {sizes.index(0)} has no {kind} any more, and a model without it cannot be ranked. "
+                "Give the model that it was cut from"
+            )
 
 
 def _frozen_scores(scores: npt.ArrayLike, name: str) -> Array:

@@ -63,14 +63,17 @@ ADDS_BIASES = ("refit", "elastic", "sequential")  # to layers that had none
 ORDERS = ("backward", "pivoted", "variance", "criterion", "product")
 
 
-def make_settings(recipe: str, **changes: object) -> Settings:
-    """The settings of a recipe, with those options changed that were given (that is, are not None)."""
+def make_settings(recipe: str, in_rounds: bool = False, /, **changes: object) -> Settings:
+    """The settings of a recipe, with those options changed that were given (that is, are not None).
+
+    `in_rounds`: for a ranking in rounds, which also asks how far the answers move.
+    """
     if recipe not in RECIPES:
         raise UsageError(f"no recipe is called '{recipe}'. Known: {', '.join(RECIPES)}")
     given = {name: value for name, value in changes.items() if value is not None}
     settings = replace(RECIPES[recipe], **given)  # type: ignore[arg-type]
     _check(settings)
-    _refuse_idle(recipe, settings, given)
+    _refuse_idle(recipe, settings, given if not in_rounds else {k: v for k, v in given.items() if k != "divergence"})
     return settings
 
 

@@ -103,11 +103,13 @@ def test_of_all_ways_to_leave_sub_layers_out_none_has_less_damage(problem, data,
     if by_last and pooling == "token":
         costs = CostsByLast(tuple(replaced(costs, data.draw(st.integers(0, 5))) for _ in damage))
     beyond = tuple(data.draw(st.sampled_from([0.0, 0.0, 2.0, 7.0])) for _ in damage)
-    cases = Cases(Removal(damage, beyond), costs, least, anatomy, multiple)
     plans = [p for p in all_plans(damage, least, multiple, [(True, True)] * len(damage)) if fits(p, anatomy)]
+    most = data.draw(st.sampled_from([top, *plans]))
+    cases = Cases(Removal(damage, beyond), costs, least, anatomy, multiple, most)
+    plans = [p for p in plans if most.keeps_all_of(p)]
     lowest = min(costs.of(p) for p in plans)
     assert costs.of(cases.sparsest) == lowest
-    budget = round(lowest + share * (costs.of(top) - lowest))
+    budget = round(lowest + share * (costs.of(most) - lowest))
     if budget < lowest:
         with pytest.raises(SnapvitError, match="out of reach"):
             cases.within(budget)
@@ -128,6 +130,31 @@ def fits(plan: Plan, anatomy) -> bool:
     except SnapvitError:
         return False
     return True
+
+
+@settings(deadline=None)
+@given(problems(), st.floats(0, 1), st.integers(0, 10**6))
+def test_an_allocation_inside_another_plan_is_the_best_of_those_inside(problem, share, number):
+    damage, costs, least, multiple, may_go = problem
+    plans = all_plans(damage, least, multiple, may_go)
+    most = plans[number % len(plans)]
+    allocator = Allocator(*problem, most=most)
+    inside = [plan for plan in plans if most.keeps_all_of(plan)]
+    lowest = costs.of(allocator.sparsest)
+    budget = round(lowest + share * (costs.of(most) - lowest))
+    plan = allocator.within(budget)
+    assert most.keeps_all_of(plan)
+    assert allocator.damage(plan) == min(allocator.damage(p) for p in inside if costs.of(p) <= budget)
+    assert allocator.within(costs.of(most)) == most
+
+
+def test_an_allocation_inside_a_plan_that_is_no_option_is_refused():
+    damage, anatomy = ((falling([3.0, 1.0]), falling([3.0, 2.0, 1.0])),), anatomy_of([2], [3])
+    costs, least = linear_costs(anatomy, [3], [1], fixed=7), Plan(heads=(1,), neurons=(2,))
+    with pytest.raises(SnapvitError, match="block 0: at most 1 structures are to be kept"):
+        Allocator(damage, costs, least, most=Plan(heads=(2,), neurons=(1,)))
+    with pytest.raises(SnapvitError, match="do not belong together"):
+        Allocator(damage, costs, least, most=Plan(heads=(2, 2), neurons=(3, 3)))
 
 
 @settings(deadline=None)

@@ -46,7 +46,7 @@ from snapvit_export.prune.sequential import correct_in_sequence
 from snapvit_export.prune.slicing import ElasticViT, shrink
 from snapvit_export.prune.understand import read_anatomy
 from snapvit_export.ranking import Ranking
-from snapvit_export.recipe import make_settings
+from snapvit_export.recipe import RECIPES, make_settings
 from snapvit_export.removal import WHOLE, Removal
 from snapvit_export.sublayer import SubLayer
 from snapvit_export.values import as_builtins
@@ -220,6 +220,27 @@ def test_a_model_without_sub_layers_is_not_ranked_again():
     anatomy = read_anatomy(module, "x")
     with pytest.raises(SnapvitError, match="block 0 has no attention any more"):
         Ranking.flat(anatomy.with_counts(short_plan(anatomy)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(["--recipe", name] for name in RECIPES),
+        ["--recipe", "local", "--criterion", "magnitude"],
+        ["--order", "criterion", "--criterion", "divergence"],
+        ["--rounds", "0.8"],
+    ],
+    ids=" ".join,
+)
+def test_no_recipe_ranks_a_saved_model_without_sub_layers(snapvit, image_folder, tiny_model, tmp_path, options):
+    ranking = random_ranking(tiny_model.anatomy)
+    short = shrink(tiny_model.module, ranking, short_plan(tiny_model.anatomy))
+    save_model(short, tiny_model.description, tmp_path / "short")
+    out = tmp_path / "r.safetensors"
+    outcome = snapvit("rank", tmp_path / "short", "--data", image_folder, "--images", 16, "--out", out, *options)
+    assert outcome.code == 1
+    assert "block 0 has no attention any more" in outcome.error_line
+    assert not list(tmp_path.glob("r.safetensors*"))
 
 
 def test_the_released_correction_keeps_the_bias_of_what_is_gone():

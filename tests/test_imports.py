@@ -149,6 +149,7 @@ LIGHT = [
     "snapvit_export.runtimes.tensorrt",
     "snapvit_export.runtimes.tensorrt_api",
     "snapvit_export.runtimes.tensorrt_session",
+    "snapvit_export.rounds",
     "snapvit_export.scores",
     "snapvit_export.sealed",
     "snapvit_export.stand",

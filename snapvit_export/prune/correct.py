@@ -82,10 +82,18 @@ def layers_of(block: Any, ranking: Ranking, i: int) -> tuple[Layer, Layer]:
 
 def cut_layers_of(block: Any, ranking: Ranking, i: int) -> tuple[Layer | None, Layer | None]:
     """The proj and the fc2 of block `i`; None for what was removed."""
-    orders, units = (ranking.head_order(i), ranking.neuron_order(i)), (getattr(block.attn, "head_dim", 0), 1)
+    proj, fc2 = unordered_layers(block)
+    return proj and proj.with_order(ranking.head_order(i)), fc2 and fc2.with_order(ranking.neuron_order(i))
+
+
+def unordered_layers(block: Any) -> tuple[Layer | None, Layer | None]:
+    """The proj and the fc2 of a block, with its structures in their original order; None for what was removed."""
+    units = (getattr(block.attn, "head_dim", 0), 1)
     proj, fc2 = (
-        None if (linear := output_of(block, part)) is None else Layer(linear, unit, order, _gain(block, part))
-        for part, unit, order in zip(PARTS, units, orders)
+        None
+        if (linear := output_of(block, part)) is None
+        else Layer(linear, unit, np.arange(linear.in_features // unit), _gain(block, part))
+        for part, unit in zip(PARTS, units)
     )
     return proj, fc2
 

@@ -8,19 +8,19 @@ other as they are; a search may then put a factor on each layer's curve.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..correction.damping import Damping
 from ..correction.factor import Factor
 from ..correction.factors import Factors
-from ..correction.orders import ORDERS, Ordered, product
-from ..correction.statistics import Array, Moments, Statistics
+from ..correction.orders import ORDERS, product
+from ..correction.statistics import Moments, Statistics
 from ..errors import UsageError
-from ..ranking import Ranking
+from ..ranking import Order, Ranking, check_whole
 from ..scores import Scores
-from .correct import Layer, check_statistics, layers_of
+from .correct import Layer, check_statistics, unordered_layers
 from .load import Model
 from .one_thread import one_thread
 from .parts import blocks_of
@@ -40,32 +40,52 @@ def damage_ranking(
 
     >>> ranking, factors = damage_ranking(model, observe(model, images))
     """
+    check_whole(model.anatomy)
+    found = ordered_layers(model, statistics, order, scores, damping)
+    attention, mlps = ([part for part in parts if part is not None] for parts in zip(*found))
+    damage = tuple((a.factor.errors(), m.factor.errors()) for a, m in zip(attention, mlps))
+    orders = [part.order for part in attention], [part.order for part in mlps]
+    ranking = Ranking.from_orders(*orders, damage, model.name, model.anatomy, provenance or {})
+    proj, fc2 = (tuple(part.factor for part in parts) for parts in (attention, mlps))
+    return ranking, Factors(proj, fc2, ranking.order_sha256, damping, statistics.images)
+
+
+class Ordered(NamedTuple):
+    """One attention or MLP: its structures best first, and the factor that corrects any number of them."""
+
+    order: Order
+    factor: Factor
+
+
+def ordered_layers(
+    model: Model, statistics: Statistics, order: str, scores: Scores | None, damping: Damping
+) -> list[tuple[Ordered | None, Ordered | None]]:
+    """The attention and the MLP of every block; None for one that the model lacks."""
     check_statistics(model, statistics)
     if order not in (*ORDERS, "criterion", "product"):
         raise UsageError(f"no order is called '{order}'. Known: {', '.join((*ORDERS, 'criterion', 'product'))}")
     if scores is None and order in ("criterion", "product"):
         raise UsageError(f"order {order} needs scores")
-    flat = Ranking.flat(model.anatomy)
-    proj: list[Factor] = []
-    fc2: list[Factor] = []
-    heads: list[Array] = []
-    neurons: list[Array] = []
+    found = []
     with one_thread():  # so that the number of cores cannot decide between two structures that are nearly equal
         for i, block in enumerate(blocks_of(model.module)):
             given = (None, None) if scores is None else (scores.heads[i], scores.neurons[i])
-            moments_of, results = (statistics.proj[i], statistics.fc2[i]), ((heads, proj), (neurons, fc2))
-            for layer, moments, own, (found, factors) in zip(layers_of(block, flat, i), moments_of, given, results):
-                best_first = _order(layer, moments, order, own, damping)
-                found.append(best_first)
-                factors.append(layer.with_order(best_first).factored(moments, damping))
-    damage = tuple((a.errors(), m.errors()) for a, m in zip(proj, fc2))
-    ranking = Ranking.from_orders(heads, neurons, damage, model.name, model.anatomy, provenance or {})
-    return ranking, Factors(tuple(proj), tuple(fc2), ranking.order_sha256, damping, statistics.images)
+            layers, moments = unordered_layers(block), (statistics.proj[i], statistics.fc2[i])
+            proj, fc2 = (_ordered(*part, order, damping) for part in zip(layers, moments, given))
+            found.append((proj, fc2))
+    return found
+
+
+def _ordered(layer: Layer | None, moments: Moments, scores: Any, order: str, damping: Damping) -> Ordered | None:
+    if layer is None:
+        return None
+    best_first = _order(layer, moments, order, scores, damping)
+    return Ordered(best_first, layer.with_order(best_first).factored(moments, damping))
 
 
 def _order(layer: Layer, moments: Moments, order: str, scores: Any, damping: Damping) -> Any:
     if order == "criterion":
         return np.argsort(-scores, kind="stable")
     weight = layer.weight if layer.gain is None else layer.weight * layer.gain[:, None]  # (E, d)
-    ordered: Ordered = ORDERS["backward" if order == "product" else order](weight, moments, layer.unit, damping)
+    ordered = ORDERS["backward" if order == "product" else order](weight, moments, layer.unit, damping)
     return (product(ordered, scores) if order == "product" else ordered).order

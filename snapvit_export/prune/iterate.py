@@ -2,101 +2,218 @@
 
 The curves of the dense model do not know what a cut does to what is left. So the model is cut a little and refitted,
 and what it keeps is ordered anew by the statistics of that smaller model; then it is cut a little more. A round ends
-the work if the answers of its model have moved further from the dense model's than was allowed.
+the work if the answers of its model have moved further from the dense model's than was allowed. That is judged on
+images which nothing was fitted on: on the others a refit looks many times better than it is.
 
-What a round cuts stays cut: it goes behind everything that is kept, in the order that it had. So all Plans are still
-prefixes of one order, and a Plan of a later round is part of every earlier one. Within a layer that keeps K, the damage
-of k structures is that of K before, and for fewer the new curve on top of it:
+What a round cuts stays cut: no layer of a later round's Plan keeps more than in an earlier one, and what was cut goes
+behind everything that is kept (`refine`). So all Plans of rounds are prefixes of one order, and each is part of every
+earlier one.
 
-    D'(k) = D(k) for k >= K,    D'(k) = D(K) + d(k) for k < K.
+Where the recipe ranks by scores alone, as `idap` does, the cut model is not refitted but looked at as it is: its scores
+are made anew, and Plans lie on the published line, which is nested by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import isfinite
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+import msgspec
 import torch
+from torch import nn
 
+from ..allocate import Allocator
 from ..calibration.images import Images
+from ..calibration.sampling import shuffled
+from ..cases import Cases
 from ..correction.damping import Damping
+from ..correction.statistics import Statistics
+from ..costs import flops_costs
 from ..errors import UsageError
-from ..plan import Plan, Planner, check_fraction
+from ..plan import Plan, Planner, Protection
 from ..progress import Progress, Silent
-from ..ranking import Curve, Damage, Order, Ranking
-from .checks import weights_fingerprint
-from .damage import damage_ranking
+from ..ranking import Ranking
+from ..reach import check_reach
+from ..recipe import DEFAULT, RECIPES, Settings, uses_scores
+from ..removal import Removal
+from ..rounds import Rounds
+from ..scores import Scores
+from ..sublayer import KEY
+from ..values import as_builtins
+from .checkpoint import Checkpoint, Saved
+from .damage import damage_ranking, ordered_layers
 from .load import Model
 from .observe import observe
+from .rank import check, criterion_of, divergence_of, provenance_of, score
+from .refine import refined, rescored
 from .refit import refit
-from .search.divergence import Divergence, DivergenceName, default_divergence
-from .slicing import kept
+from .search.divergence import Divergence, DivergenceName
+from .slicing import shrink
+from .sublayers import IMAGES, measure_sublayers
 from .understand import read_anatomy
 
-ROUNDS = (0.85, 0.7, 0.55, 0.4)  # FLOPs of the blocks after each
+HELD_BACK = 4  # one image in so many judges, and nothing is fitted on it
+LEAST_IMAGES = 16  # so that at least four judge
 
 
 def rank_in_rounds(
     model: Model,
     images: Images,
-    flops: Sequence[float] = ROUNDS,
-    most_moved: float = float("inf"),
-    order: str = "backward",
-    damping: Damping = Damping(),
-    divergence: DivergenceName | None = None,
+    rounds: Rounds = Rounds(),
+    settings: Settings = RECIPES[DEFAULT],
+    *,
+    checkpoint: Path | None = None,
     progress: Progress | None = None,
 ) -> Ranking:
-    """A ranking with damage curves, made in rounds of these FLOPs, until the answers move more than `most_moved`.
+    """A ranking made in rounds, until the answers have moved too far.
 
     Provenance says under `rounds` what each one found; the last of them may be the one that went too far, and then has
-    no part in the ranking.
+    no part in the ranking. With a `checkpoint` path, what was begun there goes on after the last round that is whole.
 
-    >>> rank_in_rounds(model, images, most_moved=0.5).provenance["rounds"]
+    >>> rank_in_rounds(model, images, Rounds((0.8, 0.6))).provenance["rounds"]
     """
-    _check(flops)
     progress = progress or Silent()
-    ranking, _ = damage_ranking(model, observe(model, images, progress), order, None, damping)
-    judge = Divergence(divergence or default_divergence(model), model, _embedding(model.module, images))
-    rounds: list[dict[str, Any]] = []
-    for fraction in flops:
-        plan = Planner(ranking, model.anatomy).flops(fraction)
-        module = refit(model, ranking, plan, images, damping, progress=progress)
-        moved = float(judge(_embedding(module, images), slice(0, len(images))).mean())
-        rounds.append({"flops": fraction, "moved": moved, "kept": moved <= most_moved})
-        if not moved <= most_moved:
-            progress.note(f"stopped at {fraction:g} of the FLOPs: the answers moved by {moved:.3g}")
+    _check(model, images, rounds, settings)
+    name = divergence_of(settings, model)
+    limit = rounds.limit(name)
+    fitted, held_back = _split(images, settings.seed)
+    made = {
+        **provenance_of(model, images, settings, criterion_of(settings), {}),
+        "rounds_settings": {
+            "flops": list(rounds.flops),
+            "divergence": name,
+            "most_moved": limit if isfinite(limit) else None,
+            "held_back": len(held_back),
+        },
+    }
+    work, state = _Work(model, fitted, settings, progress), None if checkpoint is None else Checkpoint(checkpoint, made)
+    found = _restored(None if state is None else state.load(), model) or work.begin(images)
+    if found.rounds:
+        progress.note(f"going on after round {len(found.rounds)} of {len(rounds.flops)}")
+    judge = _Judge(name, model, held_back)
+    for fraction in rounds.flops[len(found.rounds) :]:
+        if state is not None:
+            found.save(state)
+        plan = work.plan(found, fraction)
+        module = work.cut(found.ranking, plan)
+        moved = judge.moved(module)
+        goes_on = moved <= limit  # nothing is, if it is no number
+        found.rounds.append({"flops": fraction, "moved": moved, "kept": goes_on, "plan": as_builtins(plan)})
+        if not goes_on:
+            progress.note(f"stopped at {fraction:g} of the FLOPs: the answers moved by {moved:.3g}, beyond {limit:.3g}")
             break
         smaller = Model(module, read_anatomy(module, model.name), model.description)
-        again, _ = damage_ranking(smaller, observe(smaller, images, progress, warn=False), order, None, damping)
-        ranking = refined(ranking, plan, again)
-    made = {"allocation": "joint", "order": order, "data": images.fingerprint, "rounds": rounds}
-    return replace(ranking, provenance={**made, "weights_sha256": weights_fingerprint(model.module)})
+        found.ranking = work.again(found.ranking, plan, smaller)
+    return replace(found.ranking, provenance={**made, "rounds": found.rounds, **found.ranking.provenance})
 
 
-def refined(ranking: Ranking, plan: Plan, again: Ranking) -> Ranking:
-    """The ranking, but what `plan` keeps has the order and damage of `again`, a ranking of that part alone."""
-    if ranking.damage is None or again.damage is None:
-        raise UsageError("only rankings with damage curves can be refined")
-    heads, neurons, damage = [], [], []
-    for i, (before, after) in enumerate(zip(ranking.damage, again.damage)):
-        chosen = [part.numpy() for part in kept(ranking, plan, i)]
-        heads.append(_joined(ranking.head_order(i), chosen[0], again.head_order(i)))
-        neurons.append(_joined(ranking.neuron_order(i), chosen[1], again.neuron_order(i)))
-        damage.append((_continued(before[0], after[0]), _continued(before[1], after[1])))
-    made: Damage = tuple(damage)
-    return Ranking.from_orders(heads, neurons, made, ranking.model, ranking.anatomy, ranking.provenance)
+@dataclass
+class _Found:
+    """What is known after some rounds."""
+
+    ranking: Ranking  # whose provenance has the sub-layers of the whole model, if they were measured
+    rounds: list[dict[str, Any]]
+
+    @property
+    def plan(self) -> Plan:
+        """Of the last round."""
+        assert self.ranking.anatomy is not None
+        return msgspec.convert(self.rounds[-1]["plan"], Plan) if self.rounds else Plan.dense(self.ranking.anatomy)
+
+    def save(self, state: Checkpoint) -> None:
+        known = {"provenance": dict(self.ranking.provenance), "rounds": self.rounds}
+        state.save("rounds", self.ranking.arrays(), known)
 
 
-def _joined(order: Order, chosen: Order, again: Order) -> Order:
-    """What is kept in its new order, then what was cut as it was; `chosen`: the kept ones as the smaller model has."""
-    return np.concatenate([chosen[again], order[len(chosen) :]])
+def _restored(saved: Saved | None, model: Model) -> _Found | None:
+    if saved is None:
+        return None
+    ranking = Ranking.of_arrays(saved.arrays, model.name, model.anatomy, saved.rest["provenance"])
+    return _Found(ranking, saved.rest["rounds"])
 
 
-def _continued(before: Curve, after: Curve) -> Curve:
-    keep = len(after) - 1
-    return np.concatenate([before[keep] + after[:-1], before[keep:]])
+@dataclass(frozen=True)
+class _Work:
+    """Looking at models and allocating, always in the same way."""
+
+    model: Model
+    images: Images
+    settings: Settings
+    progress: Progress
+
+    @property
+    def damping(self) -> Damping:
+        return Damping.parse(self.settings.damping)
+
+    @property
+    def by_damage(self) -> bool:
+        """Whether there are damage curves; otherwise there are scores alone."""
+        return self.settings.allocation == "joint"
+
+    def begin(self, images: Images) -> _Found:
+        """The ranking of the whole model; its sub-layers are measured on the same images as everywhere."""
+        if self.by_damage:
+            ranking, _ = damage_ranking(self.model, *self._statistics(self.model), self.damping)
+        else:
+            scores = self._scores(self.model)
+            ranking = Ranking(scores.heads, scores.neurons, self.model.name, self.model.anatomy)
+        if self.by_damage or self.settings.depth:
+            sublayers = measure_sublayers(self.model, images.first(IMAGES), progress=self.progress)
+            ranking = replace(ranking, provenance={KEY: as_builtins(sublayers)})
+        return _Found(ranking, [])
+
+    def cut(self, ranking: Ranking, plan: Plan) -> nn.Module:
+        """The model of a Plan: refitted, unless the recipe is one that does not correct."""
+        if not self.by_damage:
+            return shrink(self.model.module, ranking, plan)
+        return refit(self.model, ranking, plan, self.images, self.damping, progress=self.progress)
+
+    def again(self, ranking: Ranking, plan: Plan, smaller: Model) -> Ranking:
+        """The ranking, with what `plan` keeps ordered by the smaller model."""
+        if not self.by_damage:
+            return rescored(ranking, plan, self._scores(smaller))
+        return refined(ranking, plan, ordered_layers(smaller, *self._statistics(smaller), self.damping))
+
+    def _scores(self, model: Model) -> Scores:
+        return score(model, self.images, self.settings, self.progress)
+
+    def _statistics(self, model: Model) -> tuple[Statistics, str, Scores | None]:
+        """Statistics, the order's name, and scores if it needs them."""
+        statistics = observe(model, self.images, self.progress, warn=model is self.model)
+        scores = self._scores(model) if uses_scores(self.settings) else None
+        self.progress.phase("ordering heads and neurons")
+        return statistics, self.settings.order, scores
+
+    def plan(self, found: _Found, fraction: float) -> Plan:
+        """The Plan with the least damage for these FLOPs that keeps nothing which was cut before."""
+        anatomy, ranking = self.model.anatomy, found.ranking
+        if ranking.damage is None:
+            return Planner(ranking, anatomy).flops(fraction)  # at this ratio or a larger one what was cut goes first
+        given = flops_costs(anatomy), protection_of(self.settings).least(anatomy)
+        allocator = (
+            Allocator(ranking.damage, *given, most=found.plan)
+            if protection_of(self.settings).sublayers
+            else Cases(Removal.of(ranking.damage, ranking.sublayers), *given, anatomy, most=found.plan)
+        )
+        return allocator.within(fraction * anatomy.block_flops())
+
+
+def protection_of(settings: Settings) -> Protection:
+    """Whole sub-layers may go where the settings allow it, but scores are only made of models that have all."""
+    return Protection(sublayers=not settings.depth or uses_scores(settings))
+
+
+class _Judge:
+    """Tells how far the answers have moved, on images of its own."""
+
+    def __init__(self, name: DivergenceName, model: Model, images: Images) -> None:
+        self.images = images
+        self.divergence = Divergence(name, model, _embedding(model.module, images))
+
+    def moved(self, module: Any) -> float:
+        return float(self.divergence(_embedding(module, self.images), slice(0, len(self.images))).mean())
 
 
 @torch.no_grad()
@@ -105,8 +222,19 @@ def _embedding(module: Any, images: Images) -> torch.Tensor:
     return torch.cat([module.forward_head(module.forward_features(batch), pre_logits=True) for batch in batches])
 
 
-def _check(flops: Sequence[float]) -> None:
-    for fraction in flops:
-        check_fraction("FLOPs", fraction)
-    if not flops or list(flops) != sorted(set(flops), reverse=True):
-        raise UsageError("rounds need falling fractions of the FLOPs, such as 0.85, 0.7, 0.55")
+def _split(images: Images, seed: int) -> tuple[Images, Images]:
+    """The images to fit on, and those that judge: a quarter, by seed."""
+    order, judges = shuffled(len(images), seed), len(images) // HELD_BACK
+    return images.only(sorted(order[judges:])), images.only(sorted(order[:judges]))
+
+
+def _check(model: Model, images: Images, rounds: Rounds, settings: Settings) -> None:
+    """Refuse before any work what can be refused then."""
+    check(criterion_of(settings), model, images, settings)
+    if settings.evaluations:
+        raise UsageError("rounds go without a search. Use settings without evaluations")
+    if len(images) < LEAST_IMAGES:
+        raise UsageError(
+            f"{len(images)} images are too few for rounds, of which a quarter judges. Give {LEAST_IMAGES} or more"
+        )
+    check_reach(model.anatomy, protection_of(settings), flops=rounds.flops)

@@ -12,18 +12,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..calibration.images import Images
-from ..correction.statistics import Statistics
+from ..correction.statistics import Moments, Statistics
 from ..errors import SnapvitError
 from ..progress import Progress, Silent
 from .checks import check_device, weights_fingerprint
+from .halves import PARTS, Part, output_of
 from .load import Model
 from .parts import blocks_of
 from .running_moments import RunningMoments
 from .tokens import TokenWeights, batch_size, checked_weights, counted, passed_over
+
+EMPTY = Moments(0.0, np.zeros(0), np.zeros((0, 0)))  # of a layer that is gone
 
 
 def observe(
@@ -35,6 +39,8 @@ def observe(
     warn: bool = True,
 ) -> Statistics:
     """Take the statistics of the dense model over all images; tokens count `as_read` unless weights are given.
+
+    A model may lack sub-layers: nothing goes into their layers, and their moments are empty.
 
     >>> statistics = observe(load_model(), images)
     """
@@ -57,7 +63,7 @@ def observe(
                 progress.advance(len(batch))
     finally:
         module.to("cpu")
-    proj, fc2 = (tuple(layer.result() for layer in kind) for kind in zip(*sums))
+    proj, fc2 = (tuple(EMPTY if layer is None else layer.result() for layer in kind) for kind in zip(*sums))
     made_from = {
         "model": model.name,
         "weights_sha256": weights_fingerprint(module),
@@ -67,27 +73,33 @@ def observe(
     return Statistics(proj, fc2, len(images), made_from)
 
 
-def running_sums(module: nn.Module) -> list[tuple[RunningMoments, RunningMoments]]:
-    """Empty sums for the proj and fc2 of every block."""
+def running_sums(module: nn.Module) -> list[tuple[RunningMoments | None, RunningMoments | None]]:
+    """Empty sums for the proj and fc2 of every block; None for what was removed."""
     return [
-        (
-            RunningMoments(f"blocks.{i}.attn.proj", block.attn.proj.in_features),
-            RunningMoments(f"blocks.{i}.mlp.fc2", block.mlp.fc2.in_features),
-        )
+        (_sums(block, "attention", f"blocks.{i}.attn.proj"), _sums(block, "mlp", f"blocks.{i}.mlp.fc2"))
         for i, block in enumerate(blocks_of(module))
     ]
 
 
+def _sums(block: Any, part: Part, name: str) -> RunningMoments | None:
+    linear = output_of(block, part)
+    return None if linear is None else RunningMoments(name, linear.in_features)
+
+
 @contextmanager
 def _added_to(
-    sums: Sequence[tuple[RunningMoments, RunningMoments]], module: nn.Module, weights: Sequence[Tensor | None]
+    sums: Sequence[tuple[RunningMoments | None, RunningMoments | None]],
+    module: nn.Module,
+    weights: Sequence[Tensor | None],
 ) -> Iterator[None]:
     """Within the block, what goes into proj and fc2 is added to the sums."""
     hooks = []
     try:
         for block, pair, own in zip(blocks_of(module), sums, weights):
-            for linear, layer in zip((block.attn.proj, block.mlp.fc2), pair):
-                hooks.append(linear.register_forward_pre_hook(_adder(layer, own)))
+            for part, layer in zip(PARTS, pair):
+                linear = output_of(block, part)
+                if linear is not None and layer is not None:
+                    hooks.append(linear.register_forward_pre_hook(_adder(layer, own)))
         yield
     finally:
         for hook in hooks:

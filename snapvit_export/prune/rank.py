@@ -25,7 +25,7 @@ from ..correction.factors import Factors
 from ..errors import SnapvitError, UsageError
 from ..plan import Planner, Protection
 from ..progress import Progress, Silent
-from ..ranking import Ranking
+from ..ranking import Ranking, check_whole
 from ..reach import check_reach
 from ..recipe import Settings, uses_scores
 from ..scores import Scores
@@ -81,12 +81,10 @@ def rank_and_factor(
 
     With a `checkpoint` path, what was begun there is resumed.
     """
-    criterion = make_criterion(
-        settings.criterion, views=settings.views, reduction=settings.reduction, seed=settings.seed
-    )
-    _check(criterion, model, images, settings)
+    criterion = criterion_of(settings)
+    check(criterion, model, images, settings)
     how = {"engine": engine_name(engine, processes.device, autocast), "device": processes.device.type}
-    provenance = _provenance(model, images, settings, criterion, {**how, "autocast": autocast})
+    provenance = provenance_of(model, images, settings, criterion, {**how, "autocast": autocast})
     state = Checkpoint(checkpoint, provenance) if checkpoint is not None else None
     saved = Saved.unpacked(processes.from_first(lambda: Saved.packed(state.load() if state is not None else None)))
     seconds = SAVE_SECONDS if save_seconds is None else save_seconds
@@ -214,7 +212,7 @@ class _Run:
             self._precision(saved),
             self.processes.from_first,
         )
-        divergence = Divergence(_divergence(settings, self.model), self.model, bench.dense)
+        divergence = Divergence(divergence_of(settings, self.model), self.model, bench.dense)
         judged = factors if _corrects(settings) else None
         fitness = AllocationFitness(bench, ranking, judged, divergence, settings.flops)
         optimiser = make_optimiser(settings, np.ones(2 * len(self.model.anatomy.blocks)))
@@ -317,6 +315,28 @@ def starting_factors(scores: Scores) -> Vector:
     return np.concatenate([by_depth, *per_head])
 
 
+def score(model: Model, images: Images, settings: Settings, progress: Progress) -> Scores:
+    """The scores of the criterion of these settings, by this process alone."""
+    run = _Run(
+        model,
+        images,
+        settings,
+        criterion_of(settings),
+        Processes(),
+        None,
+        SAVE_SECONDS,
+        progress,
+        engine=None,
+        autocast=None,
+    )
+    return run.score(None)
+
+
+def criterion_of(settings: Settings) -> Criterion:
+    """What makes a structure matter, as the settings say."""
+    return make_criterion(settings.criterion, views=settings.views, reduction=settings.reduction, seed=settings.seed)
+
+
 def needs_images(settings: Settings) -> bool:
     """Whether these settings look at any image: magnitude and its like do not, unless a search follows."""
     joint = settings.allocation == "joint"
@@ -328,13 +348,16 @@ def _corrects(settings: Settings) -> bool:
     return settings.correction not in (None, "sparsegpt")
 
 
-def _divergence(settings: Settings, model: Model) -> DivergenceName:
+def divergence_of(settings: Settings, model: Model) -> DivergenceName:
+    """What is compared to tell how far the answers move: as the settings say, or the best that the model allows."""
     name = default_divergence(model) if settings.divergence is None else settings.divergence
     check_divergence(name, model)
     return name  # type: ignore[return-value]
 
 
-def _check(criterion: Criterion, model: Model, images: Images, settings: Settings) -> None:
+def check(criterion: Criterion, model: Model, images: Images, settings: Settings) -> None:
+    """Refuse what these settings cannot do with this model and these images, before any work."""
+    check_whole(model.anatomy)
     if needs_images(settings) and not len(images):
         what = f"criterion {settings.criterion}" if settings.allocation == "pairs" else "joint allocation"
         raise SnapvitError(f"{what} needs images. Give --data")
@@ -343,8 +366,7 @@ def _check(criterion: Criterion, model: Model, images: Images, settings: Setting
     if settings.evaluations < 0:
         raise UsageError(f"{settings.evaluations} evaluations make no sense. Give 0 for no search")
     if settings.allocation == "joint":
-        _divergence(settings, model)
-        Ranking.flat(model.anatomy)  # refuses a model that lacks sub-layers
+        divergence_of(settings, model)
         if settings.evaluations:
             check_reach(model.anatomy, Protection(sublayers=not settings.depth), flops=settings.flops)
     elif settings.evaluations:
@@ -354,9 +376,10 @@ def _check(criterion: Criterion, model: Model, images: Images, settings: Setting
             planner.pair(mlp, head)  # refuses what protection does not allow
 
 
-def _provenance(
+def provenance_of(
     model: Model, images: Images, settings: Settings, criterion: Criterion, how: dict[str, Any]
 ) -> dict[str, Any]:
+    """All that decides the ranking; `how` candidates of a search are evaluated."""
     described: dict[str, Any] = {"allocation": settings.allocation}
     if settings.allocation == "joint":
         described |= {"order": settings.order, "damping": settings.damping}
@@ -377,7 +400,7 @@ def _provenance(
             for name in ("evaluations", "optimiser", "population", "racing", *own)
         } | how
         if settings.allocation == "joint":
-            described["search_settings"]["divergence"] = _divergence(settings, model)
+            described["search_settings"]["divergence"] = divergence_of(settings, model)
             described["search_settings"]["corrected"] = _corrects(settings)
     return described
 

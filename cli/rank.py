@@ -9,6 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from ..ranking import Ranking
+    from ..sublayer import SubLayer
 
 
 def rank(
@@ -118,9 +119,15 @@ def _tell(ranking: Ranking, out: Path, as_json: bool) -> None:
     from ..report.table import print_ranking, print_rows
 
     rows = [
-        (str(s.block), s.part, f"{s.divergence:.3f}", f"{s.turned:.4f}", f"{s.damage:.4f}")
+        (str(s.block), s.part, f"{s.divergence:.3f}", f"{s.turned:.4f}", f"{s.damage:.4f}", _of_all_later(s))
         for s in ranking.sublayers or ()
     ]
     if rows:
-        print_rows(("block", "sub-layer", "divergence", "turned", "damage without"), rows, left={"sub-layer"})
+        columns = ("block", "sub-layer", "divergence", "turned", "damage without", "and all later ones")
+        print_rows(columns, rows, left={"sub-layer"})
     print_ranking(ranking, out)
+
+
+def _of_all_later(sublayer: SubLayer) -> str:
+    """The damage without this attention and all later ones, where that was measured."""
+    return "" if sublayer.onward is None else f"{sublayer.onward:.4f}"

@@ -135,7 +135,7 @@ class Stand(ABC):
         files = {name: File(path, sha256(path)) for name, path in paths.items()}
         profiles = self.timer.time(files, FIT_SECONDS, reported(self.progress, self.budget_ms))
         for path in paths.values():
-            for file in (path, *engine_files(path)):
+            for file in (path, path.with_suffix(".bin"), *engine_files(path)):
                 file.unlink(missing_ok=True)
         one_thread = self.target.threads == 1  # CPU time of several threads counts their waiting for each other
         found = [

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run two at a time, most of them on tiny models
+
 import timm
 import torch
 from PIL import Image

@@ -72,7 +72,9 @@ the released left-to-right one from 0.60 down. A refit adds little at 0.72 and m
 the cut stream gives a part of that. That the class token counts more in the statistics shows in the cosine at every
 cost, not in top-1. Backward and pivoted order cannot be told apart; variance is behind them by cosine from 0.72 down,
 and gradient scores are clearly worse. A search helps the elastic correction from 0.60 down; to a refit it adds
-nothing that these images could tell.
+nothing that these images could tell. Flow divergence (idap) is between random and the gradients, and a refit helps it
+much. FLOPs count all blocks in full, so they do not show what depth is good for: the default removes something at 0.72
+alone, with the same top-1; at equal latency it gains at every budget ([benchmarks.md](benchmarks.md#depth)).
 
 """
 

@@ -6,7 +6,8 @@ more of the image. So one `Allocator` is asked for each case:
 
 - If only the class token is read, one for each block whose attention may be the last: without any, nothing would bring
   patches to that token. The attentions after it are gone, which is damage that no budget buys back, so earlier blocks
-  are not looked at once that alone is more than the best so far.
+  are not looked at once that alone is more than the best so far. Where nobody measured what the loss of several
+  attentions at the end costs, the last one stays.
 - Else one without any condition; only if its answer leaves nothing, one for each sub-layer that might stay alone.
 """
 
@@ -57,7 +58,7 @@ class Cases:
 
     def damage(self, plan: Plan) -> float:
         """The sum of the damages of all sub-layers, and what the loss of the last attentions adds to it."""
-        beyond = self.beyond[plan.last_attention] if self.reads_token else 0.0
+        beyond = self.beyond[plan.last_attention] if self.reads_token and self.beyond else 0.0
         return beyond + sum(float(h[k]) + float(m[n]) for (h, m), k, n in zip(self.curves, plan.heads, plan.neurons))
 
     def within(self, budget: float) -> Plan:
@@ -91,7 +92,9 @@ class Cases:
         lost = 0.0
         for i in range(len(self.curves) - 1, -1, -1):
             if self._most.heads[i]:
-                yield self._allocator(i, 0), lost + (self.beyond[i] if self.reads_token else 0.0)
+                yield self._allocator(i, 0), lost + (self.beyond[i] if self.reads_token and self.beyond else 0.0)
+                if self.reads_token and self.beyond is None:
+                    return
             if self.reads_token:
                 lost += float(self.curves[i][0][0])
             elif self._most.neurons[i]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from .anatomy import Anatomy
 from .budget import Budget
 from .choose import OutOfReach, choose
 from .errors import BudgetNotMet
@@ -29,8 +30,23 @@ def choose_on(stand: Stand, planner: Planner, budget: Budget, limits: Limits) ->
     model = stand.latency_model(lacking=not planner.protection.sublayers)
     sound = model if model is not None and model.is_sound else None
     grid = stand.named(planner.steps_of(sound.costs(stand.anatomy)) if sound and planner.allocates else planner.steps())
+    if limits.max_params or limits.max_size_bytes:
+        grid = _falling(grid, stand.anatomy)
     guesses = [sound.predict_ms(plan) if sound else plan.flops_ratio(stand.anatomy) for plan in grid.values()]
     return decide(stand, grid, guesses, budget, limits, model)
+
+
+def _falling(grid: dict[str, Plan], anatomy: Anatomy) -> dict[str, Plan]:
+    """The candidates without those that are faster than an earlier one but larger, so that smaller means later.
+
+    Behind the last attention MLPs are all but free, so an early last attention may make a model fast and yet large.
+    """
+    found: dict[str, Plan] = {}
+    least = math.inf
+    for name, plan in grid.items():
+        if (params := anatomy.params(plan)) <= least:
+            found[name], least = plan, params
+    return found
 
 
 def decide(

@@ -31,7 +31,7 @@ class Removal:
     """
 
     curves: Damage
-    beyond: tuple[float, ...]  # by the block of the last attention: what the loss of all later ones adds to their sum
+    beyond: tuple[float, ...] | None  # by the last attention: what losing all later ones adds to their sum
 
     @staticmethod
     def of(damage: Damage, measured: Sequence[SubLayer] | None) -> Removal:
@@ -48,11 +48,10 @@ class Removal:
             (np.concatenate([[heads[0] * a], heads[1:]]), np.concatenate([[neurons[0] * m], neurons[1:]]))
             for (heads, neurons), (a, m) in zip(damage, factors)
         )
-        beyond = _beyond(curves, measured, typical) if measured is not None and typical > 0 else [0.0] * len(damage)
-        return Removal(curves, tuple(beyond))
+        return Removal(curves, _beyond(curves, measured, typical) if measured is not None and typical > 0 else None)
 
 
-def _beyond(curves: Damage, measured: Sequence[SubLayer], typical: float) -> list[float]:
+def _beyond(curves: Damage, measured: Sequence[SubLayer], typical: float) -> tuple[float, ...] | None:
     """For each last attention, what all later ones cost together, less the sum of what each costs."""
     attentions = measured[::2]
     found = []
@@ -60,7 +59,9 @@ def _beyond(curves: Damage, measured: Sequence[SubLayer], typical: float) -> lis
         later = attentions[last + 1 :]
         lost = [float(heads[0]) for heads, _ in curves[last + 1 :]]
         alone = sum(end / max(s.weight, 1e-30) for end, s in zip(lost, later))  # as if no search had weighted them
-        together = later[0].onward if later else None
-        more = 0.0 if together is None or alone <= 0 else WHOLE * together / typical / alone - 1
+        together = later[0].onward if later else 0.0
+        if together is None:
+            return None
+        more = WHOLE * together / typical / alone - 1 if alone > 0 else 0.0
         found.append(max(more, 0.0) * sum(lost))
-    return found
+    return tuple(found)

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from test_plan import anatomy_of
 
 from snapvit_export import decide as decide_module
 from snapvit_export.anatomy import Anatomy, Block
 from snapvit_export.budget import Budget
-from snapvit_export.decide import decide
+from snapvit_export.decide import _falling, decide
 from snapvit_export.errors import BudgetNotMet
 from snapvit_export.family import Limits
 from snapvit_export.plan import Plan
@@ -151,3 +152,11 @@ def test_a_budget_out_of_reach_names_the_smallest():
 def test_p99_is_told_from_enough_runs():
     choice = chosen_on(Simulated(0), "60%", Limits(at="p99"))
     assert min(m.profile.runs for m in choice.measurements) >= LEAST_RUNS["p99"]
+
+
+def test_under_a_limit_of_size_candidates_that_are_faster_but_larger_are_left_out():
+    anatomy = anatomy_of([4] * 3, [40] * 3)
+    plans = [Plan.dense(anatomy), Plan(heads=(1, 1, 4), neurons=(2, 2, 40)), Plan(heads=(4, 0, 0), neurons=(40,) * 3)]
+    last = Plan(heads=(1, 0, 0), neurons=(2, 2, 2))
+    grid = dict(zip(("dense", "t60", "t40", "t10"), [*plans, last]))
+    assert list(_falling(grid, anatomy)) == ["dense", "t60", "t10"]

@@ -1,5 +1,7 @@
 """The latency model: exact where it is true, honest where it is not, and a cost that Plans can be allocated under."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from conftest import make_model, random_ranking
@@ -13,7 +15,8 @@ from snapvit_export.profiling.latency_model import LatencyModel, design, fit
 from snapvit_export.prune.damage import damage_ranking
 from snapvit_export.prune.observe import observe
 from snapvit_export.ranking import Ranking
-from snapvit_export.values import from_json, to_json
+from snapvit_export.sublayer import SubLayer
+from snapvit_export.values import as_builtins, from_json, to_json
 
 
 def tokens_read(anatomy):
@@ -112,13 +115,24 @@ def test_a_late_attention_goes_where_that_frees_all_that_follows():
     anatomy = anatomy_of([4] * 4, [40] * 4)
     even, little = np.linspace(1, 0, 41), np.linspace(0.01, 0, 5)
     damage = tuple((curve, even) for curve in (np.linspace(9, 0, 5), np.linspace(9, 0, 5), little, little))
-    ranking = Ranking.from_orders([range(4)] * 4, [range(40)] * 4, damage)
+    told = {"divergence": 0, "turned": 0}
+    measured = [
+        SubLayer(
+            block=i, part=part, damage=float(curve[0]), onward=0.02 * (4 - i) if part == "attention" else None, **told
+        )
+        for i, curves in enumerate(damage)
+        for part, curve in zip(("attention", "mlp"), curves)
+    ]
+    plain = Ranking.from_orders([range(4)] * 4, [range(40)] * 4, damage)
+    ranking = replace(plain, provenance={"sublayers": as_builtins(measured)})
     model = fit(anatomy, [(plan, works_for_one_token(plan)) for plan in design(anatomy, lacking=True)])
     costs = model.costs(anatomy)
     plan = Planner(ranking, anatomy, Protection(sublayers=False)).within(
         costs, 0.5 * model.predict_ms(Plan.dense(anatomy))
     )
     assert plan == Plan(heads=(4, 4, 0, 0), neurons=(40, 40, 40, 40))  # which takes 2.4 of 6.1
+    unknown = Planner(plain, anatomy, Protection(sublayers=False))  # nobody measured what losing both costs
+    assert unknown.within(costs, 0.5 * model.predict_ms(Plan.dense(anatomy))).last_attention == 3
     assert not Planner(ranking, anatomy).within(costs, 0.5 * model.predict_ms(Plan.dense(anatomy))).removed
 
 

@@ -31,7 +31,7 @@ from .emit import Options, emit_nodes
 from .file import PROTOBUF_LIMIT, Sources, make_model, rows_kept, shared_sources, write_own
 from .nodes import Nodes
 from .numerics import INT32, Tensors, int32_biases, stored
-from .prepare import ADDED, into_embedding, own_tensors, prepare, takes_bytes
+from .prepare import ADDED, EMBEDDING, into_embedding, own_tensors, prepare, takes_bytes
 
 WEIGHTS = "weights.bin"
 Arrays = Mapping[str, npt.NDArray[np.float32]]
@@ -83,12 +83,16 @@ class Emitter:
     @cached_property
     def shared(self) -> Tensors:
         """What all variants read, as it is stored."""
-        return stored(self._prepared, self.precision)
+        return stored(self._prepared(), self.precision)
 
-    @cached_property
     def _prepared(self) -> Tensors:
         made = prepare(self.blueprint.dense, self.anatomy, self.wiring)
         return takes_bytes(made, self.blueprint.preprocessing) if self.takes_bytes else made
+
+    @cached_property
+    def _embedding(self) -> Tensors:
+        """What is added to the tokens at the start, in float32."""
+        return {name: tensor for name, tensor in self._prepared().items() if name in EMBEDDING}
 
     @cached_property
     def buffer(self) -> Buffer:
@@ -105,12 +109,14 @@ class Emitter:
         single_file: bool = False,
         metadata: Mapping[str, str] | None = None,
     ) -> Written:
-        """Write NAME.onnx, and NAME.bin if it has matrices of its own: the `corrected` proj and fc2, if any."""
+        """Write NAME.onnx, and NAME.bin if it has matrices of its own: the `corrected` proj and fc2, or positions."""
         plan.check_fits(self.anatomy)
         if options.numerics.precision != self.precision:
             raise ValueError(f"an emitter of {self.precision} cannot write {options.numerics.precision}")
         own = own_tensors(self.blueprint.dense, self.anatomy, plan, corrected or {})
-        own = stored(into_embedding(own, self._prepared, self.anatomy), self.precision)
+        if ADDED in own:
+            own = into_embedding(own, self._embedding, self.anatomy)
+        own = stored(own, self.precision)
         own |= self._int32_biases(plan, own, options)
         path, own_path = self.folder / f"{name}.onnx", self.folder / f"{name}.bin"
         if single_file:

@@ -1,7 +1,7 @@
 """An ONNX file whose weights lie elsewhere: tens of kilobytes that point into a weight file many variants share. Light.
 
     weights.bin    what `prepare` makes of the dense model: every variant reads prefixes of it
-    NAME.bin       a corrected variant's own proj and fc2
+    NAME.bin       a variant's own matrices: corrected proj and fc2, or positions
     NAME.onnx      the graph; biases that are its own are in it
 
 `single_file` puts everything into the graph instead.

@@ -35,6 +35,8 @@ SCALES = (".scale1", ".scale2")
 ADDED = "added"  # what removed sub-layers before all others would add to every token
 STANDS_IN = ".added"  # after the name of a proj or fc2 that is gone: what is added in its place, after LayerScale
 BYTES = ".bytes"  # after the name of a tensor that takes bytes / 256
+# What may hold a vector for all patches, the first that is there; and the tokens before them.
+EMBEDDING = (f"positions{BYTES}", "positions", f"patch.bias{BYTES}", "patch.bias", "prefix")
 
 
 def has_patch_bias(anatomy: Anatomy) -> bool:
@@ -96,16 +98,16 @@ def _without_removed(found: Tensors, dense: Mapping[str, Array], anatomy: Anatom
     return found
 
 
-def into_embedding(own: Tensors, prepared: Tensors, anatomy: Anatomy) -> Tensors:
+def into_embedding(own: Tensors, embedding: Tensors, anatomy: Anatomy) -> Tensors:
     """Let the embedding add what removed sub-layers before all others leave; a norm or no bias at all prevents that."""
-    holders = [
-        name for name in (f"positions{BYTES}", "positions", f"patch.bias{BYTES}", "patch.bias") if name in prepared
-    ]
-    if ADDED not in own or anatomy.pre_norm or not holders:
-        return own
     rest = {name: tensor for name, tensor in own.items() if name != ADDED}
-    tokens = [name for name in (holders[0], "prefix") if name in prepared]
-    return rest | {name: prepared[name] + own[ADDED] for name in tokens}
+    if not own[ADDED].any():
+        return rest
+    holders = [name for name in EMBEDDING[:-1] if name in embedding]
+    if anatomy.pre_norm or not holders:
+        return own
+    tokens = [name for name in (holders[0], EMBEDDING[-1]) if name in embedding]
+    return rest | {name: embedding[name] + own[ADDED] for name in tokens}
 
 
 def _shared_bias(dense: Mapping[str, Array], anatomy: Anatomy, block: int, layer: str) -> Array | None:

@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 
 
 def streams(path: Path, images: Array, threads: int = 1) -> dict[int, npt.NDArray[np.float32]]:
-    """The output of each block, (images, tokens, E); of the last perhaps only the tokens that are read."""
+    """The output of each block, (images, tokens, E); from the last attention on perhaps only those read."""
     names = [name for node in read_graph(path).graph.node for name in node.output if name.endswith(".stream")]
     with _looking_at(path, names, {}, threads) as session:
         found = session.run_all(images)

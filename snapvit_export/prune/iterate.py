@@ -89,7 +89,7 @@ def rank_in_rounds(
         },
     }
     work, state = _Work(model, fitted, settings, progress), None if checkpoint is None else Checkpoint(checkpoint, made)
-    found = _restored(None if state is None else state.load(), model) or work.begin(images)
+    found = _restored(None if state is None else state.load(), model) or work.begin()
     if found.rounds:
         progress.note(f"going on after round {len(found.rounds)} of {len(rounds.flops)}")
     judge = _Judge(name, model, held_back)
@@ -152,15 +152,15 @@ class _Work:
         """Whether there are damage curves; otherwise there are scores alone."""
         return self.settings.allocation == "joint"
 
-    def begin(self, images: Images) -> _Found:
-        """The ranking of the whole model; its sub-layers are measured on the same images as everywhere."""
+    def begin(self) -> _Found:
+        """The ranking of the whole model."""
         if self.by_damage:
             ranking, _ = damage_ranking(self.model, *self._statistics(self.model), self.damping)
         else:
             scores = self._scores(self.model)
             ranking = Ranking(scores.heads, scores.neurons, self.model.name, self.model.anatomy)
         if self.by_damage or self.settings.depth:
-            sublayers = measure_sublayers(self.model, images.first(IMAGES), progress=self.progress)
+            sublayers = measure_sublayers(self.model, self.images.first(IMAGES), progress=self.progress)
             ranking = replace(ranking, provenance={KEY: as_builtins(sublayers)})
         return _Found(ranking, [])
 

@@ -68,9 +68,10 @@ def measure_sublayers(
         judge = Divergence(divergence or default_divergence(model), model, rest.embedding(chunks, 0, "attention"))
         progress.phase("measuring sub-layers", 2 * len(blocks))
         found, read, means = [], [], []
-        tokens = 1 + model.anatomy.distillation_token
+        reads_token, tokens = model.anatomy.pooling == "token", 1 + model.anatomy.distillation_token
         for i, block in enumerate(blocks):
-            read.append([chunk[:, :tokens] for chunk in chunks])
+            if reads_token:
+                read.append([chunk[:, :tokens].clone() for chunk in chunks])  # a view would keep the whole stream
             for part in PARTS:
                 after = [HALVES[part](block, chunk, extra) for chunk in chunks]
                 mean, said = _seen(chunks, after, weights[i])
@@ -80,7 +81,7 @@ def measure_sublayers(
                 means += [mean] if part == "attention" else []
                 chunks = after
                 progress.advance()
-        if model.anatomy.pooling == "token":
+        if reads_token:
             for i in range(len(blocks)):
                 without = rest.embedding_of_read(read[i], i, means)
                 moved = float(judge(without, slice(0, len(without))).mean())

@@ -142,6 +142,16 @@ class Anatomy(Value, frozen=True, kw_only=True):
         return self.patches + self.class_token + self.distillation_token + self.registers
 
     @property
+    def reads_token(self) -> bool:
+        """Whether the answer is read from tokens before the patches alone."""
+        return self.pooling == "token"
+
+    @property
+    def read_tokens(self) -> int:
+        """How many tokens are read in the end; they come first."""
+        return 1 + self.distillation_token if self.reads_token else self.tokens
+
+    @property
     def heads(self) -> tuple[int, ...]:
         return tuple(block.heads for block in self.blocks)
 

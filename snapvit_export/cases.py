@@ -45,7 +45,7 @@ class Cases:
         """
         self.curves, self.beyond = removal.curves, removal.beyond
         self.costs, self.least, self.multiple = costs, least, multiple
-        self.reads_token = anatomy.pooling == "token"
+        self.reads_token = anatomy.reads_token
         self._most = most or Plan.dense(anatomy)
         self._made: dict[tuple[int, int], Allocator] = {}
 

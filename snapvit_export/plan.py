@@ -77,7 +77,7 @@ class Plan(Value, frozen=True, kw_only=True):
             for i, (keep, have) in enumerate(zip(getattr(self, kind), getattr(anatomy, kind))):
                 if not 0 <= keep <= have:
                     raise SnapvitError(f"block {i}: the plan keeps {keep} {kind} of {have}. Keep 0 to {have}")
-        if anatomy.pooling == "token" and not any(self.heads):
+        if anatomy.reads_token and not any(self.heads):
             raise SnapvitError("the plan keeps no attention, so the class token would never see the image. Keep one")
         if not any(self.heads + self.neurons):
             raise SnapvitError("the plan keeps neither heads nor neurons: nothing of the blocks is left. Keep some")
@@ -131,7 +131,7 @@ class Protection(Value, frozen=True, kw_only=True):
         ends = np.array(without, np.float64)
         if self.sublayers:
             return [(False, False)] * len(ends)
-        if anatomy.pooling == "token":
+        if anatomy.reads_token:
             ends[:, 1] = -1
         stays = np.unravel_index(int(ends.argmax()), ends.shape)
         return [((i, 0) != stays, (i, 1) != stays) for i in range(len(ends))]

@@ -1,9 +1,9 @@
 """What no Plan can go below, known before any ranking: so that the impossible is refused before any work. Light.
 
 With sub-layers protected, the smallest Plan is the protected part of every block. Where they may go whole, one must
-stay, at its least: an attention where only the class token is read, else an attention or an MLP. Which one that is
-depends on the ranking; here it is the one that costs least. So what is refused here no ranking reaches, and what passes
-may still be out of reach of the one that is made.
+stay, at its least: an attention where only the class token is read, else an attention or an MLP. Here it is the one
+that costs least. A ranking may know too little to let all others go, or its line may end before: so what is refused
+here no ranking reaches, and what passes may still be out of reach of the one that is made.
 """
 
 from __future__ import annotations
@@ -56,5 +56,5 @@ def _smallest(anatomy: Anatomy, protection: Protection) -> Iterator[Plan]:
     nothing = (0,) * len(anatomy.blocks)
     for i, (heads, neurons) in enumerate(zip(least.heads, least.neurons)):
         yield Plan(heads=(*nothing[:i], heads, *nothing[i + 1 :]), neurons=nothing)
-        if anatomy.pooling != "token":
+        if not anatomy.reads_token:
             yield Plan(heads=nothing, neurons=(*nothing[:i], neurons, *nothing[i + 1 :]))

@@ -157,7 +157,7 @@ def test_a_sub_layer_that_always_gives_the_same_is_replaced_exactly(name, way):
         assert (plain - wanted).abs().max() > 1e-2 * scale  # so that equality above means something
 
 
-def test_refit_adds_the_mean_that_it_saw_and_its_share_of_what_is_missing():
+def test_refit_puts_the_mean_that_it_saw_in_the_place_of_what_is_gone():
     model = as_model(small("deit3_small_patch16_224")[0], "x", {})
     ranking, images = random_ranking(model.anatomy), some_images(8)
     plan = Plan(heads=(4, 4, 4), neurons=(*model.anatomy.neurons[:2], 0))
@@ -171,8 +171,8 @@ def test_refit_adds_the_mean_that_it_saw_and_its_share_of_what_is_missing():
     mean = found[0].flatten(0, 1).mean(0)
     proj = blocks_of(short)[2].attn.proj
     held = (proj.bias - last.attn.proj.bias) * last.ls1.gamma
-    left = blocks_of(short)[2].mlp_added
-    torch.testing.assert_close(held if left is None else left, mean, rtol=1e-4, atol=1e-4)
+    assert blocks_of(short)[2].mlp_added is None  # the layer before it holds the mean
+    torch.testing.assert_close(held, mean, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(proj.weight, last.attn.proj.weight)
 
 

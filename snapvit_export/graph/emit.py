@@ -77,7 +77,7 @@ class _Forward:
         self.n = Nodes(OPSETS[options.flavour], self.stored)
         self.e, self.tokens = anatomy.embed_dim, anatomy.tokens
         self.prefix = anatomy.tokens - anatomy.patches
-        self.read = 1 + anatomy.distillation_token if anatomy.pooling == "token" else self.tokens  # at the end
+        self.read = anatomy.read_tokens
 
     def run(self) -> Nodes:
         n = self.n

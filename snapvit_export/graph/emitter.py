@@ -80,19 +80,17 @@ class Emitter:
         self.precision = precision
         self.anatomy, self.wiring = blueprint.anatomy, blueprint.wiring
 
-    @cached_property
+    @property
     def shared(self) -> Tensors:
         """What all variants read, as it is stored."""
-        return stored(self._prepared(), self.precision)
-
-    def _prepared(self) -> Tensors:
-        made = prepare(self.blueprint.dense, self.anatomy, self.wiring)
-        return takes_bytes(made, self.blueprint.preprocessing) if self.takes_bytes else made
+        return self._made[0]
 
     @cached_property
-    def _embedding(self) -> Tensors:
-        """What is added to the tokens at the start, in float32."""
-        return {name: tensor for name, tensor in self._prepared().items() if name in EMBEDDING}
+    def _made(self) -> tuple[Tensors, Tensors]:
+        """What all variants read, as it is stored; and, in float32, what is added to the tokens at the start."""
+        made = prepare(self.blueprint.dense, self.anatomy, self.wiring)
+        made = takes_bytes(made, self.blueprint.preprocessing) if self.takes_bytes else made
+        return stored(made, self.precision), {name: made[name] for name in EMBEDDING if name in made}
 
     @cached_property
     def buffer(self) -> Buffer:
@@ -115,7 +113,7 @@ class Emitter:
             raise ValueError(f"an emitter of {self.precision} cannot write {options.numerics.precision}")
         own = own_tensors(self.blueprint.dense, self.anatomy, plan, corrected or {})
         if ADDED in own:
-            own = into_embedding(own, self._embedding, self.anatomy)
+            own = into_embedding(own, self._made[1], self.anatomy)
         own = stored(own, self.precision)
         own |= self._int32_biases(plan, own, options)
         path, own_path = self.folder / f"{name}.onnx", self.folder / f"{name}.bin"

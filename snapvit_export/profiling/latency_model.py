@@ -120,7 +120,7 @@ def fit(anatomy: Anatomy, measured: Sequence[tuple[Plan, float]], last_makes_key
         raise ValueError(f"a latency model needs at least four nets, not {len(measured)}")
     units = _units(anatomy)
     lacking = any(plan.removed for plan, _ in measured)
-    last_head = (KEYS_AND_VALUES if last_makes_keys else 0.0) if anatomy.pooling == "token" else None
+    last_head = (KEYS_AND_VALUES if last_makes_keys else 0.0) if anatomy.reads_token else None
     features = np.array([[1.0, *_counted(plan, units, last_head)] for plan, _ in measured])[:, : 5 if lacking else 3]
     times = np.array([ms for _, ms in measured])
     fixed, per_head, per_neuron, *there = _solve(features, times)

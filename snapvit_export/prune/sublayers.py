@@ -68,7 +68,7 @@ def measure_sublayers(
         judge = Divergence(divergence or default_divergence(model), model, rest.embedding(chunks, 0, "attention"))
         progress.phase("measuring sub-layers", 2 * len(blocks))
         found, read, means = [], [], []
-        reads_token, tokens = model.anatomy.pooling == "token", 1 + model.anatomy.distillation_token
+        reads_token, tokens = model.anatomy.reads_token, model.anatomy.read_tokens
         for i, block in enumerate(blocks):
             if reads_token:
                 read.append([chunk[:, :tokens].clone() for chunk in chunks])  # a view would keep the whole stream

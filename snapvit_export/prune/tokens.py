@@ -33,7 +33,7 @@ TokenWeights = Sequence[Tensor | None]  # per block (T,): how much each token co
 def as_read(anatomy: Anatomy, plan: Plan | None = None) -> list[Tensor | None]:
     """The weights that suit what the model, cut to a Plan, reads in the end."""
     read = anatomy.class_token + anatomy.distillation_token
-    if anatomy.pooling != "token" or not read:
+    if not anatomy.reads_token or not read:
         return [None] * len(anatomy.blocks)
     last = (plan or Plan.dense(anatomy)).last_attention
     shares = [READ if i < last else READ_LAST for i in range(len(anatomy.blocks))]

@@ -53,7 +53,7 @@ def read_body(model: Any, anatomy: Anatomy, rope: Tensor | None) -> Body:
     unknown = {block.activation for block in anatomy.blocks} - set(ACTIVATIONS)
     if unknown:
         raise ModelNotUnderstood(f"activation {', '.join(sorted(unknown))} is not supported by the search")
-    needed = (2 if anatomy.distillation_token else 1) if anatomy.pooling == "token" else None
+    needed = anatomy.read_tokens if anatomy.reads_token else None
     half = bool(getattr(blocks_of(model)[0].attn, "rotate_half", False))
     prefix = anatomy.tokens - anatomy.patches
     embed, head = anatomy.embed_dim, anatomy.blocks[0].head_dim

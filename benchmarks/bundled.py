@@ -13,7 +13,8 @@ import argparse
 import numpy as np
 import torch
 
-from snapvit_export.plan import Plan, Planner
+from snapvit_export.plan import Plan
+from snapvit_export.planner import Planner
 from snapvit_export.profiling.measure import time_together
 from snapvit_export.prune.load import load_model
 from snapvit_export.prune.onnx_export import to_onnx

@@ -26,7 +26,8 @@ from snapvit_export.evaluate.accuracy import top1
 from snapvit_export.files import sha256
 from snapvit_export.graph.emit import Options
 from snapvit_export.graph.emitter import Emitter
-from snapvit_export.plan import Plan, Planner, Protection
+from snapvit_export.plan import Plan, Protection
+from snapvit_export.planner import Planner
 from snapvit_export.profiling.device import this_device, usable_cores
 from snapvit_export.profiling.latency_model import LatencyModel, design, fit
 from snapvit_export.profiling.timer import File, Timer

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from snapvit_export.calibration.images import Images, calibration_and_held_out, prepare
-from snapvit_export.plan import Planner
+from snapvit_export.planner import Planner
 from snapvit_export.prune.criteria.losses import self_supervised_losses
 from snapvit_export.prune.load import Model, load_model
 from snapvit_export.prune.masking import masked

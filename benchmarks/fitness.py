@@ -22,7 +22,8 @@ from quality import Cut, Judge, Neighbours, halves, read_named
 
 from snapvit_export.calibration.images import Images
 from snapvit_export.correction.factors import Factors
-from snapvit_export.plan import Plan, Planner
+from snapvit_export.plan import Plan
+from snapvit_export.planner import Planner
 from snapvit_export.prune.correct import correct_module
 from snapvit_export.prune.damage import damage_ranking
 from snapvit_export.prune.load import Model, load_model

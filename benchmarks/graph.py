@@ -30,7 +30,8 @@ import torch
 from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.graph.emit import Options
 from snapvit_export.graph.emitter import Emitter
-from snapvit_export.plan import Plan, Planner
+from snapvit_export.plan import Plan
+from snapvit_export.planner import Planner
 from snapvit_export.prune.load import Model, ModelDescription
 from snapvit_export.prune.onnx_export import to_onnx
 from snapvit_export.prune.pack import blueprint

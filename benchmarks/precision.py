@@ -27,7 +27,8 @@ from snapvit_export.calibration.images import Images, calibration_and_held_out, 
 from snapvit_export.graph.calibrate import calibrate
 from snapvit_export.graph.emit import Options
 from snapvit_export.graph.emitter import Emitter
-from snapvit_export.plan import Plan, Planner
+from snapvit_export.plan import Plan
+from snapvit_export.planner import Planner
 from snapvit_export.prune.load import Model, load_model
 from snapvit_export.prune.pack import blueprint, corrected_layers
 from snapvit_export.prune.rank import rank

@@ -32,7 +32,8 @@ from snapvit_export.calibration.images import Images
 from snapvit_export.correction.factors import Factors
 from snapvit_export.correction.statistics import Statistics
 from snapvit_export.evaluate.neighbours import nearest_neighbours
-from snapvit_export.plan import Plan, Planner, Protection
+from snapvit_export.plan import Plan, Protection
+from snapvit_export.planner import Planner
 from snapvit_export.prune.correct import make_factors
 from snapvit_export.prune.damage import damage_ranking
 from snapvit_export.prune.iterate import rank_in_rounds

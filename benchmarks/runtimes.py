@@ -29,7 +29,8 @@ from snapvit_export.calibration.images import Images, calibration_and_held_out, 
 from snapvit_export.graph.calibrate import calibrate
 from snapvit_export.graph.emit import Options
 from snapvit_export.graph.emitter import Emitter, Written
-from snapvit_export.plan import Plan, Planner
+from snapvit_export.plan import Plan
+from snapvit_export.planner import Planner
 from snapvit_export.profiling.device import this_device
 from snapvit_export.profiling.measure import time_together
 from snapvit_export.prune.load import Model, load_model

@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import SnapvitError, UsageError
+from ..progress import Progress
 from .opening import open_source
 from .preprocessing import Preprocessing
 from .sampling import equal_parts, mixed, shuffled, without_repeats
@@ -23,6 +24,7 @@ from .source import Source as Source
 from .source import UnreadableImage
 
 MOST_UNREADABLE = 0.05  # share of the pictures: a few damaged files are life, more are a mistake
+SHOWN_UNREADABLE = 5  # names of pictures; the others are counted
 
 
 @dataclass(frozen=True)
@@ -133,3 +135,16 @@ def _refuse_many(unreadable: Sequence[str], count: int) -> None:
         return
     share = f"{len(unreadable)} of {count} pictures unreadable; up to {MOST_UNREADABLE:.0%} would be left out"
     raise SnapvitError(f"{unreadable[0]} ({share})")
+
+
+def read_images(split: Sequence[Source], preprocessing: Preprocessing, progress: Progress) -> list[Images]:
+    """Decode the pictures of each source once."""
+    progress.phase("reading images", sum(part.count for part in split))
+    left_out = partial(_note_unreadable, progress)
+    return [prepare(part, preprocessing, progress.advance, left_out) for part in split]
+
+
+def _note_unreadable(progress: Progress, names: Sequence[str]) -> None:
+    shown = ", ".join(names[:SHOWN_UNREADABLE])
+    more = f" and {len(names) - SHOWN_UNREADABLE} more" if len(names) > SHOWN_UNREADABLE else ""
+    progress.note(f"unreadable pictures: {shown}{more}")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .pipeline import Request as Request
     from .pipeline import export as export
     from .plan import Plan as Plan
-    from .plan import Planner as Planner
+    from .planner import Planner as Planner
     from .prune.import_scores import import_scores as import_scores
     from .prune.load import load_model as load_model
     from .prune.load import save_model as save_model
@@ -48,7 +48,7 @@ _HOME = {
     "Manifest": ".family",
     "read_family": ".family",
     "Plan": ".plan",
-    "Planner": ".plan",
+    "Planner": ".planner",
     "import_scores": ".prune.import_scores",
     "load_model": ".prune.load",
     "save_model": ".prune.load",

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from .calibration.data_set import DataSet, open_data_set
-from .calibration.images import calibration_and_held_out
+from .calibration.images import calibration_and_held_out, read_images
 from .comparison import COMPARISON, Axis, Comparison
 from .errors import SnapvitError, UsageError, needs
 from .evaluate.evaluation import Evaluation
 from .exam import Exam, Judging, likeness
 from .files import check_place, write_atomically
-from .pipeline import BUNDLED_MODEL, MOST_HELD_OUT, data_of, read_images
-from .plan import check_fraction, check_sparsity
+from .pipeline import BUNDLED_MODEL, MOST_HELD_OUT, data_of
+from .planner import check_fraction, check_sparsity
 from .progress import Progress
 from .recipe import Settings
 from .values import as_builtins

@@ -14,7 +14,8 @@ from .budget import Budget
 from .choose import OutOfReach, choose
 from .errors import BudgetNotMet
 from .family import Choice, Limits, Measurement
-from .plan import Plan, Planner
+from .plan import Plan
+from .planner import Planner
 from .profiling.latency_model import DESIGN, LatencyModel
 from .profiling.pace import Latency
 from .stand import DENSE, Built, Stand

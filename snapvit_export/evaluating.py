@@ -19,7 +19,7 @@ from .evaluate.evaluation import Evaluation
 from .exam import Exam, Extractor, Judging, check_judging
 from .files import check_place
 from .pipeline import BUNDLED_MODEL
-from .plan import check_fraction, check_sparsity
+from .planner import check_fraction, check_sparsity
 from .progress import Progress, Silent
 from .ranking import Ranking
 from .target import Runtime, Target
@@ -98,7 +98,7 @@ def _exported(request: EvaluateRequest) -> Iterator[Extractor]:
 
 
 def _in_torch(request: EvaluateRequest, ranking: Ranking | None, progress: Progress) -> Extractor:
-    from .plan import Planner
+    from .planner import Planner
     from .prune.checks import check_same_weights
     from .prune.features import TorchExtractor
     from .prune.load import Model, load_model

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from .calibration.data_set import DataSet
-from .calibration.images import Images
+from .calibration.images import Images, read_images
 from .calibration.masks import UNKNOWN, check_masks, numbered, prepare_masks
 from .calibration.preprocessing import Preprocessing
 from .errors import SnapvitError, UsageError, needs
@@ -29,7 +29,6 @@ from .evaluate.fidelity import fidelity
 from .evaluate.head import Columns, columns_for, head_right
 from .evaluate.linear import linear_right
 from .evaluate.neighbours import NEIGHBOURS, neighbours_right
-from .pipeline import read_images
 from .progress import Progress, Silent
 
 Way = Literal["head", "knn", "linear", "segment"]

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import recipe
-from .calibration.images import calibration_and_held_out
+from .calibration.images import calibration_and_held_out, read_images
 from .correction.damping import Damping
 from .elastic.description import Description, own_files
 from .errors import SnapvitError, needs
 from .files import check_writable
-from .pipeline import BUNDLED_MODEL, checkpoint_of, data_of, read_images
+from .pipeline import BUNDLED_MODEL, checkpoint_of, data_of
 from .progress import Progress, Silent
 from .ranking import Ranking
 

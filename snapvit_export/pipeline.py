@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -20,8 +19,7 @@ import numpy as np
 from . import profiles, recipe
 from .budget import Budget
 from .calibration.digits import BUNDLED as BUNDLED_IMAGES
-from .calibration.images import Images, Source, calibration_and_held_out, prepare
-from .calibration.preprocessing import Preprocessing
+from .calibration.images import Images, calibration_and_held_out, read_images
 from .correction.damping import Damping
 from .correction.factors import Factors
 from .decide import choose_on
@@ -29,11 +27,11 @@ from .errors import Interrupted, SnapvitError, UsageError, needs
 from .family import RANKING, Input, Limits, Manifest, MeasuredOn, own_files, write_manifest
 from .files import refuse_foreign, staged_folder, writing
 from .graph.emit import Flavour, check_flavour
-from .plan import Plan, Planner, Protection, check_fraction, check_ratio, check_sparsity
+from .plan import Plan, Protection
+from .planner import Planner, check_fraction, check_ratio, check_reach, check_sparsity
 from .profiling.device import this_device
 from .progress import Progress, Silent
 from .ranking import Ranking
-from .reach import check_reach
 from .rounds import Rounds
 from .stand import Form
 from .sublayer import KEY as SUBLAYERS
@@ -43,7 +41,6 @@ BUNDLED_MODEL = "bundled"
 BUNDLED_NAME = "digits-vit"  # what manifests call it
 RUNTIME_LIKES: dict[Runtime, Flavour] = {"onnxruntime": "ort"}  # the others take standard operators
 MOST_HELD_OUT = 500  # images that report accuracy
-SHOWN_UNREADABLE = 5  # names of pictures; the others are counted
 
 
 class AsksForImages(Protocol):
@@ -293,11 +290,12 @@ class RankRequest:
 
 def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
     """Rank a model and write the file; None in a process that only helps another."""
-    from .prune.checks import check_autocast, check_device, check_engine
+    from .prune.checks import check_device
     from .prune.iterate import rank_in_rounds
     from .prune.load import load_model
     from .prune.processes import join
     from .prune.rank import needs_images, rank
+    from .prune.search.engine import check_autocast, check_engine
 
     settings, rounds = request.settings, _rounds(request)
     check_device(request.device)
@@ -353,19 +351,6 @@ def _rounds(request: RankRequest) -> Rounds | None:
     if request.device != "cpu" or request.engine or request.autocast:
         raise UsageError("rounds run on the CPU. Leave --device, --engine and --autocast out")
     return Rounds(tuple(request.rounds), request.most_moved)
-
-
-def read_images(split: Sequence[Source], preprocessing: Preprocessing, progress: Progress) -> list[Images]:
-    """Decode the pictures of each source once."""
-    progress.phase("reading images", sum(part.count for part in split))
-    left_out = partial(_note_unreadable, progress)
-    return [prepare(part, preprocessing, progress.advance, left_out) for part in split]
-
-
-def _note_unreadable(progress: Progress, names: Sequence[str]) -> None:
-    shown = ", ".join(names[:SHOWN_UNREADABLE])
-    more = f" and {len(names) - SHOWN_UNREADABLE} more" if len(names) > SHOWN_UNREADABLE else ""
-    progress.note(f"unreadable pictures: {shown}{more}")
 
 
 def _ranking(  # type: ignore[no-untyped-def]

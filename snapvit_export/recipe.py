@@ -17,7 +17,7 @@ from typing import Literal
 
 from .correction.damping import Damping
 from .errors import UsageError
-from .plan import check_fraction
+from .planner import check_fraction
 
 SEARCH_PAIRS = ((0.15, 0.0), (0.35, 0.2), (0.55, 0.4), (0.65, 0.5))  # nominal sparsities 10, 30, 50, 60 %
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .errors import UsageError
-from .plan import check_fraction
+from .planner import check_fraction
 
 # How far the answers may have moved on images that no round was fitted on, by what is compared (`search.divergence`).
 # The first two are a mean KL of k nats, and so the probability that is elsewhere is at most sqrt(k / 2) on average

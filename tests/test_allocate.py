@@ -14,7 +14,8 @@ from snapvit_export.allocate import Allocator
 from snapvit_export.cases import Cases
 from snapvit_export.costs import Costs, CostsByLast, flops_costs, linear_costs, params_costs, prunable_costs
 from snapvit_export.errors import SnapvitError, UsageError
-from snapvit_export.plan import Plan, Planner, Protection
+from snapvit_export.plan import Plan, Protection
+from snapvit_export.planner import Planner
 from snapvit_export.ranking import Damage, Ranking
 from snapvit_export.removal import Removal
 

@@ -149,7 +149,6 @@ WILL_BE = {
     "prune.views": "prune.rank.criteria.views",
     "prune.workshop": "prune.build",
     "ranking": "model.ranking",
-    "reach": "allocation.planner",
     "recipe": "allocation.recipe",
     "remote": "selection.remote",
     "removal": "allocation.depth",
@@ -178,12 +177,7 @@ WILL_BE = {
 }
 
 # Imports that go the wrong way today.
-KNOWN = {
-    ("evaluate.evaluator", "workflows.export"),
-    ("model.plan", "allocation.costs"),
-    ("model.plan", "allocation.depth"),
-    ("model.plan", "allocation.knapsack"),
-}
+KNOWN: set[tuple[str, str]] = set()
 
 
 @cache

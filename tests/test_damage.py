@@ -11,7 +11,8 @@ from test_fitness import pictures
 
 from snapvit_export.correction.damping import Damping
 from snapvit_export.errors import SnapvitError, UsageError
-from snapvit_export.plan import Plan, Planner
+from snapvit_export.plan import Plan
+from snapvit_export.planner import Planner
 from snapvit_export.prune import refit as refitting
 from snapvit_export.prune.correct import correct_module, make_factors
 from snapvit_export.prune.damage import damage_ranking

@@ -27,7 +27,8 @@ from snapvit_export.family import read_family
 from snapvit_export.graph.emit import Options
 from snapvit_export.graph.emitter import Emitter
 from snapvit_export.graph.inspect import inspect
-from snapvit_export.plan import STAGES, Plan, Planner, Protection
+from snapvit_export.plan import Plan, Protection
+from snapvit_export.planner import STAGES, Planner
 from snapvit_export.progress import Silent
 from snapvit_export.prune.correct import correct_module, corrected, make_factors
 from snapvit_export.prune.damage import damage_ranking

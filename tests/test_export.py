@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from snapvit_export import choose
 from snapvit_export.family import read_family
-from snapvit_export.plan import Planner
+from snapvit_export.planner import Planner
 from snapvit_export.prune.load import load_model
 from snapvit_export.ranking import Ranking
 from snapvit_export.runtimes.ort import OrtSession

@@ -9,7 +9,8 @@ from test_families import FAMILIES, small, uneven_plan
 from snapvit_export.calibration.images import Images
 from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.errors import SnapvitError
-from snapvit_export.plan import Planner, Protection
+from snapvit_export.plan import Protection
+from snapvit_export.planner import Planner
 from snapvit_export.prune.load import Model
 from snapvit_export.prune.masking import masked
 from snapvit_export.prune.parts import blocks_of

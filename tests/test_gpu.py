@@ -15,7 +15,8 @@ from test_precision import exact_and
 from snapvit_export.errors import SnapvitError
 from snapvit_export.graph.emitter import Emitter
 from snapvit_export.graph.gates import agreement
-from snapvit_export.plan import Plan, Planner
+from snapvit_export.plan import Plan
+from snapvit_export.planner import Planner
 from snapvit_export.profiling.measure import time_together
 from snapvit_export.prune.pack import blueprint
 from snapvit_export.runtimes import cuda

@@ -8,7 +8,8 @@ import torch
 
 from snapvit_export.anatomy import Anatomy, Block
 from snapvit_export.errors import FileFormatError, SnapvitError
-from snapvit_export.plan import Planner, Protection
+from snapvit_export.plan import Protection
+from snapvit_export.planner import Planner
 from snapvit_export.prune.import_scores import import_scores
 from snapvit_export.ranking import Ranking
 

@@ -112,7 +112,7 @@ LIGHT = [
     "snapvit_export.profiling.timer",
     "snapvit_export.progress",
     "snapvit_export.ranking",
-    "snapvit_export.reach",
+    "snapvit_export.planner",
     "snapvit_export.recipe",
     "snapvit_export.remote",
     "snapvit_export.removal",

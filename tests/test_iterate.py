@@ -14,7 +14,8 @@ from test_rank import python, torchrun
 from snapvit_export.calibration.images import Images
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.family import read_family
-from snapvit_export.plan import Plan, Planner, Protection
+from snapvit_export.plan import Plan, Protection
+from snapvit_export.planner import Planner
 from snapvit_export.progress import Silent
 from snapvit_export.prune import iterate
 from snapvit_export.prune.damage import damage_ranking

@@ -10,7 +10,8 @@ from test_plan import anatomy_of
 from snapvit_export.calibration.images import Images
 from snapvit_export.costs import CostsByLast, linear_costs
 from snapvit_export.errors import SnapvitError
-from snapvit_export.plan import Plan, Planner, Protection
+from snapvit_export.plan import Plan, Protection
+from snapvit_export.planner import Planner
 from snapvit_export.profiling.latency_model import LatencyModel, design, fit
 from snapvit_export.prune.damage import damage_ranking
 from snapvit_export.prune.observe import observe

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from snapvit_export.anatomy import Anatomy, Block
 from snapvit_export.errors import SnapvitError, UsageError
-from snapvit_export.plan import PUBLISHED_PAIRS, Plan, Planner, Protection
+from snapvit_export.plan import Plan, Protection
+from snapvit_export.planner import PUBLISHED_PAIRS, Planner
 from snapvit_export.ranking import Ranking
 
 

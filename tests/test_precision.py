@@ -21,7 +21,8 @@ from snapvit_export.graph.emitter import Blueprint, Emitter, Written
 from snapvit_export.graph.gates import agreement, require_close
 from snapvit_export.graph.numerics import Numerics, Range, stored
 from snapvit_export.graph.probe import largest_values
-from snapvit_export.plan import Plan, Planner
+from snapvit_export.plan import Plan
+from snapvit_export.planner import Planner
 from snapvit_export.prune.load import load_model
 from snapvit_export.prune.pack import blueprint
 from snapvit_export.ranking import Ranking

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from test_families import small
 
 from snapvit_export.errors import SnapvitError
-from snapvit_export.plan import Planner, Protection
+from snapvit_export.plan import Protection
+from snapvit_export.planner import Planner, check_reach
 from snapvit_export.prune.understand import read_anatomy
 from snapvit_export.ranking import Ranking
-from snapvit_export.reach import check_reach
 
 ANATOMIES = {
     name: read_anatomy(small(name)[0], name) for name in ("deit_tiny_patch16_224", "vit_base_patch16_siglip_224")

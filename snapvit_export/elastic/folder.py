@@ -23,7 +23,8 @@ from ..anatomy import Anatomy
 from ..correction.factor import Factor
 from ..errors import FileFormatError, SnapvitError
 from ..files import inside, sha256
-from ..plan import Plan, Planner
+from ..plan import Plan
+from ..planner import Planner
 from ..ranking import Ranking
 from .buffer import Array, Tensor, check_hash, map_buffer
 from .description import CORRECTION, ELASTIC, Description, read_description

@@ -1,4 +1,4 @@
-"""What is checked before work begins: that a device, an engine, a precision exist, and that weights are the same."""
+"""What is checked before work begins: that a device exists, and that weights are the same."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from ..errors import SnapvitError, UsageError
 from ..ranking import Ranking
 from .load import Model
-from .search.engine import Autocast, EngineName
 
 
 def weights_fingerprint(module: torch.nn.Module) -> str:
@@ -27,20 +26,6 @@ def check_device(device: str) -> None:
         raise UsageError(f"device '{device}' is not cpu or cuda")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise SnapvitError("no CUDA device works here: torch finds none. Use --device cpu")
-
-
-def check_engine(engine: str | None) -> EngineName | None:
-    """Refuse an engine that does not exist."""
-    if engine not in (None, "torch", "onnxruntime"):
-        raise UsageError(f"no engine is called '{engine}'. Known: torch, onnxruntime")
-    return engine  # type: ignore[return-value]
-
-
-def check_autocast(autocast: str | None) -> Autocast | None:
-    """Refuse a precision that does not exist; None lets a GPU measure."""
-    if autocast not in (None, "none", "bf16", "fp16"):
-        raise UsageError(f"no autocast is called '{autocast}'. Known: none, bf16, fp16")
-    return autocast  # type: ignore[return-value]
 
 
 def check_same_weights(ranking: Ranking, model: Model, where: str = "") -> None:

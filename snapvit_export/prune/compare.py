@@ -18,7 +18,8 @@ from ..comparison import Axis, Comparison, Contestant
 from ..correction.damping import Damping
 from ..errors import UsageError
 from ..evaluate.evaluation import TITLES, Evaluation
-from ..plan import Plan, Planner
+from ..plan import Plan
+from ..planner import Planner
 from ..progress import Progress
 from ..recipe import ADDS_BIASES, CORRECTIONS, RECIPES, Settings, make_settings
 from .criteria import CRITERIA

@@ -32,10 +32,10 @@ from ..correction.damping import Damping
 from ..correction.statistics import Statistics
 from ..costs import flops_costs
 from ..errors import UsageError
-from ..plan import Plan, Planner, Protection
+from ..plan import Plan, Protection
+from ..planner import Planner, check_reach
 from ..progress import Progress, Silent
 from ..ranking import Ranking
-from ..reach import check_reach
 from ..recipe import DEFAULT, RECIPES, Settings, uses_scores
 from ..removal import Removal
 from ..rounds import Rounds

@@ -23,10 +23,10 @@ from ..calibration.images import Images
 from ..correction.damping import Damping
 from ..correction.factors import Factors
 from ..errors import SnapvitError, UsageError
-from ..plan import Planner, Protection
+from ..plan import Protection
+from ..planner import Planner, check_reach
 from ..progress import Progress, Silent
 from ..ranking import Ranking, check_whole
-from ..reach import check_reach
 from ..recipe import Settings, uses_scores
 from ..scores import Scores
 from ..sublayer import KEY, SubLayer

@@ -52,9 +52,9 @@ from .load import Model
 from .parts import blocks_of, give_bias
 from .reaching import input_of
 from .running_moments import RunningRegression
-from .sequential import Stream
 from .short_block import fold
 from .slicing import shrink_unfolded
+from .stream import Stream
 from .tokens import TokenWeights, checked_weights, counted
 
 PULL = (

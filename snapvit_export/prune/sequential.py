@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +23,6 @@ from torch import Tensor, nn
 
 from ..calibration.images import Images
 from ..correction.damping import Damping
-from ..correction.statistics import Moments
 from ..errors import SnapvitError
 from ..plan import Plan
 from ..progress import Progress, Silent
@@ -33,12 +31,10 @@ from .correct import Correction, Layer, layers_of, put_factor, put_left_to_right
 from .halves import HALVES, PARTS, Part, output_of
 from .load import Model
 from .parts import blocks_of, give_bias
-from .reaching import input_of
-from .running_moments import RunningMoments
-from .search.forward import embed_tokens
 from .short_block import fold
 from .slicing import shrink_unfolded
-from .tokens import TokenWeights, batch_size, checked_weights
+from .stream import Stream
+from .tokens import TokenWeights, checked_weights
 
 
 @torch.no_grad()
@@ -72,35 +68,6 @@ def correct_in_sequence(
         progress.advance()
     fold(small)
     return small
-
-
-@dataclass
-class Stream:
-    """The tokens of all images before the present block, in chunks, and how its blocks are called."""
-
-    chunks: list[Tensor]  # (B, T, E) each
-    extra: dict[str, Tensor]  # rotary embedding, where the family has one
-
-    @staticmethod
-    def of(model: Model, images: Images) -> Stream:
-        made = [
-            embed_tokens(model.module, torch.from_numpy(b))
-            for b in images.batches(batch_size(model.anatomy, len(images)))
-        ]
-        rope = made[0][1]
-        return Stream([tokens for tokens, _ in made], {} if rope is None else {"rope": rope})
-
-    def go_through(self, run: Callable[..., Tensor]) -> None:
-        """Through a block, or a half of one."""
-        for i, chunk in enumerate(self.chunks):
-            self.chunks[i] = run(chunk, **self.extra)
-
-    def moments(self, run: Callable[..., Tensor], linear: nn.Linear, name: str, weights: Tensor | None) -> Moments:
-        """The moments of what reaches `linear` when `run` gets the stream; nothing after it is computed."""
-        sums = RunningMoments(name, linear.in_features)
-        for chunk in self.chunks:
-            sums.add(input_of(linear, partial(run, chunk, **self.extra)), weights)
-        return sums.result()
 
 
 @dataclass(frozen=True)

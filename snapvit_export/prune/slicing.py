@@ -20,7 +20,8 @@ import torch
 from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 
-from ..plan import Plan, Planner
+from ..plan import Plan
+from ..planner import Planner
 from ..ranking import Ranking
 from .eva_attention import ElasticEvaAttention
 from .halves import PARTS, Part, gain_of, output_of

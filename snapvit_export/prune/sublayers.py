@@ -36,7 +36,7 @@ from .load import Model
 from .parts import blocks_of
 from .search.divergence import Divergence, DivergenceName, default_divergence
 from .search.forward import pooled
-from .sequential import Stream
+from .stream import Stream
 from .tokens import as_read
 
 IMAGES = 64  # that are enough to tell sub-layers apart

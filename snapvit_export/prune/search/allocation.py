@@ -17,7 +17,8 @@ from torch import Tensor
 
 from ...correction.factor import Factor, from_rank_order
 from ...correction.factors import Factors
-from ...plan import Plan, Planner
+from ...plan import Plan
+from ...planner import Planner
 from ...ranking import Ranking
 from ..one_thread import one_thread
 from .bench import Bench

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...errors import SnapvitError
+from ...errors import SnapvitError, UsageError
 from ...profiling.device import usable_cores
 from ..onnx_export import OPSET, quiet
 from .forward import Body, Weights, run_blocks
@@ -25,6 +25,20 @@ EngineName = Literal["torch", "onnxruntime"]
 Autocast = Literal["none", "bf16", "fp16"]
 DTYPES: dict[str, torch.dtype | None] = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 FAITHFUL = 0.9999  # cosine to fp32 that a lower precision must keep to be chosen
+
+
+def check_engine(engine: str | None) -> EngineName | None:
+    """Refuse an engine that does not exist."""
+    if engine not in (None, "torch", "onnxruntime"):
+        raise UsageError(f"no engine is called '{engine}'. Known: torch, onnxruntime")
+    return engine  # type: ignore[return-value]
+
+
+def check_autocast(autocast: str | None) -> Autocast | None:
+    """Refuse a precision that does not exist; None lets a GPU measure."""
+    if autocast not in (None, "none", "bf16", "fp16"):
+        raise UsageError(f"no autocast is called '{autocast}'. Known: none, bf16, fp16")
+    return autocast  # type: ignore[return-value]
 
 
 class Engine(Protocol):

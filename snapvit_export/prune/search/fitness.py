@@ -22,7 +22,8 @@ from torch import Tensor
 
 from ...calibration.images import Images
 from ...errors import SnapvitError
-from ...plan import Planner, Protection
+from ...plan import Protection
+from ...planner import Planner
 from ...ranking import Ranking
 from ...recipe import SEARCH_PAIRS
 from ...scores import Scores

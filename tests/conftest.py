@@ -1,33 +1,24 @@
-"""What tests share: tiny models of every family, the command line in this process, and the folder of references."""
+"""Fixtures of more than one test file. What is no fixture is in tests/helpers/."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run two at a time, most of them on tiny models
 
-import timm
-import torch
-from PIL import Image
-
-from snapvit_export.anatomy import Anatomy
-from snapvit_export.calibration.preprocessing import Preprocessing
-from snapvit_export.prune.load import Model, ModelDescription, save_model
-from snapvit_export.prune.understand import read_anatomy
-from snapvit_export.ranking import Ranking
-
-ROOT = Path(__file__).resolve().parent.parent
-SHARED = ROOT.parent / "shared"
-TINY = dict(img_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=4, num_classes=5)
-
+from helpers.families import make_family_and_elastic
+from helpers.images import make_image_folder
+from helpers.models import make_model, make_model_folder
+from helpers.programs import Outcome
+from helpers.shared import SHARED
+from snapvit_export.prune.load import Model
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a job that a shell put in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # programs that tests interrupt would never end
@@ -41,54 +32,6 @@ def shared() -> Path:
             pytest.fail(f"{SHARED} is required here and missing")
         pytest.skip("needs the reference folder ../shared, which is not part of the repository")
     return SHARED
-
-
-def randomise(module: torch.nn.Module, seed: int = 0, scale: float = 0.3) -> torch.nn.Module:
-    """Weights large enough that every part of the network matters; timm's own init leaves some at zero."""
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in module.parameters():
-        parameter.data.normal_(0, scale, generator=generator)
-    return module.eval()
-
-
-def random_ranking(anatomy: Anatomy, seed: int = 0) -> Ranking:
-    rng = np.random.default_rng(seed)
-    heads = tuple(rng.random(n, dtype=np.float32) for n in anatomy.heads)
-    return Ranking(heads, tuple(rng.random(n, dtype=np.float32) for n in anatomy.neurons), anatomy=anatomy)
-
-
-def description(**changes: object) -> ModelDescription:
-    settings = dict(
-        name="tiny",
-        architecture="vit_tiny_patch16_224",
-        kwargs=TINY,
-        preprocessing=Preprocessing(input_size=(3, 32, 32), mean=(0.5,) * 3, std=(0.5,) * 3, crop_pct=1.0),
-    )
-    return ModelDescription(**{**settings, **changes})  # type: ignore[arg-type]
-
-
-def make_model(kwargs: dict[str, int] = TINY) -> Model:
-    module = randomise(timm.create_model("vit_tiny_patch16_224", **kwargs))
-    preprocessing = Preprocessing(
-        input_size=(3, kwargs["img_size"], kwargs["img_size"]), mean=(0.5,) * 3, std=(0.5,) * 3, crop_pct=1.0
-    )
-    described = description(kwargs=kwargs, preprocessing=preprocessing)
-    return Model(module, read_anatomy(module, "tiny"), described)
-
-
-def make_model_folder(folder: Path, kwargs: dict[str, int] = TINY) -> Path:
-    model = make_model(kwargs)
-    save_model(model.module, model.description, folder)
-    return folder
-
-
-def make_image_folder(folder: Path) -> Path:
-    rng = np.random.default_rng(0)
-    for i in range(60):
-        path = folder / f"class{i % 5}" / f"{i}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 255, (40, 50, 3), np.uint8)).save(path)
-    return folder
 
 
 @pytest.fixture
@@ -109,19 +52,16 @@ def image_folder(tmp_path: Path) -> Path:
     return make_image_folder(tmp_path / "pictures")
 
 
-@dataclass(frozen=True)
-class Outcome:
-    code: int
-    out: str
-    err: str
+@pytest.fixture(scope="session")
+def family_and_elastic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A family and an Elastic folder of the same ranking, made once. To be read, or copied."""
+    return make_family_and_elastic(tmp_path_factory.mktemp("made"))
 
-    @property
-    def error_line(self) -> str:
-        """The one line that a refusal prints."""
-        lines = [line for line in self.err.splitlines() if line.startswith("error: ")]
-        assert len(lines) == 1, self.err
-        assert "Traceback" not in self.err
-        return lines[0]
+
+@pytest.fixture
+def device_folder(family_and_elastic: Path, tmp_path: Path) -> Path:
+    """A copy of them that a test may change."""
+    return shutil.copytree(family_and_elastic, tmp_path / "made")
 
 
 @pytest.fixture

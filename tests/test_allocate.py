@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from test_plan import anatomy_of
 
+from helpers.plans import anatomy_of
 from snapvit_export.allocate import Allocator
 from snapvit_export.cases import Cases
 from snapvit_export.costs import Costs, CostsByLast, flops_costs, linear_costs, params_costs, prunable_costs

@@ -4,12 +4,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import random_ranking
-from test_families import FAMILIES, small, uneven_plan
-from test_graph import close
-from test_precision import exact_and
-from test_reference_forward import as_model
 
+from helpers.graphs import close, exact_and
+from helpers.models import FAMILIES, as_model, small
+from helpers.plans import uneven_plan
+from helpers.rankings import random_ranking
 from snapvit_export.calibration.images import Images
 from snapvit_export.errors import FileFormatError, UsageError
 from snapvit_export.evaluate.artefact import About, opened

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import make_image_folder, make_model_folder
 
+from helpers.images import make_image_folder
+from helpers.models import make_model_folder
 from snapvit_export.comparing import NAMES
 from snapvit_export.comparison import Comparison
 from snapvit_export.errors import UsageError

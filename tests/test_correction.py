@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import random_ranking, randomise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from test_families import FAMILIES, small, uneven_plan
 from timm.models.vision_transformer import VisionTransformer
 
+from helpers.images import noise
+from helpers.models import FAMILIES, features, model_of, randomise
+from helpers.plans import half_plan, uneven_plan
+from helpers.rankings import random_ranking
 from snapvit_export.calibration.images import Images
 from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.correction.damping import Damping
@@ -265,29 +267,6 @@ def test_centred_statistics_and_all_kept_columns_at_once_are_better(golden, j):
 
 
 # Whole models
-
-
-def model_of(name: str, **extra) -> Model:
-    module, kwargs = small(name, **extra)
-    pre = Preprocessing(input_size=(3, 64, 64), mean=(0.5,) * 3, std=(0.5,) * 3)
-    described = ModelDescription(name=name, architecture=name, kwargs=kwargs, preprocessing=pre)
-    return Model(module, read_anatomy(module, name), described)
-
-
-def noise(model: Model, count: int = 48) -> Images:
-    _, *size = model.preprocessing.input_size
-    pixels = np.random.default_rng(0).integers(0, 255, (count, *size, 3), np.uint8)
-    return Images(pixels, None, model.preprocessing, "noise")
-
-
-@torch.no_grad()
-def features(module, images: Images) -> np.ndarray:
-    inputs = torch.from_numpy(next(images.batches(len(images))))
-    return module.forward_head(module.forward_features(inputs), pre_logits=True).numpy()
-
-
-def half_plan(anatomy) -> Plan:
-    return Plan(heads=tuple(n // 2 for n in anatomy.heads), neurons=tuple(n // 2 for n in anatomy.neurons))
 
 
 @every_family

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import randomise
 from safetensors.torch import load_file
-from test_families import FAMILIES, small
 from timm.models.vision_transformer import VisionTransformer
 
+from helpers.models import FAMILIES, randomise, small
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.plan import Plan
 from snapvit_export.prune.criteria import CRITERIA, Batch, make_criterion

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from test_correction import model_of, noise
-from test_families import FAMILIES, uneven_plan
-from test_fitness import pictures
 
+from helpers.images import noise, pictures
+from helpers.models import FAMILIES, model_of
+from helpers.plans import uneven_plan
 from snapvit_export.correction.damping import Damping
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.plan import Plan

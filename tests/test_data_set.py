@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from conftest import description
 from PIL import Image
 
+from helpers.models import description
 from snapvit_export.calibration.data_set import open_data_set
 from snapvit_export.calibration.folder import folder_source
 from snapvit_export.calibration.hub import hf_source

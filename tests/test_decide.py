@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_plan import anatomy_of
 
+from helpers.plans import anatomy_of
 from snapvit_export import decide as decide_module
 from snapvit_export.anatomy import Anatomy, Block
 from snapvit_export.budget import Budget

@@ -7,17 +7,16 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from conftest import make_image_folder, make_model_folder, random_ranking
-from reference_forward import Reference
-from test_families import FAMILIES, small
-from test_graph import close, run
-from test_plan import anatomy_of
-from test_reference_forward import as_model
 
+from helpers.graphs import close, run
+from helpers.images import HALF, inputs_of, make_image_folder, some_images
+from helpers.models import FAMILIES, as_model, make_model_folder, small
+from helpers.plans import anatomy_of
+from helpers.rankings import random_ranking
+from helpers.reference_forward import Reference
 from snapvit_export import choose, stand
 from snapvit_export.allocate import Allocator
 from snapvit_export.calibration.images import Images
-from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.cases import Cases
 from snapvit_export.costs import flops_costs
 from snapvit_export.device_stand import plan_of
@@ -52,22 +51,12 @@ from snapvit_export.removal import WHOLE, Removal
 from snapvit_export.sublayer import SubLayer
 from snapvit_export.values import as_builtins
 
-HALF = Preprocessing(input_size=(3, 64, 64), mean=(0.5,) * 3, std=(0.5,) * 3)
 SOME = ["deit_tiny_patch16_224", "deit3_small_patch16_224", "vit_base_patch16_siglip_224", "vit_small_patch16_dinov3"]
 
 
 def short_plan(anatomy) -> Plan:
     """The first attention, the second MLP and all of the third block are gone, or as much of it as may."""
     return Plan(heads=(0, 3, 0), neurons=(anatomy.neurons[0] // 2, 0, 0))
-
-
-def some_images(count: int = 6, seed: int = 0) -> Images:
-    pixels = np.random.default_rng(seed).integers(0, 256, (count, 64, 64, 3), np.uint8)
-    return Images(pixels, None, HALF, "noise")
-
-
-def inputs_of(images: Images) -> torch.Tensor:
-    return torch.from_numpy(next(images.batches(len(images))))
 
 
 @pytest.mark.parametrize("name", FAMILIES.values(), ids=FAMILIES.keys())

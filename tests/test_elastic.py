@@ -10,9 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from conftest import make_model, random_ranking
-from reference_forward import Reference
 
+from helpers.models import make_model
+from helpers.rankings import random_ranking
+from helpers.reference_forward import Reference
 from snapvit_export.calibration.images import calibration_and_held_out, prepare
 from snapvit_export.correction.damping import Damping
 from snapvit_export.correction.factor import make_factor

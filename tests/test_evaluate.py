@@ -6,9 +6,10 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from conftest import make_model, random_ranking, randomise
 from PIL import Image
 
+from helpers.models import make_model, randomise
+from helpers.rankings import random_ranking
 from snapvit_export.calibration.data_set import open_data_set
 from snapvit_export.calibration.images import Images
 from snapvit_export.evaluate.evaluation import Evaluation

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from conftest import make_model_folder, random_ranking
 from safetensors.torch import load_file, save_file
 
+from helpers.models import make_model_folder
+from helpers.rankings import random_ranking
 from snapvit_export import choose
 from snapvit_export.family import read_family
 from snapvit_export.planner import Planner

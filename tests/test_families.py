@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import random_ranking, randomise
 
+from helpers.models import FAMILIES, small
+from helpers.plans import uneven_plan
+from helpers.rankings import random_ranking
 from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.errors import ModelNotUnderstood, SnapvitError
 from snapvit_export.plan import Plan
@@ -16,35 +18,6 @@ from snapvit_export.prune.parts import blocks_of
 from snapvit_export.prune.slicing import ElasticViT, shrink
 from snapvit_export.prune.understand import read_anatomy
 from snapvit_export.runtimes.ort import OrtSession
-
-FAMILIES = {
-    "AugReg": "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-    "DeiT": "deit_tiny_patch16_224",
-    "DeiT distilled": "deit_tiny_distilled_patch16_224",
-    "DeiT-III": "deit3_small_patch16_224",
-    "DINO": "vit_small_patch16_224.dino",
-    "DINOv2": "vit_small_patch14_dinov2",
-    "DINOv2 registers": "vit_small_patch14_reg4_dinov2",
-    "DINOv2 SwiGLU": "vit_giant_patch14_dinov2",
-    "MAE": "vit_base_patch16_224.mae",
-    "CLIP": "vit_base_patch32_clip_224",
-    "SigLIP": "vit_base_patch16_siglip_224",
-    "SigLIP 2": "vit_base_patch16_siglip_224.v2_webli",
-    "EVA-02": "eva02_tiny_patch14_224",
-    "EVA-02 with inner norm": "eva02_base_patch14_224",
-    "DINOv3": "vit_small_patch16_dinov3",
-    "DINOv3 SwiGLU": "vit_small_plus_patch16_dinov3",
-}
-
-
-def small(name: str, **extra):
-    """The family's own architecture at a size that tests can afford."""
-    kwargs = dict(img_size=64, patch_size=16, embed_dim=48, depth=3, num_heads=4, num_classes=7, **extra)
-    return randomise(timm.create_model(name, **kwargs)), kwargs
-
-
-def uneven_plan(anatomy) -> Plan:
-    return Plan(heads=(1, 4, 3), neurons=(anatomy.neurons[0] // 2, 7, anatomy.neurons[2]))
 
 
 @pytest.mark.parametrize("name", FAMILIES.values(), ids=FAMILIES.keys())

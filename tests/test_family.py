@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import make_image_folder, make_model_folder
 
+from helpers.images import make_image_folder
+from helpers.models import make_model_folder
 from snapvit_export.errors import FileFormatError, SnapvitError
 from snapvit_export.family import own_files, read_family
 from snapvit_export.pipeline import Request, export

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from conftest import random_ranking
-from test_families import FAMILIES, small, uneven_plan
 
+from helpers.images import pictures
+from helpers.models import FAMILIES, description, small
+from helpers.plans import uneven_plan
+from helpers.rankings import random_ranking
 from snapvit_export.calibration.images import Images
 from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.errors import SnapvitError
@@ -50,7 +52,6 @@ class Ready(Images):
 @pytest.fixture
 def golden(shared):
     """The golden model, images and scores."""
-    from conftest import description
     from safetensors.torch import load_file
     from timm.models.vision_transformer import VisionTransformer
 
@@ -146,11 +147,6 @@ def test_fitness_equals_masking_the_dense_model(tiny_model, engine):
             cosine = torch.nn.functional.cosine_similarity(fitness.projection(z), fitness.teacher, dim=1)
             losses.append(1 - cosine.mean().item())
     assert abs(fitness(factors) - np.mean(losses)) <= 1e-6
-
-
-def pictures(count: int, seed: int = 0) -> Images:
-    pixels = np.random.default_rng(seed).integers(0, 255, (count, 32, 32, 3), np.uint8)
-    return Images(pixels, None, Preprocessing(input_size=(3, 32, 32), mean=(0.5,) * 3, std=(0.5,) * 3), "noise")
 
 
 def _random_scores(model: Model) -> Scores:

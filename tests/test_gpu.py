@@ -9,9 +9,11 @@ from datetime import datetime, timezone
 
 import numpy as np
 import pytest
-from conftest import ROOT, make_model, random_ranking
-from test_precision import exact_and
 
+from helpers.graphs import exact_and
+from helpers.models import make_model
+from helpers.rankings import random_ranking
+from helpers.shared import ROOT
 from snapvit_export.errors import SnapvitError
 from snapvit_export.graph.emitter import Emitter
 from snapvit_export.graph.gates import agreement

@@ -11,14 +11,15 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import make_model, random_ranking
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_forward import Reference
-from test_correction import noise
-from test_families import FAMILIES, small, uneven_plan
-from test_reference_forward import as_model
 
+from helpers.graphs import close, run
+from helpers.images import noise
+from helpers.models import FAMILIES, as_model, make_model, small
+from helpers.plans import uneven_plan
+from helpers.rankings import random_ranking
+from helpers.reference_forward import Reference
 from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.elastic.folder import Elastic
 from snapvit_export.graph.emit import Options
@@ -44,10 +45,6 @@ UNUSUAL = [
     ("vit_medium_patch16_rope_reg1_gap_256", {"global_pool": "token", "num_reg_tokens": 0}),
 ]
 CASES = [(name, {}) for name in FAMILIES.values()] + UNUSUAL
-
-
-def close(got: np.ndarray, wanted: np.ndarray) -> bool:
-    return got.shape == wanted.shape and np.abs(got - wanted).max() <= 2e-5 * max(1, np.abs(wanted).max())
 
 
 @pytest.mark.parametrize(("name", "extra"), CASES, ids=[f"{n} {e}" for n, e in CASES])
@@ -81,11 +78,6 @@ def emitter_of(name: str, folder: Path, factors: bool = False, **extra) -> tuple
     (folder / "family").mkdir()
     elastic = Elastic.load(folder / "elastic")
     return model, Emitter(Blueprint.of(elastic), folder / "family"), elastic
-
-
-def run(path: Path, images: np.ndarray) -> np.ndarray:
-    with OrtSession(path, 1) as session:
-        return session.run(images)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.hostile import Bomb
 from snapvit_export.anatomy import Anatomy, Block
 from snapvit_export.errors import FileFormatError, SnapvitError
 from snapvit_export.plan import Protection
@@ -89,16 +90,6 @@ def test_scores_of_another_model_are_refused(shared: Path, snapvit, tmp_path):
     assert outcome.code == 1
     assert "the model has 12 blocks with 36 heads" in outcome.error_line
     assert not list(tmp_path.iterdir())
-
-
-class Bomb:
-    """Pickles to a call that would write a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return (open, (str(self.path), "w"))
 
 
 def test_pickled_code_is_refused_and_not_run(tmp_path: Path, snapvit):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import snapvit_export
+from helpers.rankings import random_ranking
 
 HEAVY = (
     "torch",
@@ -185,8 +186,6 @@ def test_the_list_above_names_every_module_outside_prune():
 
 
 def test_a_file_can_be_run_and_a_plan_made_without_torch(tmp_path, tiny_model):
-    from conftest import random_ranking
-
     random_ranking(tiny_model.anatomy).save(tmp_path / "r.safetensors")
     result = python(
         "import sys; sys.modules['torch'] = None; from snapvit_export import Ranking, Planner;"

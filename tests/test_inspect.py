@@ -4,9 +4,10 @@ import json
 
 import onnx
 import pytest
-from conftest import make_model, random_ranking
 from onnx import TensorProto, helper
 
+from helpers.models import make_model
+from helpers.rankings import random_ranking
 from snapvit_export.graph.emit import Options
 from snapvit_export.graph.emitter import Emitter
 from snapvit_export.graph.inspect import inspect

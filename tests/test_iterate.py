@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, make_model
-from test_rank import python, torchrun
 
+from helpers.models import TINY, make_model
+from helpers.programs import python, torchrun
 from snapvit_export.calibration.images import Images
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.family import read_family

@@ -11,8 +11,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, make_image_folder, make_model_folder
 
+from helpers.images import make_image_folder
+from helpers.models import make_model_folder
+from helpers.shared import ROOT
 from snapvit_export import jetson_agent
 from snapvit_export.on_device import FamilyProfile
 from snapvit_export.pipeline import Request, export

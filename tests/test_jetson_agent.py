@@ -19,9 +19,11 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
-from conftest import ROOT, make_image_folder, make_model_folder
 from onnx import TensorProto, helper
 
+from helpers.images import make_image_folder
+from helpers.models import make_model_folder
+from helpers.shared import ROOT
 from snapvit_export import jetson_agent as agent
 from snapvit_export.family import read_family
 from snapvit_export.graph.inspect import inspect

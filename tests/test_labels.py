@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 import timm
-from conftest import description, make_model
-from test_reference_forward import as_model
 
+from helpers.models import as_model, description, make_model
 from snapvit_export.prune.labels import class_names
 from snapvit_export.prune.load import load_model
 

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import make_model, random_ranking
-from test_plan import anatomy_of
 
+from helpers.models import make_model
+from helpers.plans import anatomy_of
+from helpers.rankings import random_ranking
 from snapvit_export.calibration.images import Images
 from snapvit_export.costs import CostsByLast, linear_costs
 from snapvit_export.errors import SnapvitError

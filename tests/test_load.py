@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from conftest import TINY, description, randomise
 from safetensors.torch import load_file, save_file
-from test_import_scores import Bomb
 
+from helpers.hostile import Bomb
+from helpers.models import TINY, description, randomise
 from snapvit_export.errors import FileFormatError, SnapvitError, UsageError
 from snapvit_export.prune.load import load_model, save_model
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from conftest import description
 
+from helpers.models import description
 from snapvit_export.calibration.masks import UNKNOWN
 from snapvit_export.errors import FileFormatError, SnapvitError
 from snapvit_export.evaluate.evaluation import Evaluation

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, make_model, random_ranking
-from test_correction import features, half_plan, model_of, noise
 
+from helpers.images import noise
+from helpers.models import TINY, features, make_model, model_of
+from helpers.plans import half_plan
+from helpers.rankings import random_ranking
 from snapvit_export.calibration.images import Images
 from snapvit_export.errors import SnapvitError
 from snapvit_export.plan import Plan

@@ -1,7 +1,6 @@
 """A family on a device: timed, chosen from and cut anew there, without torch."""
 
 import json
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,32 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import make_image_folder, make_model_folder
 from safetensors.torch import load_file, save_file
 
 from snapvit_export import choose
 from snapvit_export.family import read_family
 from snapvit_export.graph.inspect import inspect
 from snapvit_export.on_device import FamilyProfile
-from snapvit_export.pipeline import Request, export
 from snapvit_export.ranking import Ranking
 from snapvit_export.runtimes.ort import OrtSession
-
-MEDIUM = dict(img_size=96, patch_size=8, embed_dim=96, depth=4, num_heads=6, num_classes=5)
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
-    """A family and an Elastic folder of the same ranking."""
-    folder = tmp_path_factory.mktemp("made")
-    make_model_folder(folder / "model", MEDIUM)
-    make_image_folder(folder / "images")
-    request = Request(model=str(folder / "model"), data=str(folder / "images"), out=folder / "family", images=16)
-    export(replace(request, sparsity=[0.3, 0.6]))
-    command = ["pack", "--model", folder / "model", "--data", folder / "images", "--images", "16"]
-    command += ["--ranking", folder / "family" / "ranking.safetensors", "--out", folder / "elastic"]
-    subprocess.run([sys.executable, "-m", "snapvit_export.cli", *map(str, command)], check=True, capture_output=True)
-    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -44,16 +25,11 @@ def short(monkeypatch) -> None:
     monkeypatch.setattr(choose, "LOOK_SECONDS", 0.2)
 
 
-@pytest.fixture
-def folder(made, tmp_path) -> Path:
-    return shutil.copytree(made, tmp_path / "made")
-
-
-def test_profile_times_all_variants_and_says_on_what(snapvit, folder):
-    out = folder / "here.json"
-    outcome = snapvit("profile", folder / "family", "--out", out, "--seconds", 0.1, "--pause", 1)
+def test_profile_times_all_variants_and_says_on_what(snapvit, device_folder):
+    out = device_folder / "here.json"
+    outcome = snapvit("profile", device_folder / "family", "--out", out, "--seconds", 0.1, "--pause", 1)
     assert outcome.code == 0, outcome.err
-    found, manifest = FamilyProfile.load(out), read_family(folder / "family")
+    found, manifest = FamilyProfile.load(out), read_family(device_folder / "family")
     assert set(found.profiles) == {"dense", "s30", "s60"}
     for name, profile in found.profiles.items():
         assert profile.sha256 == manifest.variant(name).sha256
@@ -61,12 +37,12 @@ def test_profile_times_all_variants_and_says_on_what(snapvit, folder):
         assert (len(profile.samples_ms), profile.pause_ms) == (profile.runs, 1)
     assert found.target.device.cpu
     assert "s60" in outcome.out
-    printed = snapvit("profile", folder / "family", "--out", out, "--seconds", 0.1, "--json")
+    printed = snapvit("profile", device_folder / "family", "--out", out, "--seconds", 0.1, "--json")
     assert json.loads(printed.out) == json.loads(out.read_text())
 
 
-def test_choose_takes_the_densest_of_the_family_and_writes_it_down(snapvit, folder):
-    family = folder / "family"
+def test_choose_takes_the_densest_of_the_family_and_writes_it_down(snapvit, device_folder):
+    family = device_folder / "family"
     before = {path.name for path in family.iterdir()}
     outcome = snapvit("choose", family, "--budget", "95%")
     assert outcome.code == 0, outcome.err
@@ -82,8 +58,8 @@ def test_choose_takes_the_densest_of_the_family_and_writes_it_down(snapvit, fold
     assert read_family(family) == manifest
 
 
-def test_latencies_taken_here_are_used_again_and_those_of_others_refused(snapvit, folder):
-    family, out = folder / "family", folder / "here.json"
+def test_latencies_taken_here_are_used_again_and_those_of_others_refused(snapvit, device_folder):
+    family, out = device_folder / "family", device_folder / "here.json"
     assert snapvit("profile", family, "--out", out, "--seconds", 0.1).code == 0
     outcome = snapvit("choose", family, "--budget", "1000ms", "--profile", out)
     assert outcome.code == 0, outcome.err
@@ -98,8 +74,8 @@ def test_latencies_taken_here_are_used_again_and_those_of_others_refused(snapvit
     assert snapvit("choose", family, "--budget", "1000ms", "--profile", out, "--threads", 2).code == 1
 
 
-def test_limits_beside_the_budget_are_kept(snapvit, folder):
-    family = folder / "family"
+def test_limits_beside_the_budget_are_kept(snapvit, device_folder):
+    family = device_folder / "family"
     params = read_family(family).variant("s30").params
     assert snapvit("choose", family, "--budget", "1000ms", "--max-params", params).code == 0
     choice = read_family(family).choice
@@ -113,8 +89,8 @@ def test_limits_beside_the_budget_are_kept(snapvit, folder):
         assert snapvit("choose", family, "--budget", "10ms", option, text).code == 2
 
 
-def test_with_an_elastic_folder_new_variants_are_cut_without_torch(folder):
-    family = folder / "family"
+def test_with_an_elastic_folder_new_variants_are_cut_without_torch(device_folder):
+    family = device_folder / "family"
     script = """
 import sys
 for name in ("torch", "timm", "torchvision", "sklearn"):
@@ -125,7 +101,7 @@ choose.COMPARE_SECONDS, choose.LOOK_SECONDS, stand.FIT_SECONDS = (0.2,), 0.2, 0.
 sys.argv = ["snapvit", "choose", sys.argv[1], "--budget", "75%", "--elastic", sys.argv[2], "--json", "-q"]
 main()
 """
-    call = [sys.executable, "-c", script, str(family), str(folder / "elastic")]
+    call = [sys.executable, "-c", script, str(family), str(device_folder / "elastic")]
     done = subprocess.run(call, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     manifest = read_family(family)  # all hashes hold
@@ -147,45 +123,49 @@ main()
         assert (told.plan.heads, told.plan.neurons) == (kept.heads, kept.neurons)
 
 
-def test_an_elastic_folder_of_other_weights_is_refused_before_anything_is_timed(snapvit, folder):
-    before = json.loads((folder / "family" / "manifest.json").read_text())
-    weights = folder / "model" / "model.safetensors"
+def test_an_elastic_folder_of_other_weights_is_refused_before_anything_is_timed(snapvit, device_folder):
+    before = json.loads((device_folder / "family" / "manifest.json").read_text())
+    weights = device_folder / "model" / "model.safetensors"
     changed = {name: tensor * 1.01 for name, tensor in load_file(weights).items()}
     save_file(changed, weights)
-    flat = Ranking.load(folder / "family" / "ranking.safetensors")
+    flat = Ranking.load(device_folder / "family" / "ranking.safetensors")
     without = {key: value for key, value in flat.provenance.items() if key != "weights_sha256"}
-    replace(flat, provenance=without).save(folder / "same-order.safetensors")
-    pack = ["--model", folder / "model", "--data", folder / "images", "--images", 16]
-    packed = snapvit("pack", *pack, "--ranking", folder / "same-order.safetensors", "--out", folder / "other")
+    replace(flat, provenance=without).save(device_folder / "same-order.safetensors")
+    pack = ["--model", device_folder / "model", "--data", device_folder / "images", "--images", 16]
+    packed = snapvit(
+        "pack", *pack, "--ranking", device_folder / "same-order.safetensors", "--out", device_folder / "other"
+    )
     assert packed.code == 0, packed.err
-    outcome = snapvit("choose", folder / "family", "--budget", "75%", "--elastic", folder / "other")
+    outcome = snapvit("choose", device_folder / "family", "--budget", "75%", "--elastic", device_folder / "other")
     assert (outcome.code, "of other weights than" in outcome.error_line) == (1, True), outcome.err
-    assert json.loads((folder / "family" / "manifest.json").read_text()) == before
+    assert json.loads((device_folder / "family" / "manifest.json").read_text()) == before
 
 
-def test_a_family_is_timed_as_it_was_made_for_unless_told_otherwise(snapvit, folder):
-    path = folder / "family" / "manifest.json"
+def test_a_family_is_timed_as_it_was_made_for_unless_told_otherwise(snapvit, device_folder):
+    path = device_folder / "family" / "manifest.json"
     manifest = json.loads(path.read_text())
     manifest["target"]["threads"] = 2
     path.write_text(json.dumps(manifest))
     for options, threads in (((), 2), (("--threads", 1), 1)):
-        outcome = snapvit("profile", folder / "family", "--out", folder / "p.json", "--seconds", 0.1, *options)
+        outcome = snapvit(
+            "profile", device_folder / "family", "--out", device_folder / "p.json", "--seconds", 0.1, *options
+        )
         assert outcome.code == 0, outcome.err
-        assert FamilyProfile.load(folder / "p.json").target.threads == threads
+        assert FamilyProfile.load(device_folder / "p.json").target.threads == threads
 
 
-def test_an_elastic_folder_of_another_ranking_is_refused(snapvit, folder):
-    manifest = json.loads((folder / "family" / "manifest.json").read_text())
-    pack = ["--model", folder / "model", "--data", folder / "images", "--images", 16, "--recipe", "local"]
-    assert snapvit("pack", *pack, "--out", folder / "other").code == 0
-    outcome = snapvit("choose", folder / "family", "--budget", "75%", "--elastic", folder / "other")
+def test_an_elastic_folder_of_another_ranking_is_refused(snapvit, device_folder):
+    manifest = json.loads((device_folder / "family" / "manifest.json").read_text())
+    pack = ["--model", device_folder / "model", "--data", device_folder / "images", "--images", 16, "--recipe", "local"]
+    assert snapvit("pack", *pack, "--out", device_folder / "other").code == 0
+    outcome = snapvit("choose", device_folder / "family", "--budget", "75%", "--elastic", device_folder / "other")
     assert outcome.code == 1
     assert "of another model or ranking" in outcome.error_line
-    assert json.loads((folder / "family" / "manifest.json").read_text()) == manifest
+    assert json.loads((device_folder / "family" / "manifest.json").read_text()) == manifest
 
 
-def test_a_fleet_gets_one_variant_for_each_device(snapvit, folder, monkeypatch):
-    monkeypatch.chdir(folder)
+def test_a_fleet_gets_one_variant_for_each_device(snapvit, device_folder, monkeypatch):
+    monkeypatch.chdir(device_folder)
     assert snapvit("profile", "family", "--out", "fast.json", "--seconds", 0.1).code == 0
     fast = json.loads(Path("fast.json").read_text())
     for profile in fast["profiles"].values():  # a device that takes a tenth of the time
@@ -212,12 +192,16 @@ def test_a_fleet_gets_one_variant_for_each_device(snapvit, folder, monkeypatch):
         assert (refused.code, says in refused.error_line) == (code, True), refused.error_line
 
 
-def test_bad_requests_get_one_line(snapvit, folder):
+def test_bad_requests_get_one_line(snapvit, device_folder):
     for arguments, code, says in (
-        (("profile", folder / "nowhere"), 1, "manifest.json: cannot be read"),
-        (("profile", folder / "family", "--pin", "x"), 2, "not a list of cores"),
-        (("profile", folder / "family", "--target", "http://x"), 2, "neither local nor ssh://"),
-        (("choose", folder / "family", "--budget", "10ms", "--elastic", folder / "images"), 1, "elastic.json"),
+        (("profile", device_folder / "nowhere"), 1, "manifest.json: cannot be read"),
+        (("profile", device_folder / "family", "--pin", "x"), 2, "not a list of cores"),
+        (("profile", device_folder / "family", "--target", "http://x"), 2, "neither local nor ssh://"),
+        (
+            ("choose", device_folder / "family", "--budget", "10ms", "--elastic", device_folder / "images"),
+            1,
+            "elastic.json",
+        ),
     ):
         outcome = snapvit(*arguments)
         assert (outcome.code, says in outcome.error_line) == (code, True), outcome.err

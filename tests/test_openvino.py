@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import make_model, random_ranking
 from onnx import TensorProto, helper
-from test_families import FAMILIES, small, uneven_plan
-from test_graph import close, run
-from test_precision import exact_and, noise
-from test_reference_forward import as_model
-from test_removed import MODELS, deep, plan_without
 
+from helpers.graphs import close, exact_and, run
+from helpers.images import noise_arrays
+from helpers.models import FAMILIES, SOME_MODELS, as_model, deep, make_model, small
+from helpers.plans import plan_without, uneven_plan
+from helpers.rankings import random_ranking
 from snapvit_export.calibration.images import calibration_and_held_out, prepare
 from snapvit_export.errors import MissingDependency, SnapvitError
 from snapvit_export.files import sha256
@@ -59,29 +58,29 @@ def in_openvino(path: Path, images: np.ndarray, **settings) -> np.ndarray:
 def test_every_family_gives_what_onnx_runtime_gives(name, tmp_path):  # narrow ones crash it with its own settings
     module, _ = small(name)
     model = as_model(module, name, {})
-    emitter, images = emitter_of(model, tmp_path), noise(model.anatomy, 2)
+    emitter, images = emitter_of(model, tmp_path), noise_arrays(model.anatomy, 2)
     for plan in (Plan.dense(model.anatomy), uneven_plan(model.anatomy)):
         path = emitter.write("x", plan).graph
         assert close(in_openvino(path, images), run(path, images)), plan
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SOME_MODELS)
 @pytest.mark.parametrize(("attention", "mlps"), [({0}, set()), ({1}, {1, 2}), ({0, 1}, set()), ({0, 1, 2}, set())])
 def test_sub_layers_that_are_gone(name, attention, mlps, tmp_path):
     model = deep(name)
     if model.anatomy.reads_token and len(attention) == len(model.anatomy.blocks):
         with pytest.raises(SnapvitError, match="the class token would never see the image"):
-            emitter_of(model, tmp_path).write("x", plan_without(model, attention, mlps))
+            emitter_of(model, tmp_path).write("x", plan_without(model.anatomy, attention, mlps))
         return
-    path = emitter_of(model, tmp_path).write("x", plan_without(model, attention, mlps)).graph
-    images = noise(model.anatomy, 2)
+    path = emitter_of(model, tmp_path).write("x", plan_without(model.anatomy, attention, mlps)).graph
+    images = noise_arrays(model.anatomy, 2)
     assert close(in_openvino(path, images), run(path, images))
 
 
 def test_the_flavour_for_onnx_runtime_runs_or_is_refused_with_what_to_do(tmp_path):
     model = make_model()
     path = emitter_of(model, tmp_path).write("x", Plan.dense(model.anatomy), options=Options("ort")).graph
-    images = noise(model.anatomy, 2)
+    images = noise_arrays(model.anatomy, 2)
     try:
         found = in_openvino(path, images)
     except SnapvitError as error:  # OpenVINO 2026.0 and older
@@ -93,7 +92,7 @@ def test_the_flavour_for_onnx_runtime_runs_or_is_refused_with_what_to_do(tmp_pat
 
 def test_batches_of_any_size_and_of_one(tmp_path):
     model = make_model()
-    emitter, images, plan = emitter_of(model, tmp_path), noise(model.anatomy, 5), Plan.dense(model.anatomy)
+    emitter, images, plan = emitter_of(model, tmp_path), noise_arrays(model.anatomy, 5), Plan.dense(model.anatomy)
     path = emitter.write("any", plan).graph
     wanted = run(path, images)
     for batch in (1, 2, 5, 8):
@@ -111,7 +110,7 @@ def test_bytes_and_half_precision_and_openvinos_own_files(tmp_path):
     pixels = random.integers(0, 256, (2, *model.anatomy.image, 3), np.uint8)
     of_bytes = emitter_of(model, tmp_path / "bytes", takes_bytes=True).write("x", plan).graph
     assert close(in_openvino(of_bytes, pixels), run(of_bytes, pixels))
-    images = noise(model.anatomy, 2)
+    images = noise_arrays(model.anatomy, 2)
     _, half, _ = exact_and("fp16", emitter_of(model, tmp_path).blueprint, plan, tmp_path, images, "portable")
     with OpenVinoSession(half.graph, 1) as session:
         assert agreement(run(half.graph, images), session.run(images)).cosine > 0.9999
@@ -142,7 +141,10 @@ def _ticks() -> dict[str, int]:
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to see the threads of a process")
 def test_no_more_threads_work_than_were_asked_for(tmp_path):
     model = make_model(dict(img_size=96, patch_size=8, embed_dim=192, depth=4, num_heads=3, num_classes=10))
-    path, images = emitter_of(model, tmp_path).write("x", Plan.dense(model.anatomy)).graph, noise(model.anatomy, 1)
+    path, images = (
+        emitter_of(model, tmp_path).write("x", Plan.dense(model.anatomy)).graph,
+        noise_arrays(model.anatomy, 1),
+    )
     for threads in range(1, min(2, len(os.sched_getaffinity(0))) + 1):
         with OpenVinoSession(path, threads) as session:
             busy = busy_threads(lambda session=session: session.run(images))
@@ -197,7 +199,10 @@ def test_weights_that_are_not_there_or_not_whole(tmp_path, capfd):
 
 def test_images_that_do_not_suit_are_refused_not_converted(tmp_path):
     model = make_model()
-    path, images = emitter_of(model, tmp_path).write("x", Plan.dense(model.anatomy)).graph, noise(model.anatomy, 1)
+    path, images = (
+        emitter_of(model, tmp_path).write("x", Plan.dense(model.anatomy)).graph,
+        noise_arrays(model.anatomy, 1),
+    )
     with OpenVinoSession(path, 1) as session:
         with pytest.raises(SnapvitError, match="x.onnx: takes float32, not uint8"):
             session.run(images.astype(np.uint8))
@@ -211,7 +216,7 @@ def test_images_that_do_not_suit_are_refused_not_converted(tmp_path):
 def test_int8_that_would_be_computed_in_float32_is_refused(tmp_path):
     model = make_model(dict(img_size=64, patch_size=16, embed_dim=96, depth=3, num_heads=3, num_classes=10))
     drawn = emitter_of(model, tmp_path).blueprint
-    plan, images = Plan.dense(model.anatomy), noise(model.anatomy, 4)
+    plan, images = Plan.dense(model.anatomy), noise_arrays(model.anatomy, 4)
     for flavour in ("portable", "ort"):
         _, written, _ = exact_and("int8-dynamic", drawn, plan, tmp_path, images, flavour)
         with pytest.raises(SnapvitError, match=r"only 0 of 18 int8 layers in int8.*--runtime openvino|--flavour port"):
@@ -221,7 +226,10 @@ def test_int8_that_would_be_computed_in_float32_is_refused(tmp_path):
 @pytest.mark.parametrize("package", ["openvino", "nncf"])
 def test_a_missing_package_is_told_with_the_command_that_installs_it(package, monkeypatch, tmp_path):
     model = make_model()
-    path, images = emitter_of(model, tmp_path).write("x", Plan.dense(model.anatomy)).graph, noise(model.anatomy, 1)
+    path, images = (
+        emitter_of(model, tmp_path).write("x", Plan.dense(model.anatomy)).graph,
+        noise_arrays(model.anatomy, 1),
+    )
     monkeypatch.setitem(sys.modules, package, None)
     what = "running in OpenVINO" if package == "openvino" else "int8 for OpenVINO"
     with pytest.raises(MissingDependency, match=rf"{what} needs {package}, .*'snapvit-export\[openvino\]'"):
@@ -234,11 +242,11 @@ def test_the_version_is_the_one_that_loads():
 
 
 @pytest.mark.usefixtures("nncf")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SOME_MODELS)
 def test_int8_is_int8_and_close_to_float32(name, tmp_path, capfd):
     model = deep(name)
-    drawn, images = emitter_of(model, tmp_path).blueprint, noise(model.anatomy, 8)
-    plans = {"cut": uneven_plan(model.anatomy), "gone": plan_without(model, {1}, {0})}
+    drawn, images = emitter_of(model, tmp_path).blueprint, noise_arrays(model.anatomy, 8)
+    plans = {"cut": uneven_plan(model.anatomy), "gone": plan_without(model.anatomy, {1}, {0})}
     for title, plan in plans.items():
         exact = Emitter(drawn, tmp_path).write(title, plan).graph
         graph, weights = quantise(exact, tmp_path / f"{title}-int8", [image[None] for image in images])
@@ -281,7 +289,7 @@ def test_int8_of_bytes_and_of_fixed_batches_is_the_same_twice_and_says_what_it_i
 def test_int8_is_made_without_torch_and_without_a_word_in_any_process(tmp_path):
     model = make_model()
     exact = emitter_of(model, tmp_path).write("x", Plan.dense(model.anatomy)).graph
-    images = noise(model.anatomy, 4)
+    images = noise_arrays(model.anatomy, 4)
     here = quantise(exact, tmp_path / "int8", [image[None] for image in images])
     wanted = [path.read_bytes() for path in here]
     np.save(tmp_path / "images.npy", images)

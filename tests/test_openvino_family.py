@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from conftest import make_model_folder
 
+from helpers.models import make_model_folder
 from snapvit_export import choose
 from snapvit_export.family import read_family
 

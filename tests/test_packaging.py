@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 
 import snapvit_export
+from helpers.shared import ROOT
 
 if sys.version_info >= (3, 11):
     import tomllib

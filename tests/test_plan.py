@@ -5,16 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapvit_export.anatomy import Anatomy, Block
+from helpers.plans import anatomy_of
+from snapvit_export.anatomy import Anatomy
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.plan import Plan, Protection
 from snapvit_export.planner import PUBLISHED_PAIRS, Planner
 from snapvit_export.ranking import Ranking
-
-
-def anatomy_of(heads: list[int], hidden: list[int]) -> Anatomy:
-    blocks = tuple(Block(heads=h, head_dim=8, hidden=n) for h, n in zip(heads, hidden))
-    return Anatomy(family="vit", embed_dim=32, blocks=blocks, image=(32, 32), patch=(8, 8), positions=17, classes=3)
 
 
 @st.composite

@@ -2,22 +2,22 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from conftest import make_model, random_ranking
 from onnx.reference import ReferenceEvaluator
-from test_families import FAMILIES, small, uneven_plan
-from test_graph import run
-from test_reference_forward import as_model
 
+from helpers.graphs import exact_and, run
+from helpers.images import noise_arrays
+from helpers.models import FAMILIES, as_model, make_model, small
+from helpers.plans import uneven_plan
+from helpers.rankings import random_ranking
 from snapvit_export.calibration.images import calibration_and_held_out, prepare
 from snapvit_export.errors import GateFailed, SnapvitError, UsageError
 from snapvit_export.graph.calibrate import MARGIN, _sample, best_range, calibrate, too_large
 from snapvit_export.graph.emit import Options
-from snapvit_export.graph.emitter import Blueprint, Emitter, Written
+from snapvit_export.graph.emitter import Emitter, Written
 from snapvit_export.graph.gates import agreement, require_close
 from snapvit_export.graph.numerics import Numerics, Range, stored
 from snapvit_export.graph.probe import largest_values
@@ -32,22 +32,6 @@ FEWER = ["fp16", "int8-dynamic", "int8-static"]
 HALF_MAX = float(np.finfo(np.float16).max)
 
 
-def noise(anatomy, count: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal((count, 3, *anatomy.image)).astype(np.float32)
-
-
-def exact_and(precision: str, drawn: Blueprint, plan: Plan, folder: Path, images, flavour: str, **options):
-    """The float32 graph of a Plan and the one in that precision, calibrated on `images`."""
-    for name in ("fp32", precision):
-        (folder / name).mkdir(exist_ok=True)
-    takes_bytes, corrected = options.pop("takes_bytes", False), options.pop("corrected", None)
-    exact = Emitter(drawn, folder / "fp32", takes_bytes).write("x", plan, corrected)
-    numerics = calibrate(precision, exact, [image[None] for image in images], symmetric=flavour == "portable")
-    emitter = Emitter(drawn, folder / precision, takes_bytes, precision)
-    written = emitter.write(flavour, plan, corrected, options=Options(flavour, numerics=numerics), **options)
-    return exact, written, numerics
-
-
 def types_of(written: Written) -> dict[str, int]:
     graph = onnx.load(written.graph, load_external_data=False).graph
     return {tensor.name: tensor.data_type for tensor in graph.initializer}
@@ -59,7 +43,7 @@ def test_every_family_computes_nearly_the_same_in_fewer_bits(name, precision, tm
     module, _ = small(name)
     model = as_model(module, name, {})
     drawn = blueprint(model, random_ranking(model.anatomy, seed=1))
-    images, plan = noise(model.anatomy, 6), uneven_plan(model.anatomy)
+    images, plan = noise_arrays(model.anatomy, 6), uneven_plan(model.anatomy)
     for flavour in ("portable", "ort"):
         exact, written, _ = exact_and(precision, drawn, plan, tmp_path, images, flavour)
         onnx.checker.check_model(str(written.graph), full_check=True)
@@ -72,7 +56,7 @@ def test_weights_are_stored_in_the_precision_and_shared_by_all_variants(precisio
     model = make_model(dict(img_size=64, patch_size=16, embed_dim=192, depth=4, num_heads=3, num_classes=10))
     ranking = random_ranking(model.anatomy)
     planner, drawn = Planner(ranking, model.anatomy), blueprint(model, ranking)
-    images = noise(model.anatomy, 4)
+    images = noise_arrays(model.anatomy, 4)
     exact, dense, numerics = exact_and(precision, drawn, Plan.dense(model.anatomy), tmp_path, images, "ort")
     emitter = Emitter(drawn, tmp_path / precision, precision=precision)
     for percent in (20, 40, 60):
@@ -134,7 +118,7 @@ def test_only_the_part_that_would_overflow_stays_in_float32(name, tmp_path):
         dense[f"{up}.{part}"] = dense[f"{up}.{part}"] * np.float32(2**15)
     dense["blocks.1.fc2.weight"] = dense["blocks.1.fc2.weight"] * np.float32(2**-13)
     drawn = replace(drawn, dense=dense)
-    images, plan = noise(model.anatomy, 2), Plan.dense(model.anatomy)
+    images, plan = noise_arrays(model.anatomy, 2), Plan.dense(model.anatomy)
     for flavour in ("ort", "portable"):
         exact, written, numerics = exact_and("fp16", drawn, plan, tmp_path, images, flavour)
         assert numerics.wide == {"blocks.1.mlp"}
@@ -166,7 +150,7 @@ def test_a_stream_beyond_the_largest_half_stays_in_float32_to_the_end(name, tmp_
         f"blocks.{i}.fc2.bias": (bias / drawn.dense.get(f"blocks.{i}.scale2", 1)).astype(np.float32) for i in (0, 1)
     }
     drawn = replace(drawn, dense={**drawn.dense, **scaled})
-    images, plan = noise(model.anatomy, 2), Plan.dense(model.anatomy)
+    images, plan = noise_arrays(model.anatomy, 2), Plan.dense(model.anatomy)
     for flavour in ("ort", "portable"):
         exact, written, numerics = exact_and("fp16", drawn, plan, tmp_path, images, flavour)
         assert numerics.wide == {"stream", "output", "blocks.0.mlp", "blocks.1.mlp"}
@@ -229,7 +213,7 @@ def test_a_bias_too_large_for_int32_stays_a_float_and_is_not_lost(tmp_path):
         "blocks.1.fc2.bias": 3 + 0 * drawn.dense["blocks.1.fc2.bias"],
     }
     drawn = replace(drawn, dense={**drawn.dense, **dead})
-    images, plan = noise(model.anatomy, 3), Plan.dense(model.anatomy)
+    images, plan = noise_arrays(model.anatomy, 3), Plan.dense(model.anatomy)
     exact, written, _ = exact_and("int8-static", drawn, plan, tmp_path, images, "ort")
     assert agreement(run(exact.graph, images), run(written.graph, images)).cosine > 0.999
     names = types_of(written)
@@ -240,7 +224,7 @@ def test_a_bias_too_large_for_int32_stays_a_float_and_is_not_lost(tmp_path):
 def test_calibration_reads_no_more_memory_than_one_image_at_a_time(tmp_path):
     model = make_model()
     written = Emitter(blueprint(model, random_ranking(model.anatomy)), tmp_path).write("x", Plan.dense(model.anatomy))
-    together = noise(model.anatomy, 4)
+    together = noise_arrays(model.anatomy, 4)
     one_by_one = [image[None] for image in together]
     assert calibrate("fp16", written, one_by_one) == calibrate("fp16", written, [together])
     largest = largest_values(written.graph, one_by_one)

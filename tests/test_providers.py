@@ -13,10 +13,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from conftest import make_model, random_ranking
-from test_graph import close, run
-from test_precision import noise
 
+from helpers.graphs import close, run
+from helpers.images import noise_arrays
+from helpers.models import make_model
+from helpers.rankings import random_ranking
 from snapvit_export.errors import SnapvitError
 from snapvit_export.graph.emit import Options
 from snapvit_export.graph.emitter import Emitter
@@ -35,7 +36,9 @@ AZURE = "AzureExecutionProvider"
 def written(folder: Path, **options) -> tuple[Path, np.ndarray]:
     model = make_model()
     emitter = Emitter(blueprint(model, random_ranking(model.anatomy)), folder)
-    return emitter.write("x", Plan.dense(model.anatomy), options=Options(**options)).graph, noise(model.anatomy, 5)
+    return emitter.write("x", Plan.dense(model.anatomy), options=Options(**options)).graph, noise_arrays(
+        model.anatomy, 5
+    )
 
 
 def has_gpu() -> bool:

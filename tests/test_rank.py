@@ -1,17 +1,14 @@
 """Ranking: reproducible, resumable at any moment, and the same for any number of processes."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from test_fitness import pictures
 
+from helpers.images import pictures
+from helpers.programs import KILLED_RANK, python, torchrun
 from snapvit_export.errors import SnapvitError
 from snapvit_export.prune.checkpoint import Checkpoint
 from snapvit_export.prune.exact_sum import ExactSum, choose_exponents
@@ -21,7 +18,6 @@ from snapvit_export.ranking import Ranking
 from snapvit_export.recipe import RECIPES, Settings, make_settings
 
 SEARCH = Settings(evaluations=10, population=5, pca=16)
-DRIVER = Path(__file__).parent / "killed_rank.py"
 
 
 def same(a: Ranking, b: Ranking) -> bool:
@@ -168,22 +164,16 @@ def command(tiny_folder, image_folder, tmp_path):
     return arguments
 
 
-def python(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    env = {name: value for name, value in env.items() if value}
-    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, env=env, timeout=300)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kill_after", [2, 4, 6])  # saves: two while scoring, one when scored, then each generation
 def test_killed_at_any_moment_the_same_command_ends_in_the_same_ranking(command, tmp_path, kill_after):
-    whole = python(DRIVER, 0, *command("whole.safetensors"))
+    whole = python(KILLED_RANK, 0, *command("whole.safetensors"))
     assert whole.returncode == 0, whole.stderr
-    killed = python(DRIVER, kill_after, *command("killed.safetensors"))
+    killed = python(KILLED_RANK, kill_after, *command("killed.safetensors"))
     assert killed.returncode == -signal.SIGKILL
     assert not (tmp_path / "killed.safetensors").exists()
     assert (tmp_path / "killed.safetensors.checkpoint").exists()
-    again = python(DRIVER, 0, *command("killed.safetensors"))
+    again = python(KILLED_RANK, 0, *command("killed.safetensors"))
     assert again.returncode == 0, again.stderr
     assert (tmp_path / "killed.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
     assert not (tmp_path / "killed.safetensors.checkpoint").exists()
@@ -217,11 +207,6 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
 # --- several processes
 
 
-def torchrun(count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", count, "--master-port", 29500 + os.getpid() % 2000]
-    return python(*launcher, *arguments)
-
-
 @pytest.mark.slow
 def test_one_two_and_three_processes_give_the_same_ranking(command, tmp_path):
     results = []
@@ -243,13 +228,13 @@ def test_the_default_recipe_is_the_same_in_two_processes_and_after_a_kill(tiny_f
         base = ["rank", tiny_folder, "--data", image_folder, "--images", 24, "--flops", "0.7", "--evaluations", 20]
         return [str(part) for part in (*base, "--population", 5, "--out", tmp_path / out)]
 
-    whole = python(DRIVER, 0, *arguments("whole.safetensors"))
+    whole = python(KILLED_RANK, 0, *arguments("whole.safetensors"))
     assert whole.returncode == 0, whole.stderr
     two = torchrun(2, "-m", "snapvit_export.cli", *arguments("two.safetensors"))
     assert two.returncode == 0, two.stderr[-3000:]
-    killed = python(DRIVER, 3, *arguments("killed.safetensors"))
+    killed = python(KILLED_RANK, 3, *arguments("killed.safetensors"))
     assert killed.returncode == -signal.SIGKILL
-    again = python(DRIVER, 0, *arguments("killed.safetensors"))
+    again = python(KILLED_RANK, 0, *arguments("killed.safetensors"))
     assert again.returncode == 0, again.stderr
     results = [(tmp_path / f"{name}.safetensors").read_bytes() for name in ("whole", "two", "killed")]
     assert results[0] == results[1] == results[2]
@@ -257,13 +242,13 @@ def test_the_default_recipe_is_the_same_in_two_processes_and_after_a_kill(tiny_f
 
 @pytest.mark.slow
 def test_a_lost_process_ends_the_run_and_leaves_a_usable_checkpoint(command, tmp_path):
-    whole = python(DRIVER, 0, *command("whole.safetensors"))
+    whole = python(KILLED_RANK, 0, *command("whole.safetensors"))
     assert whole.returncode == 0, whole.stderr
-    lost = torchrun(2, str(DRIVER), "lost", *command("lost.safetensors"))
+    lost = torchrun(2, str(KILLED_RANK), "lost", *command("lost.safetensors"))
     assert lost.returncode != 0
     assert not (tmp_path / "lost.safetensors").exists()
     assert "error: another process of this run was lost" in lost.stderr or "error: stopped from outside" in lost.stderr
-    again = python(DRIVER, 0, *command("lost.safetensors"))
+    again = python(KILLED_RANK, 0, *command("lost.safetensors"))
     assert again.returncode == 0, again.stderr
     assert (tmp_path / "lost.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
 

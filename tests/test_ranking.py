@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
-from conftest import random_ranking
 
+from helpers.models import TINY
+from helpers.plans import anatomy_of
+from helpers.rankings import random_ranking
 from snapvit_export.errors import FileFormatError, SnapvitError
 from snapvit_export.plan import Protection
 from snapvit_export.ranking import Ranking
@@ -85,9 +87,6 @@ def test_foreign_and_absent_files_are_refused(tmp_path):
 
 
 def test_another_model_is_refused(ranking, tiny_model):
-    from conftest import TINY
-    from test_plan import anatomy_of
-
     assert TINY["depth"] == 3
     with pytest.raises(SnapvitError, match="made for another model"):
         ranking.check_fits(anatomy_of([4, 4, 4], [192, 192, 192]))

@@ -3,11 +3,11 @@
 import msgspec
 import numpy as np
 import pytest
-from conftest import random_ranking
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_families import small
 
+from helpers.models import small
+from helpers.rankings import random_ranking
 from snapvit_export.errors import SnapvitError
 from snapvit_export.plan import Protection
 from snapvit_export.planner import Planner, check_reach

@@ -6,9 +6,10 @@ import shutil
 import numpy as np
 import onnx
 import pytest
-from conftest import make_model, random_ranking
 from onnx import TensorProto
 
+from helpers.models import make_model
+from helpers.rankings import random_ranking
 from snapvit_export.errors import FileFormatError, SnapvitError
 from snapvit_export.graph.emitter import Emitter
 from snapvit_export.graph.read import external_files, read_graph

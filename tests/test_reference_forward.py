@@ -3,25 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from conftest import random_ranking, randomise
-from reference_forward import Reference
-from test_families import FAMILIES, small, uneven_plan
 
-from snapvit_export.calibration.preprocessing import Preprocessing
+from helpers.models import FAMILIES, as_model, randomise, small
+from helpers.plans import uneven_plan
+from helpers.rankings import random_ranking
+from helpers.reference_forward import Reference
 from snapvit_export.elastic.folder import Elastic
 from snapvit_export.plan import Plan
-from snapvit_export.prune.load import Model, ModelDescription
 from snapvit_export.prune.pack import pack
 from snapvit_export.prune.slicing import shrink
 from snapvit_export.prune.understand import read_anatomy
-
-
-def as_model(module, name, kwargs) -> Model:
-    anatomy = read_anatomy(module, name)
-    size = (3, *anatomy.image)
-    preprocessing = Preprocessing(input_size=size, mean=(0.5,) * 3, std=(0.5,) * 3)
-    described = ModelDescription(name=name, architecture=name, kwargs=kwargs, preprocessing=preprocessing)
-    return Model(module, anatomy, described)
 
 
 def check(module, name, folder, plan=None) -> None:

@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_on_device import folder as folder
-from test_on_device import made as made
 
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.family import read_family
@@ -62,10 +60,10 @@ def _wait_for(port: int, server: subprocess.Popen) -> None:
 
 
 @needs_sshd
-def test_a_family_is_timed_there_and_nothing_is_left(host, folder):
+def test_a_family_is_timed_there_and_nothing_is_left(host, device_folder):
     before = _left_there()
-    found = profile_there(folder / "family", host, ["--seconds", "0.1", "--threads", "1"], Silent())
-    wanted = {variant.name: variant.sha256 for variant in read_family(folder / "family").variants}
+    found = profile_there(device_folder / "family", host, ["--seconds", "0.1", "--threads", "1"], Silent())
+    wanted = {variant.name: variant.sha256 for variant in read_family(device_folder / "family").variants}
     assert {name: profile.sha256 for name, profile in found.profiles.items()} == wanted
     assert all(profile.p50_ms > 0 for profile in found.profiles.values())
     assert _left_there() == before
@@ -78,21 +76,21 @@ def _left_there() -> set[str]:
 
 
 @needs_sshd
-def test_what_is_missing_there_is_said(host, folder):
-    family = folder / "family"
+def test_what_is_missing_there_is_said(host, device_folder):
+    family = device_folder / "family"
     with pytest.raises(SnapvitError, match=r"127\.0\.0\.1: no program is called nopython there. Give --python"):
         profile_there(family, replace(host, python="nopython"), [], Silent())
-    bare = [sys.executable, "-m", "venv", "--without-pip", folder / "bare"]
+    bare = [sys.executable, "-m", "venv", "--without-pip", device_folder / "bare"]
     subprocess.run(bare, check=True)
     with pytest.raises(SnapvitError, match=r"No module named 'snapvit_export'.*pip install 'snapvit-export\[ort\]'"):
-        profile_there(family, replace(host, python=str(folder / "bare" / "bin" / "python")), [], Silent())
+        profile_there(family, replace(host, python=str(device_folder / "bare" / "bin" / "python")), [], Silent())
     with pytest.raises(SnapvitError, match="exactly|images|Give|batch|is not"):
         profile_there(family, host, ["--batch", "0"], Silent())
 
 
 @needs_sshd
-def test_unknown_hosts_wrong_keys_and_closed_ports_are_no_connection(host, folder, tmp_path):
-    family = folder / "family"
+def test_unknown_hosts_wrong_keys_and_closed_ports_are_no_connection(host, device_folder, tmp_path):
+    family = device_folder / "family"
     (tmp_path / "empty").write_text("")
     unknown = (*host.options[:2], "-o", f"UserKnownHostsFile={tmp_path / 'empty'}", "-F", "none")
     with pytest.raises(SnapvitError, match="no connection: Host key verification failed"):

@@ -4,18 +4,16 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import random_ranking
-from test_families import small
-from test_graph import close, run
-from test_precision import exact_and
-from test_reference_forward import as_model
 
+from helpers.graphs import close, exact_and, run
+from helpers.models import SOME_MODELS, deep
+from helpers.plans import plan_without
+from helpers.rankings import random_ranking
 from snapvit_export.errors import SnapvitError
 from snapvit_export.graph.emit import Options
 from snapvit_export.graph.emitter import Emitter
 from snapvit_export.graph.gates import agreement
 from snapvit_export.graph.prepare import ADDED
-from snapvit_export.plan import Plan
 from snapvit_export.prune.masking import masked
 from snapvit_export.prune.pack import blueprint
 from snapvit_export.prune.parts import blocks_of
@@ -29,33 +27,15 @@ WITHOUT = {  # blocks without attention, blocks without MLP
     "all attention": ({0, 1, 2}, set()),
     "a block in the middle, and an MLP after it": ({1}, {1, 2}),
 }
-MODELS = ["deit_tiny_patch16_224", "deit3_small_patch16_224", "vit_base_patch16_siglip_224", "eva02_tiny_patch14_224"]
 
 
-def deep(name: str):
-    module, _ = small(name)
-    generator = torch.Generator().manual_seed(3)
-    for block in blocks_of(module):  # biases that matter
-        for linear in (block.attn.proj, block.mlp.fc2):
-            if linear.bias is not None:
-                linear.bias.data = torch.randn(linear.bias.shape, generator=generator)
-    return as_model(module, name, {})
-
-
-def plan_without(model, attention: set[int], mlps: set[int]) -> Plan:
-    heads = tuple(0 if i in attention else n for i, n in enumerate(model.anatomy.heads))
-    return Plan(
-        heads=heads, neurons=tuple(0 if i in mlps else max(1, n // 2) for i, n in enumerate(model.anatomy.neurons))
-    )
-
-
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SOME_MODELS)
 @pytest.mark.parametrize("case", sorted(WITHOUT))
 def test_a_removed_sub_layer_leaves_no_node_and_changes_nothing_else(name, case, tmp_path):
     model = deep(name)
     ranking = random_ranking(model.anatomy, seed=1)
     attention, mlps = WITHOUT[case]
-    plan = plan_without(model, attention, mlps)
+    plan = plan_without(model.anatomy, attention, mlps)
     if model.anatomy.pooling == "token" and not any(plan.heads):
         with pytest.raises(SnapvitError, match="the class token would never see the image"):
             Emitter(blueprint(model, ranking), tmp_path).write("x", plan)
@@ -85,7 +65,7 @@ def test_a_removed_sub_layer_leaves_no_node_and_changes_nothing_else(name, case,
 @pytest.mark.parametrize("flavour", ["portable", "ort"])
 def test_from_the_last_attention_on_only_the_token_that_is_read_is_worked_on(last, flavour, tmp_path):
     model = deep("deit_tiny_patch16_224")
-    plan = plan_without(model, set(range(last + 1, 3)), set())
+    plan = plan_without(model.anatomy, set(range(last + 1, 3)), set())
     written = Emitter(blueprint(model, random_ranking(model.anatomy)), tmp_path).write(
         "x", plan, options=Options(flavour, batch=2)
     )
@@ -98,7 +78,7 @@ def test_from_the_last_attention_on_only_the_token_that_is_read_is_worked_on(las
 def test_what_a_correction_puts_in_the_place_of_a_sub_layer_is_added_by_the_one_before(tmp_path):
     model = deep("deit_tiny_patch16_224")
     ranking = random_ranking(model.anatomy, seed=1)
-    plan = plan_without(model, {2}, set())
+    plan = plan_without(model.anatomy, {2}, set())
     means = np.random.default_rng(0).standard_normal(model.anatomy.embed_dim).astype(np.float32)
     corrected = {"blocks.2.proj.weight": np.zeros((0, len(means)), np.float32), "blocks.2.proj.bias": means}
     blocks_of(model.module)[2].attn.proj.bias.data = torch.from_numpy(means)

@@ -11,10 +11,11 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from conftest import make_image_folder, make_model_folder
 from PIL import Image
-from report_factory import HOSTILE, make_manifest, make_search, make_sublayers, make_validation
 
+from helpers.images import make_image_folder
+from helpers.models import make_model_folder
+from helpers.report_factory import HOSTILE, make_manifest, make_search, make_sublayers, make_validation
 from snapvit_export.budget import Budget
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.family import Manifest, own_files, read_family, write_manifest

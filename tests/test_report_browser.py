@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from report_factory import HOSTILE, make_manifest, make_search, make_sublayers, make_validation
 
+from helpers.report_factory import HOSTILE, make_manifest, make_search, make_sublayers, make_validation
 from snapvit_export.report.numbers import Source, gather
 from snapvit_export.report.page import page
 

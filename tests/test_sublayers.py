@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from conftest import make_model, random_ranking
-from test_depth import HALF, inputs_of, small, some_images
-from test_families import FAMILIES
-from test_reference_forward import as_model
 
+from helpers.images import HALF, inputs_of, some_images
+from helpers.models import FAMILIES, as_model, make_model, small
+from helpers.rankings import random_ranking
 from snapvit_export.calibration.images import Images
 from snapvit_export.errors import FileFormatError, SnapvitError
 from snapvit_export.plan import Plan

@@ -14,12 +14,12 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
-from conftest import make_model, random_ranking
 from onnx import TensorProto, helper
-from test_families import FAMILIES, small, uneven_plan
-from test_precision import exact_and
-from test_reference_forward import as_model
 
+from helpers.graphs import exact_and
+from helpers.models import FAMILIES, as_model, make_model, small
+from helpers.plans import uneven_plan
+from helpers.rankings import random_ranking
 from snapvit_export.errors import FileFormatError, GateFailed, SnapvitError, UsageError
 from snapvit_export.graph.emit import Options
 from snapvit_export.graph.emitter import Emitter

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from conftest import ROOT
 
+from helpers.shared import ROOT
 from snapvit_export.runtimes.tensorrt_api import NAMES
 
 HARNESS = Path(__file__).resolve().parent / "tensorrt_bindings"

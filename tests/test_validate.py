@@ -9,9 +9,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from conftest import make_image_folder, make_model_folder
 from PIL import Image
 
+from helpers.images import make_image_folder
+from helpers.models import make_model_folder
 from snapvit_export import validate as module
 from snapvit_export.calibration import folder as folder_source
 from snapvit_export.calibration.images import calibration_and_held_out, prepare

@@ -1,0 +1,39 @@
+"""Graphs written, run in ONNX Runtime and compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from snapvit_export.graph.calibrate import calibrate
+from snapvit_export.graph.emit import Options
+from snapvit_export.graph.emitter import Blueprint, Emitter, Written
+from snapvit_export.graph.numerics import Numerics
+from snapvit_export.plan import Plan
+from snapvit_export.runtimes.ort import OrtSession
+
+
+def run(path: Path, images: np.ndarray) -> np.ndarray:
+    """What the graph says of these inputs, on one thread."""
+    with OrtSession(path, 1) as session:
+        return session.run(images)
+
+
+def close(got: np.ndarray, wanted: np.ndarray) -> bool:
+    """Equal but for float32 rounding."""
+    return got.shape == wanted.shape and np.abs(got - wanted).max() <= 2e-5 * max(1, np.abs(wanted).max())
+
+
+def exact_and(
+    precision: str, drawn: Blueprint, plan: Plan, folder: Path, images, flavour: str, **options
+) -> tuple[Written, Written, Numerics]:
+    """The float32 graph of a Plan and the one in that precision, calibrated on `images`."""
+    for name in ("fp32", precision):
+        (folder / name).mkdir(exist_ok=True)
+    takes_bytes, corrected = options.pop("takes_bytes", False), options.pop("corrected", None)
+    exact = Emitter(drawn, folder / "fp32", takes_bytes).write("x", plan, corrected)
+    numerics = calibrate(precision, exact, [image[None] for image in images], symmetric=flavour == "portable")
+    emitter = Emitter(drawn, folder / precision, takes_bytes, precision)
+    written = emitter.write(flavour, plan, corrected, options=Options(flavour, numerics=numerics), **options)
+    return exact, written, numerics

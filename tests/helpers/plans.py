@@ -1,0 +1,28 @@
+"""Anatomies without a model, and Plans that differ from block to block."""
+
+from __future__ import annotations
+
+from snapvit_export.anatomy import Anatomy, Block
+from snapvit_export.plan import Plan
+
+
+def anatomy_of(heads: list[int], hidden: list[int]) -> Anatomy:
+    """An anatomy of those heads and neurons per block."""
+    blocks = tuple(Block(heads=h, head_dim=8, hidden=n) for h, n in zip(heads, hidden))
+    return Anatomy(family="vit", embed_dim=32, blocks=blocks, image=(32, 32), patch=(8, 8), positions=17, classes=3)
+
+
+def uneven_plan(anatomy: Anatomy) -> Plan:
+    """Another width in every one of three blocks."""
+    return Plan(heads=(1, 4, 3), neurons=(anatomy.neurons[0] // 2, 7, anatomy.neurons[2]))
+
+
+def half_plan(anatomy: Anatomy) -> Plan:
+    """Half of everything."""
+    return Plan(heads=tuple(n // 2 for n in anatomy.heads), neurons=tuple(n // 2 for n in anatomy.neurons))
+
+
+def plan_without(anatomy: Anatomy, attention: set[int], mlps: set[int]) -> Plan:
+    """Whole sub-layers gone in those blocks, and half of the other neurons."""
+    heads = tuple(0 if i in attention else n for i, n in enumerate(anatomy.heads))
+    return Plan(heads=heads, neurons=tuple(0 if i in mlps else max(1, n // 2) for i, n in enumerate(anatomy.neurons)))

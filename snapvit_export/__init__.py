@@ -6,9 +6,27 @@ Public names are loaded on first use, so that importing the package costs nothin
 from __future__ import annotations
 
 import importlib
+import os
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+
+class _Beside:
+    """Finds the packages that a clone has beside this one and a wheel has inside it; nothing else that lies there."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        names = [f"{__name__}.{package}" for package in ("calibration", "cli", "profiles")]
+        return PathFinder.find_spec(name, [os.path.dirname(__path__[0])]) if name in names else None
+
+
+# Python started in a clone finds this folder before what is installed, and with a plain install nothing tells it where
+# the other packages are. Last in line: an editable install finds them itself.
+if not os.path.isdir(os.path.join(__path__[0], "cli")):
+    sys.meta_path.append(_Beside)
 
 if TYPE_CHECKING:
     from .anatomy import Anatomy as Anatomy

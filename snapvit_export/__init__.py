@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .plan import Plan as Plan
     from .planner import Planner as Planner
     from .prune.import_scores import import_scores as import_scores
+    from .prune.load import as_model as as_model
     from .prune.load import load_model as load_model
     from .prune.load import save_model as save_model
     from .prune.pack import pack as pack
@@ -68,6 +69,7 @@ _HOME = {
     "Plan": ".plan",
     "Planner": ".planner",
     "import_scores": ".prune.import_scores",
+    "as_model": ".prune.load",
     "load_model": ".prune.load",
     "save_model": ".prune.load",
     "pack": ".prune.pack",

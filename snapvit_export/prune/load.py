@@ -24,7 +24,7 @@ from ..plan import Plan
 from ..ranking import Ranking
 from ..values import Value, read_json, write_json
 from .halves import PARTS, output_of
-from .parts import blocks_of, give_bias
+from .parts import as_module, blocks_of, give_bias
 from .short_block import removed_parts
 from .slicing import shrink
 from .understand import read_anatomy
@@ -101,29 +101,86 @@ def load_model(name: str = BUNDLED, checkpoint: Path | str | None = None) -> Mod
     return _load_timm(name, Path(checkpoint) if checkpoint is not None else None)
 
 
+def as_model(model: Model | nn.Module) -> Model:
+    """A timm module as `load_model` would return it, named by its architecture; a loaded model as it is.
+
+    >>> model = as_model(timm.create_model("deit_tiny_patch16_224", pretrained=True))
+    """
+    if isinstance(model, Model):
+        return model
+    config = getattr(model, "pretrained_cfg", None) or {}
+    name = str(config.get("architecture") or type(model).__name__)
+    anatomy = read_anatomy(model, name)
+    _check_ready(model, name)
+    described = ModelDescription(
+        name=name, architecture=name, kwargs=_shape_arguments(anatomy), preprocessing=_preprocessing(model, anatomy)
+    )
+    return Model(model, anatomy, described)
+
+
+def _check_ready(module: nn.Module, name: str) -> None:
+    """Refuse what `load_model` never returns; changing somebody's module unasked would be worse."""
+    for tensor in module.parameters():
+        if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise SnapvitError(f"{name}: its weights are {dtype} on {tensor.device}. Give module.float().cpu()")
+    for part in module.modules():
+        if part.training and (getattr(part, "p", 0) or getattr(part, "drop_prob", 0)):
+            raise SnapvitError(f"{name}: is being trained, and {type(part).__name__} drops at random. Call .eval()")
+
+
+def _shape_arguments(anatomy: Anatomy) -> dict[str, Any]:
+    """What timm must be told to build the module that this was, also if heads of it are gone."""
+    return dict(
+        img_size=list(anatomy.image),
+        patch_size=list(anatomy.patch),
+        embed_dim=anatomy.embed_dim,
+        depth=len(anatomy.blocks),
+        num_heads=anatomy.embed_dim // anatomy.blocks[0].head_dim,
+        num_classes=anatomy.classes,
+        global_pool=anatomy.pooling,
+    )
+
+
 def anatomy_of(name: str) -> Anatomy:
     """The Anatomy of a timm model by name, without its weights."""
     return read_anatomy(_create(name, name), name)
 
 
-def save_model(module: nn.Module, description: ModelDescription, folder: Path | str) -> None:
-    """Write a model, dense or pruned, so that `load_model(folder)` gives it back."""
+def save_model(model: Model | nn.Module, description: ModelDescription, folder: Path | str) -> None:
+    """Write a model, dense or pruned, so that `load_model(folder)` gives it back.
+
+    >>> save_model(small, as_model(model).description, "small")     # cut from `model`, loaded or a timm module
+    """
     from safetensors.torch import save
 
+    module = as_module(model)
     anatomy = read_anatomy(module, description.name)
     state = {name: tensor.detach().contiguous() for name, tensor in module.state_dict().items()}
-    plan = Plan.dense(anatomy)
+    plan, whole = Plan.dense(anatomy), _build(description).anatomy
+    if not _is_cut_from(anatomy, whole):
+        raise SnapvitError(f"{description.name}: {description.architecture} with {description.kwargs} is another model")
     described = ModelDescription(
         name=description.name,
         architecture=description.architecture,
         kwargs=description.kwargs,
         preprocessing=description.preprocessing,
         labels=description.labels,
-        plan=None if plan == Plan.dense(_build(description).anatomy) else plan,
+        plan=None if plan == Plan.dense(whole) else plan,
     )
     with staged_folder(Path(folder), replaceable=MODEL_FILES) as stage:
         write_atomically(stage / "model.safetensors", save(state))
         write_json(stage / "model.json", described)
+
+
+def _is_cut_from(anatomy: Anatomy, whole: Anatomy) -> bool:
+    """Whether a Plan makes one of the other: a folder that says otherwise could never be loaded."""
+    plan = Plan.dense(anatomy)
+    try:
+        plan.check_fits(whole)
+    except SnapvitError:
+        return False
+    return whole.with_counts(plan).same_structures(anatomy)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

@@ -31,7 +31,7 @@ from ..progress import Progress, Silent
 from ..ranking import Ranking
 from .correct import cut_layers_of
 from .halves import PARTS
-from .load import Model
+from .load import Model, as_model
 from .parts import blocks_of
 from .search.forward import ACTIVATIONS, Weights, block_weights
 from .short_block import added_by
@@ -39,12 +39,19 @@ from .understand import activation_name, norm_kind
 
 
 def pack(
-    model: Model, ranking: Ranking, folder: Path | str, factors: Factors | None = None, progress: Progress | None = None
+    model: Model | nn.Module,
+    ranking: Ranking,
+    folder: Path | str,
+    factors: Factors | None = None,
+    progress: Progress | None = None,
 ) -> Description:
     """Write the Elastic folder of a model; with `factors` of the same ranking it can correct its weights.
 
+    Of a timm module, name and preprocessing are what timm says of it (`as_model`).
+
     >>> pack(load_model("bundled"), ranking, "elastic")
     """
+    model = as_model(model)
     wiring = read_wiring(model.module, model.anatomy)
     return write_elastic(
         Path(folder),

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from timm.layers.mlp import GluMlp, Mlp, SwiGLU
 from torch import Tensor, nn
+
+if TYPE_CHECKING:  # which imports this file
+    from .load import Model
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,11 @@ class Share:
     def taken(self, keep: Tensor) -> Tensor:
         """A copy of only those entries: a view would keep the dense storage alive."""
         return self.tensor.detach().index_select(self.axis, self.indices(keep)).contiguous()
+
+
+def as_module(model: Model | nn.Module) -> nn.Module:
+    """The module of what `load_model` returned, or a timm module as it is; `load.as_model` goes the other way."""
+    return model if isinstance(model, nn.Module) else model.module
 
 
 def blocks_of(model: nn.Module) -> list[Any]:

@@ -37,7 +37,7 @@ from .criteria import make_criterion
 from .criteria.base import Batch, Criterion
 from .damage import damage_ranking
 from .exact_sum import ExactSum, choose_exponents
-from .load import Model
+from .load import Model, as_model
 from .observe import observe
 from .one_thread import one_thread
 from .processes import Processes
@@ -57,12 +57,12 @@ BATCH = 16  # images, as in the released code; the sum over batches makes scores
 SAVE_SECONDS = 30.0  # between checkpoints while scoring
 
 
-def rank(model: Model, images: Images, settings: Settings = Settings(), **options: Any) -> Ranking:
-    """Rank the heads and neurons of `model` on `images`; `options` are those of `rank_and_factor`.
+def rank(model: Model | torch.nn.Module, images: Images, settings: Settings = Settings(), **options: Any) -> Ranking:
+    """Rank the heads and neurons of `model`, loaded or a timm module; `options` are those of `rank_and_factor`.
 
     >>> ranking = rank(model, images, make_settings("default"))
     """
-    return rank_and_factor(model, images, settings, **options)[0]
+    return rank_and_factor(as_model(model), images, settings, **options)[0]
 
 
 def rank_and_factor(

@@ -48,7 +48,7 @@ from ..progress import Progress, Silent
 from ..ranking import Ranking
 from .correct import Layer, layers_of
 from .halves import HALVES, PARTS, Half, Part, attention_half, mlp_half, output_of
-from .load import Model
+from .load import Model, as_model
 from .parts import blocks_of, give_bias
 from .reaching import input_of
 from .running_moments import RunningRegression
@@ -66,7 +66,7 @@ LEAST_GAIN = 1e-2  # of the root mean square: a LayerScale smaller than this can
 
 @torch.no_grad()
 def refit(
-    model: Model,
+    model: Model | nn.Module,
     ranking: Ranking,
     plan: Plan,
     images: Images,
@@ -75,13 +75,13 @@ def refit(
     progress: Progress | None = None,
     token_weights: TokenWeights | None = None,  # None: as the model reads them
 ) -> nn.Module:
-    """A cut and refitted copy of the model; `model` itself is left unchanged.
+    """A cut and refitted copy of the model; `model`, loaded or a timm module, is left unchanged.
 
     >>> small = refit(model, ranking, planner.flops(0.6), images)
     """
     if not len(images):
         raise SnapvitError("a refit needs images. Give --data")
-    progress = progress or Silent()
+    progress, model = progress or Silent(), as_model(model)
     small = shrink_unfolded(model.module, ranking, plan)
     if plan == Plan.dense(model.anatomy):
         return small

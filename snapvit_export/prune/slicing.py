@@ -14,7 +14,7 @@ what is kept; `masking` means the same, so both stay equal.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from timm.models.eva import EvaAttention
@@ -25,9 +25,12 @@ from ..planner import Planner
 from ..ranking import Ranking
 from .eva_attention import ElasticEvaAttention
 from .halves import PARTS, Part, gain_of, output_of
-from .parts import blocks_of, head_shares, neuron_shares
+from .parts import as_module, blocks_of, head_shares, neuron_shares
 from .short_block import MEMBERS, ShortBlock, fold
 from .understand import read_anatomy
+
+if TYPE_CHECKING:  # which imports this file
+    from .load import Model
 
 
 def kept(ranking: Ranking, plan: Plan, block: int) -> tuple[Tensor, Tensor]:
@@ -37,12 +40,12 @@ def kept(ranking: Ranking, plan: Plan, block: int) -> tuple[Tensor, Tensor]:
     return heads, neurons  # (heads kept,), (neurons kept,)
 
 
-def shrink(model: nn.Module, ranking: Ranking, plan: Plan) -> nn.Module:
-    """Return a smaller copy of `model`; `model` itself is left unchanged.
+def shrink(model: Model | nn.Module, ranking: Ranking, plan: Plan) -> nn.Module:
+    """Return a smaller copy of the module; `model`, which `load_model` returned or timm made, is left unchanged.
 
     >>> small = shrink(model, ranking, planner.sparsity(0.3))
     """
-    small = shrink_unfolded(model, ranking, plan)
+    small = shrink_unfolded(as_module(model), ranking, plan)
     fold(small)
     return small
 
@@ -113,17 +116,19 @@ def _settle(block: Any, heads: int) -> None:
 class ElasticViT(nn.Module):
     """One set of dense weights, any sparsity: `prune` goes up and down without reading weights again.
 
+    `model` is what `load_model` returned, or a timm module.
+
     >>> elastic = ElasticViT(model, ranking)
     >>> elastic.prune(0.5)(images); elastic.prune(0.1)(images)
     """
 
-    def __init__(self, model: nn.Module, ranking: Ranking) -> None:
+    def __init__(self, model: Model | nn.Module, ranking: Ranking) -> None:
         super().__init__()
-        self.dense, self.ranking = model, ranking
-        self.anatomy = read_anatomy(model, ranking.model or "model")
+        self.dense, self.ranking = as_module(model), ranking
+        self.anatomy = read_anatomy(self.dense, ranking.model or "model")
         self.planner = Planner(ranking, self.anatomy, ranking.protection)
         self.plan = Plan.dense(self.anatomy)
-        self.current: nn.Module = model
+        self.current = self.dense
 
     def prune(self, to: Plan | float) -> ElasticViT:
         """Become the model of a Plan or of a sparsity, cut from the dense weights whatever came before."""

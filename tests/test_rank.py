@@ -2,16 +2,23 @@
 
 import json
 import signal
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from helpers.images import pictures
 from helpers.programs import KILLED_RANK, python, torchrun
+from snapvit_export.calibration.images import calibration_and_held_out, prepare
 from snapvit_export.errors import SnapvitError
 from snapvit_export.prune.checkpoint import Checkpoint
+from snapvit_export.prune.criteria.base import Batch
+from snapvit_export.prune.criteria.losses import CrossEntropy
 from snapvit_export.prune.exact_sum import ExactSum, choose_exponents
+from snapvit_export.prune.labels import as_outputs
+from snapvit_export.prune.load import Model, load_model, save_model
 from snapvit_export.prune.rank import rank, starting_factors
 from snapvit_export.prune.search.cka import cka_covariance, nearest_correlation
 from snapvit_export.ranking import Ranking
@@ -368,3 +375,56 @@ def test_options_that_would_change_nothing_are_refused(snapvit, tiny_folder, ima
     assert outcome.code == 2
     assert "has no part in" in outcome.error_line
     assert not (tmp_path / "r.safetensors").exists()
+
+
+LABELLED = ("cross-entropy", "snip-cross-entropy")
+
+
+def with_names(model: Model, *names: str) -> Model:
+    return replace(model, description=msgspec.structs.replace(model.description, labels=names))
+
+
+@pytest.mark.parametrize("criterion", LABELLED)
+def test_labels_of_the_data_become_outputs_of_the_head(tiny_model, criterion):
+    named = with_names(tiny_model, "cat", "dog", "emu", "fox", "ape")
+    numbers = np.arange(20) % 2
+    by_folder = replace(pictures(20), labels=numbers, classes=("ape", "cat"))  # alphabetical, as folders are
+    by_output = replace(pictures(20), labels=np.array([4, 0])[numbers], classes=())
+    settings = Settings(criterion=criterion)
+    assert same(rank(named, by_folder, settings), rank(named, by_output, settings))
+    other = replace(by_output, labels=numbers)
+    assert not same(rank(named, other, settings), rank(named, by_output, settings))
+
+
+@pytest.mark.parametrize("criterion", LABELLED)
+def test_classes_that_the_head_does_not_have_are_refused_in_one_line(
+    snapvit, tiny_model, image_folder, tmp_path, criterion
+):
+    named = with_names(tiny_model, "cat", "dog", "emu", "fox", "ape")
+    save_model(named, named.description, tmp_path / "named")
+    few = ["--images", 8, "--recipe", "local", "--criterion", criterion]
+    outcome = snapvit("rank", tmp_path / "named", "--data", image_folder, "--out", tmp_path / "r", *few)
+    assert outcome.code == 1
+    assert "class 'class0' of the data is not among its labels of the head" in outcome.error_line
+    assert criterion in outcome.error_line
+    assert "--classes" not in outcome.error_line  # which rank does not have
+
+
+def test_a_checkpoint_is_bound_to_the_labels_too(tiny_model):
+    labels = [np.arange(20) % 2, np.arange(20) % 3]
+    settings = Settings(criterion="cross-entropy")
+    first, second = (rank(tiny_model, replace(pictures(20), labels=own), settings) for own in labels)
+    assert first.provenance["labels_sha256"] != second.provenance["labels_sha256"]
+
+
+def test_on_real_folders_the_loss_is_that_of_the_mapped_labels(shared):
+    model = load_model("deit_tiny_patch16_224", shared / "data" / "deit_tiny_patch16_224.safetensors")
+    source, _ = calibration_and_held_out(str(shared / "data" / "tiny-imagenet" / "val"), 32, 0, 0)
+    images = prepare(source, model.preprocessing)
+    pixels = torch.from_numpy(next(images.batches(32)))
+    with torch.no_grad():
+        known, alphabetical = (
+            float(CrossEntropy()(model.module, Batch(pixels, torch.from_numpy(labels), 0)).mean())
+            for labels in (as_outputs(images, model, "cross-entropy").labels, images.labels)
+        )
+    assert known < 5 < 7 < alphabetical

@@ -22,22 +22,30 @@ Columns = npt.NDArray[np.int64]
 
 
 def columns_for(
-    classes: Sequence[str], outputs: int, labels: Sequence[str] = (), classes_file: Path | None = None
+    classes: Sequence[str],
+    outputs: int,
+    labels: Sequence[str] = (),
+    classes_file: Path | None = None,
+    advice: str | None = None,
 ) -> Columns:
-    """Which output of the head each class of the data is: (classes,). `labels` are the model's own names, if any."""
+    """Which output of the head each class of the data is: (classes,). `labels` are the model's own names, if any.
+
+    `advice` ends a refusal where nobody can give a list of classes.
+    """
     if not outputs:
-        raise SnapvitError("the model has no head, so it classifies nothing. Give --by knn or linear")
+        raise SnapvitError(f"the model has no head, so it classifies nothing. {advice or 'Give --by knn or linear'}")
     names, where = (read_names(classes_file), str(classes_file)) if classes_file else (tuple(labels), "its labels")
     if not names:
         if len(classes) != outputs:
             sizes = f"the data has {len(classes)} classes, the head {outputs} outputs without names"
-            raise SnapvitError(f"{sizes}. Give --classes FILE: line i names class i")
+            raise SnapvitError(f"{sizes}. {advice or 'Give --classes FILE: line i names class i'}")
         return np.arange(outputs)
     if len(names) != outputs:
-        raise SnapvitError(f"{where}: names {len(names)} classes, the head has {outputs} outputs. Give --classes FILE")
+        sizes = f"{where}: names {len(names)} classes, the head has {outputs} outputs"
+        raise SnapvitError(f"{sizes}. {advice or 'Give --classes FILE'}")
     places = {name: i for i, name in enumerate(names)} | {_short(name): i for i, name in enumerate(names)}
     if missing := [name for name in classes if name not in places]:
-        advice = "Give --classes FILE: line i names class i as the data does"
+        advice = advice or "Give --classes FILE: line i names class i as the data does"
         raise SnapvitError(f"class '{missing[0]}' of the data is not among {where} of the head. {advice}")
     return np.array([places[name] for name in classes], np.int64)
 

@@ -6,7 +6,25 @@ people read the rest. timm knows them for each number of classes that it trained
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
+from ..calibration.images import Images
+from ..evaluate.head import columns_for
 from .load import Model
+
+
+def as_outputs(images: Images, model: Model, criterion: str) -> Images:
+    """The same images with the head's outputs for labels, as `snapvit evaluate` maps them; `criterion` asks for them.
+
+    A source numbers its own classes, and has perhaps only some of those that the head tells apart.
+    """
+    if images.labels is None or not images.classes:  # without names a number can only be the output's own
+        return images
+    advice = f"Criterion {criterion} needs folders named as the head's classes; self-supervised needs none"
+    outputs = columns_for(images.classes, model.anatomy.classes, class_names(model), advice=advice)
+    return replace(images, labels=outputs[np.asarray(images.labels)])
 
 
 def class_names(model: Model) -> tuple[str, ...]:

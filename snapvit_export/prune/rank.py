@@ -8,10 +8,11 @@ observes all images by itself; that is the same on like machines with as many th
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from .criteria import make_criterion
 from .criteria.base import Batch, Criterion
 from .damage import damage_ranking
 from .exact_sum import ExactSum, choose_exponents
+from .labels import as_outputs
 from .load import Model, as_model
 from .observe import observe
 from .one_thread import one_thread
@@ -163,10 +165,18 @@ class _Run:
             arrays = {f"sum.{i}": part.numpy() for i, part in enumerate(sums)}
             self.state.save("score", arrays, {"exponents": total.exponents, "next_batch": done})
 
+    @cached_property
+    def labels(self) -> torch.Tensor | None:
+        """Which output of the head each image belongs to, if that is asked for: (N,)."""
+        if self.criterion.needs != "labels":
+            return None
+        found = as_outputs(self.images, self.model, self.settings.criterion).labels
+        return None if found is None else torch.from_numpy(found)
+
     def _contribution(self, number: int) -> list[torch.Tensor]:
         rows = slice(number * BATCH, (number + 1) * BATCH)
         pixels = self.images.preprocessing.normalise(self.images.pixels[rows])
-        labels = None if self.images.labels is None else torch.from_numpy(self.images.labels[rows])
+        labels = None if self.labels is None else self.labels[rows]
         target = self.processes.device
         batch = Batch(torch.from_numpy(pixels).to(target), None if labels is None else labels.to(target), number)
         return self.criterion.contribution(self.model.module, batch)
@@ -361,8 +371,10 @@ def check(criterion: Criterion, model: Model, images: Images, settings: Settings
     if needs_images(settings) and not len(images):
         what = f"criterion {settings.criterion}" if settings.allocation == "pairs" else "joint allocation"
         raise SnapvitError(f"{what} needs images. Give --data")
-    if uses_scores(settings) and criterion.needs == "labels" and images.labels is None:
-        raise SnapvitError(f"criterion {settings.criterion} needs labels: one sub-folder of images per class")
+    if uses_scores(settings) and criterion.needs == "labels":
+        if images.labels is None:
+            raise SnapvitError(f"criterion {settings.criterion} needs labels: one sub-folder of images per class")
+        as_outputs(images, model, settings.criterion)  # refuses classes that are not the head's
     if settings.evaluations < 0:
         raise UsageError(f"{settings.evaluations} evaluations make no sense. Give 0 for no search")
     if settings.allocation == "joint":
@@ -387,6 +399,8 @@ def provenance_of(
         described["protection"] = as_builtins(Protection(sublayers=False))
     if uses_scores(settings):
         described |= {"criterion": settings.criterion, **criterion.settings, "batch": BATCH}
+        if criterion.needs == "labels":
+            described["labels_sha256"] = _labels_fingerprint(as_outputs(images, model, settings.criterion))
     described |= {
         "seed": settings.seed,
         "model": model.name,
@@ -403,6 +417,12 @@ def provenance_of(
             described["search_settings"]["divergence"] = divergence_of(settings, model)
             described["search_settings"]["corrected"] = _corrects(settings)
     return described
+
+
+def _labels_fingerprint(images: Images) -> str:
+    """A hash of the labels: that of the images tells only their pixels."""
+    labels = np.zeros(0) if images.labels is None else images.labels
+    return hashlib.sha256(labels.astype("<i8").tobytes()).hexdigest()
 
 
 def _arrays_of(scores: Scores) -> dict[str, np.ndarray]:

@@ -28,19 +28,19 @@ import tempfile
 from pathlib import Path
 
 from snapvit_export.budget import Budget
-from snapvit_export.device_stand import noise
 from snapvit_export.elastic.folder import Elastic
 from snapvit_export.errors import BudgetNotMet
-from snapvit_export.family import Choice, Limits, Manifest, MeasuredOn, read_family
-from snapvit_export.files import sha256
-from snapvit_export.graph.emit import Options
-from snapvit_export.graph.emitter import Blueprint, Emitter
-from snapvit_export.on_device import Way, choose_in_family
-from snapvit_export.plan import Plan
-from snapvit_export.profiling.device import this_device
+from snapvit_export.family.manifest import Choice, Limits, Manifest, MeasuredOn, read_family
+from snapvit_export.graph.forward import Options
+from snapvit_export.graph.writer import Blueprint, Emitter
+from snapvit_export.model.plan import Plan
 from snapvit_export.profiling.timer import File, Timer
 from snapvit_export.progress import Silent
 from snapvit_export.runtimes import ort
+from snapvit_export.runtimes.device import this_device
+from snapvit_export.selection.elastic_builder import noise
+from snapvit_export.selection.on_device import Way, choose_in_family
+from snapvit_export.storage.atomic import sha256
 from snapvit_export.target import Target
 
 TARGET = Target(runtime="onnxruntime", precision="fp32", batch=1, threads=1)

@@ -13,13 +13,13 @@ import argparse
 import numpy as np
 import torch
 
-from snapvit_export.plan import Plan
-from snapvit_export.planner import Planner
+from snapvit_export.allocation.planner import Planner
+from snapvit_export.model.plan import Plan
+from snapvit_export.model.ranking import Ranking
 from snapvit_export.profiling.measure import time_together
-from snapvit_export.prune.load import load_model
-from snapvit_export.prune.onnx_export import to_onnx
-from snapvit_export.prune.slicing import shrink
-from snapvit_export.ranking import Ranking
+from snapvit_export.prune.models.load import load_model
+from snapvit_export.prune.models.slicing import shrink
+from snapvit_export.prune.rank.search.onnx_export import to_onnx
 from snapvit_export.runtimes.ort import OrtSession
 
 

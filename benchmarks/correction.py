@@ -38,10 +38,10 @@ def observing(names: list[str], rounds: int, batches: int) -> None:
 
     from snapvit_export.calibration.images import Images
     from snapvit_export.calibration.preprocessing import Preprocessing
-    from snapvit_export.prune import tokens
-    from snapvit_export.prune.load import Model, ModelDescription
-    from snapvit_export.prune.observe import observe
-    from snapvit_export.prune.understand import read_anatomy
+    from snapvit_export.prune.models.load import Model, ModelDescription
+    from snapvit_export.prune.models.read_anatomy import read_anatomy
+    from snapvit_export.prune.stats import token_weights as tokens
+    from snapvit_export.prune.stats.observe import observe
 
     torch.set_num_threads(1)
     plenty, tokens.BATCHES = tokens.PLENTY, 1
@@ -75,8 +75,8 @@ def observing(names: list[str], rounds: int, batches: int) -> None:
 
 def correcting(rounds: int, depth: int = 12, embed: int = 768, hidden: int = 3072, head: int = 64) -> None:
     """All blocks of one Plan, from factors in memory. Called in a process without torch."""
-    from snapvit_export.correction.factor import Factor, make_factor
-    from snapvit_export.correction.statistics import Moments
+    from snapvit_export.correction.cholesky import Factor, make_factor
+    from snapvit_export.correction.moments import Moments
 
     rng = np.random.default_rng(0)
 

@@ -20,24 +20,24 @@ from pathlib import Path
 import numpy as np
 from quality import Half, halves, read_named
 
-from snapvit_export import removal
+from snapvit_export.allocation import removal
+from snapvit_export.allocation.planner import Planner
+from snapvit_export.allocation.recipe import make_settings
 from snapvit_export.errors import SnapvitError
 from snapvit_export.evaluate.accuracy import top1
-from snapvit_export.files import sha256
-from snapvit_export.graph.emit import Options
-from snapvit_export.graph.emitter import Emitter
-from snapvit_export.plan import Plan, Protection
-from snapvit_export.planner import Planner
-from snapvit_export.profiling.device import this_device, usable_cores
+from snapvit_export.graph.forward import Options
+from snapvit_export.graph.writer import Emitter
+from snapvit_export.model.plan import Plan, Protection
+from snapvit_export.model.ranking import Ranking
 from snapvit_export.profiling.latency_model import LatencyModel, design, fit
 from snapvit_export.profiling.timer import File, Timer
-from snapvit_export.prune.load import load_model
+from snapvit_export.prune.correct.refit import refit
+from snapvit_export.prune.models.load import load_model
 from snapvit_export.prune.pack import blueprint, corrected_layers
-from snapvit_export.prune.rank import rank
-from snapvit_export.prune.refit import refit
-from snapvit_export.ranking import Ranking
-from snapvit_export.recipe import make_settings
+from snapvit_export.prune.rank.rank import rank
 from snapvit_export.runtimes import ort
+from snapvit_export.runtimes.device import this_device, usable_cores
+from snapvit_export.storage.atomic import sha256
 from snapvit_export.target import Target
 
 TARGET = Target(runtime="onnxruntime", precision="fp32", batch=1, threads=1)

@@ -21,21 +21,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from snapvit_export.allocation.planner import Planner
+from snapvit_export.allocation.recipe import SEARCH_PAIRS, Settings
 from snapvit_export.calibration.images import Images, calibration_and_held_out, prepare
-from snapvit_export.planner import Planner
-from snapvit_export.prune.criteria.losses import self_supervised_losses
-from snapvit_export.prune.load import Model, load_model
-from snapvit_export.prune.masking import masked
-from snapvit_export.prune.parts import blocks_of, scored_neuron_weight
-from snapvit_export.prune.rank import rank, starting_factors
-from snapvit_export.prune.search.bench import CHUNK
-from snapvit_export.prune.search.fitness import Fitness
-from snapvit_export.prune.search.run import search
-from snapvit_export.prune.search.xnes import XNES
-from snapvit_export.prune.views import DISTINCT_WEIGHTS, Views, make_views
-from snapvit_export.ranking import Ranking
-from snapvit_export.recipe import SEARCH_PAIRS, Settings
-from snapvit_export.scores import Scores
+from snapvit_export.model.ranking import Ranking
+from snapvit_export.model.scores import Scores
+from snapvit_export.prune.blocks.timm_blocks import blocks_of, scored_neuron_weight
+from snapvit_export.prune.models.load import Model, load_model
+from snapvit_export.prune.models.masking import masked
+from snapvit_export.prune.rank.criteria.losses import self_supervised_losses
+from snapvit_export.prune.rank.criteria.views import DISTINCT_WEIGHTS, Views, make_views
+from snapvit_export.prune.rank.rank import rank, starting_factors
+from snapvit_export.prune.rank.search.candidate_runner import CHUNK
+from snapvit_export.prune.rank.search.fitness import Fitness
+from snapvit_export.prune.rank.search.loop import search
+from snapvit_export.prune.rank.search.xnes import XNES
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:

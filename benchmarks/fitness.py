@@ -20,16 +20,16 @@ import torch
 import torch.nn.functional as F
 from quality import Cut, Judge, Neighbours, halves, read_named
 
+from snapvit_export.allocation.planner import Planner
 from snapvit_export.calibration.images import Images
 from snapvit_export.correction.factors import Factors
-from snapvit_export.plan import Plan
-from snapvit_export.planner import Planner
-from snapvit_export.prune.correct import correct_module
-from snapvit_export.prune.damage import damage_ranking
-from snapvit_export.prune.load import Model, load_model
-from snapvit_export.prune.search.divergence import Divergence
-from snapvit_export.prune.slicing import shrink
-from snapvit_export.ranking import Ranking
+from snapvit_export.model.plan import Plan
+from snapvit_export.model.ranking import Ranking
+from snapvit_export.prune.correct.elastic import correct_module
+from snapvit_export.prune.models.load import Model, load_model
+from snapvit_export.prune.models.slicing import shrink
+from snapvit_export.prune.rank.damage import damage_ranking
+from snapvit_export.prune.stats.output_divergence import Divergence
 
 SIGMA = 0.7
 FEW, SOME = 64, 192  # images

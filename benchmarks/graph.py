@@ -27,17 +27,17 @@ import onnxruntime as ort
 import timm
 import torch
 
+from snapvit_export.allocation.planner import Planner
 from snapvit_export.calibration.preprocessing import Preprocessing
-from snapvit_export.graph.emit import Options
-from snapvit_export.graph.emitter import Emitter
-from snapvit_export.plan import Plan
-from snapvit_export.planner import Planner
-from snapvit_export.prune.load import Model, ModelDescription
-from snapvit_export.prune.onnx_export import to_onnx
+from snapvit_export.graph.forward import Options
+from snapvit_export.graph.writer import Emitter
+from snapvit_export.model.plan import Plan
+from snapvit_export.model.ranking import Ranking
+from snapvit_export.prune.models.load import Model, ModelDescription
+from snapvit_export.prune.models.read_anatomy import read_anatomy
+from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.pack import blueprint
-from snapvit_export.prune.slicing import shrink
-from snapvit_export.prune.understand import read_anatomy
-from snapvit_export.ranking import Ranking
+from snapvit_export.prune.rank.search.onnx_export import to_onnx
 
 
 def make_model(name: str) -> Model:

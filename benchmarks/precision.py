@@ -23,18 +23,18 @@ import numpy.typing as npt
 import onnxruntime as ort
 from graph import latencies, make_model
 
+from snapvit_export.allocation.planner import Planner
+from snapvit_export.allocation.recipe import make_settings
 from snapvit_export.calibration.images import Images, calibration_and_held_out, prepare
-from snapvit_export.graph.calibrate import calibrate
-from snapvit_export.graph.emit import Options
-from snapvit_export.graph.emitter import Emitter
-from snapvit_export.plan import Plan
-from snapvit_export.planner import Planner
-from snapvit_export.prune.load import Model, load_model
+from snapvit_export.checks.quantisation import calibrate
+from snapvit_export.graph.forward import Options
+from snapvit_export.graph.writer import Emitter
+from snapvit_export.model.plan import Plan
+from snapvit_export.model.ranking import Ranking
+from snapvit_export.prune.correct.refit import refit
+from snapvit_export.prune.models.load import Model, load_model
 from snapvit_export.prune.pack import blueprint, corrected_layers
-from snapvit_export.prune.rank import rank
-from snapvit_export.prune.refit import refit
-from snapvit_export.ranking import Ranking
-from snapvit_export.recipe import make_settings
+from snapvit_export.prune.rank.rank import rank
 from snapvit_export.runtimes.ort import OrtSession
 
 FEWER = ("fp16", "int8-dynamic", "int8-static")

@@ -28,27 +28,27 @@ import torch
 from quality_report import FRACTIONS, write_report
 
 import snapvit_export
+from snapvit_export.allocation.planner import Planner
+from snapvit_export.allocation.recipe import Settings, make_settings
+from snapvit_export.allocation.rounds import Rounds
 from snapvit_export.calibration.images import Images
 from snapvit_export.correction.factors import Factors
-from snapvit_export.correction.statistics import Statistics
-from snapvit_export.evaluate.neighbours import nearest_neighbours
-from snapvit_export.plan import Plan, Protection
-from snapvit_export.planner import Planner
-from snapvit_export.prune.correct import make_factors
-from snapvit_export.prune.damage import damage_ranking
-from snapvit_export.prune.iterate import rank_in_rounds
-from snapvit_export.prune.load import Model, load_model
-from snapvit_export.prune.observe import observe
-from snapvit_export.prune.rank import rank
-from snapvit_export.prune.refit import refit
-from snapvit_export.prune.search.allocation import AllocationFitness
-from snapvit_export.prune.search.bench import Bench
-from snapvit_export.prune.search.divergence import Divergence
-from snapvit_export.prune.sequential import correct_in_sequence
-from snapvit_export.ranking import Ranking
-from snapvit_export.recipe import Settings, make_settings
-from snapvit_export.rounds import Rounds
-from snapvit_export.scores import Scores
+from snapvit_export.correction.moments import Statistics
+from snapvit_export.evaluate.knn import nearest_neighbours
+from snapvit_export.model.plan import Plan, Protection
+from snapvit_export.model.ranking import Ranking
+from snapvit_export.model.scores import Scores
+from snapvit_export.prune.correct.elastic import make_factors
+from snapvit_export.prune.correct.refit import refit
+from snapvit_export.prune.correct.sequential import correct_in_sequence
+from snapvit_export.prune.models.load import Model, load_model
+from snapvit_export.prune.rank.damage import damage_ranking
+from snapvit_export.prune.rank.iterative import rank_in_rounds
+from snapvit_export.prune.rank.rank import rank
+from snapvit_export.prune.rank.search.candidate_runner import Bench
+from snapvit_export.prune.rank.search.damage_fitness import AllocationFitness
+from snapvit_export.prune.stats.observe import observe
+from snapvit_export.prune.stats.output_divergence import Divergence
 
 ROWS_FILE, NEIGHBOURS_FILE = "rows.jsonl", "neighbours.jsonl"
 USE_SCORES = ("criterion", "product")  # orders

@@ -25,22 +25,22 @@ import numpy.typing as npt
 from graph import make_model
 from precision import RANGING, REPORTING, faithfulness
 
+from snapvit_export.allocation.planner import Planner
+from snapvit_export.allocation.recipe import make_settings
 from snapvit_export.calibration.images import Images, calibration_and_held_out, prepare
-from snapvit_export.graph.calibrate import calibrate
-from snapvit_export.graph.emit import Options
-from snapvit_export.graph.emitter import Emitter, Written
-from snapvit_export.plan import Plan
-from snapvit_export.planner import Planner
-from snapvit_export.profiling.device import this_device
+from snapvit_export.checks.quantisation import calibrate
+from snapvit_export.graph.forward import Options
+from snapvit_export.graph.writer import Emitter, Written
+from snapvit_export.model.plan import Plan
+from snapvit_export.model.ranking import Ranking
 from snapvit_export.profiling.measure import time_together
-from snapvit_export.prune.load import Model, load_model
+from snapvit_export.prune.correct.refit import refit
+from snapvit_export.prune.models.load import Model, load_model
 from snapvit_export.prune.pack import blueprint, corrected_layers
-from snapvit_export.prune.rank import rank
-from snapvit_export.prune.refit import refit
-from snapvit_export.ranking import Ranking
-from snapvit_export.recipe import make_settings
-from snapvit_export.runtimes.opening import Session, open_session, version_of
-from snapvit_export.runtimes.openvino_int8 import quantise
+from snapvit_export.prune.rank.rank import rank
+from snapvit_export.runtimes.device import this_device
+from snapvit_export.runtimes.openvino_nncf import quantise
+from snapvit_export.runtimes.session import Session, open_session, version_of
 from snapvit_export.target import Precision, Runtime, Target
 
 Batches = Sequence[npt.NDArray[np.float32]]

@@ -15,14 +15,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from snapvit_export.calibration.data_set import open_data_set
+from snapvit_export.calibration.dataset import open_data_set
 from snapvit_export.evaluate.about import about_file
-from snapvit_export.evaluate.artefact import opened
-from snapvit_export.exam import Exam, Judging
-from snapvit_export.family import read_family
+from snapvit_export.evaluate.evaluator import Exam, Judging
+from snapvit_export.evaluate.exported_model import opened
+from snapvit_export.family.manifest import read_family
 from snapvit_export.progress import Silent
 from snapvit_export.target import Target
-from snapvit_export.validate import ValidateRequest, validate
+from snapvit_export.workflows.validate import ValidateRequest, validate
 
 
 def from_scratch(family: Path, data: str, ways: tuple[str, ...], images: int | None) -> tuple[int, dict[str, float]]:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ..errors import SnapvitError, UsageError
 from ..progress import Progress
-from .opening import open_source
+from .open_source import open_source
 from .preprocessing import Preprocessing
 from .sampling import equal_parts, mixed, shuffled, without_repeats
 from .source import Source as Source

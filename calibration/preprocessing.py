@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..values import Size, Value
+from ..storage.json import Size, Value
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -32,8 +32,8 @@ def choose(
 ) -> None:
     """Time a family here and choose the densest variant that keeps the budget, with the proof in its manifest."""
     from ..budget import Budget
-    from ..on_device import FamilyProfile, Way, choose_in_family
-    from ..profiling.affinity import pin_to
+    from ..runtimes.affinity import pin_to
+    from ..selection.on_device import FamilyProfile, Way, choose_in_family
     from ..target import check_runtime
     from . import parsing
     from .progress import shown
@@ -45,10 +45,10 @@ def choose(
     with shown(quiet) as progress:
         manifest = choose_in_family(family, wanted, limits, way, progress, elastic, known)
     if as_json:
-        from ..values import to_json
+        from ..storage.json import to_json
 
         print(to_json(manifest).decode(), end="")
         return
-    from ..report.table import print_family
+    from ..report.terminal import print_family
 
     print_family(manifest)

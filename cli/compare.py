@@ -41,9 +41,9 @@ def compare(
     quiet: options.Quiet = False,
 ) -> None:
     """Prune a model by several methods to the same sizes, judge all on the same images, and draw the picture."""
-    from ..comparing import CompareRequest, run_comparison
     from ..errors import UsageError
-    from ..exam import Judging, parse_ways
+    from ..evaluate.evaluator import Judging, parse_ways
+    from ..workflows.compare import CompareRequest, run_comparison
     from . import parsing
     from .progress import shown
 
@@ -66,7 +66,7 @@ def compare(
     with shown(quiet) as progress:
         found = run_comparison(request, progress)
     if as_json:
-        from ..values import to_json
+        from ..storage.json import to_json
 
         print(to_json(found).decode(), end="")
         return

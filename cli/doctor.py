@@ -9,15 +9,15 @@ import typer
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show versions, runtimes that really load, the machine, and what each command lacks."""
-    from ..doctor import diagnose
+    from ..workflows.doctor import diagnose
 
     found = diagnose()
     if as_json:
-        from ..values import to_json
+        from ..storage.json import to_json
 
         print(to_json(found).decode(), end="")
         return
-    from ..report.table import print_rows
+    from ..report.terminal import print_rows
 
     device = found.device
     rows = [

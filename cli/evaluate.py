@@ -41,9 +41,9 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """Judge a model by its own head, nearest neighbours, a linear probe or segmentation, with standard errors."""
-    from ..evaluating import EvaluateRequest, evaluate_model
-    from ..exam import Judging, parse_ignored, parse_ways
+    from ..evaluate.evaluator import Judging, parse_ignored, parse_ways
     from ..target import check_runtime
+    from ..workflows.evaluate import EvaluateRequest, evaluate_model
     from .progress import shown
 
     judging = Judging(parse_ways(by), classes, features, images, seed, parse_ignored(ignore))
@@ -52,10 +52,10 @@ def evaluate(
     with shown(quiet) as progress:
         found = evaluate_model(request, progress)
     if as_json:
-        from ..values import to_json
+        from ..storage.json import to_json
 
         print(to_json(found).decode(), end="")
         return
-    from ..report.table import print_evaluation
+    from ..report.terminal import print_evaluation
 
     print_evaluation(found)

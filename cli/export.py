@@ -86,9 +86,9 @@ def export(
     import msgspec
 
     from .. import profiles
-    from ..pipeline import Request
-    from ..pipeline import export as run
     from ..target import check_runtime, parse_precision
+    from ..workflows.export import Request
+    from ..workflows.export import export as run
     from . import parsing
     from .progress import shown
 
@@ -133,11 +133,11 @@ def export(
     with shown(quiet) as progress:
         manifest = run(request, progress)
     if as_json:
-        from ..values import to_json
+        from ..storage.json import to_json
 
         print(to_json(manifest).decode(), end="")
         return
-    from ..report.table import print_family
+    from ..report.terminal import print_family
 
     print_family(manifest)
     files = [variant.file for variant in manifest.variants] + [weights.file for weights in manifest.weights]

@@ -17,18 +17,18 @@ def fleet(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Pick the densest variant for each device by the latencies that were taken there."""
-    from ..family import read_family
-    from ..fleet import parse_budgets, pick_all
+    from ..family.manifest import read_family
     from ..profiling.profile import check_percentile
+    from ..selection.known_profiles import parse_budgets, pick_all
 
     percentile, budgets = check_percentile(at), parse_budgets(budget)
     picks = pick_all(read_family(family), budgets, percentile)
     if as_json:
-        from ..values import to_json
+        from ..storage.json import to_json
 
         print(to_json(picks).decode(), end="")
         return
-    from ..report.table import print_rows
+    from ..report.terminal import print_rows
 
     columns = ("device", "budget ms", "variant", f"{at} ms", "next denser", "ms")
     rows = [

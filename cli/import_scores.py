@@ -19,12 +19,12 @@ def import_scores(
 
     with needs("importing scores", extra="prune"):
         from ..prune.import_scores import import_scores as run
-        from ..prune.load import anatomy_of
+        from ..prune.models.load import anatomy_of
 
     ranking = run(file, anatomy_of(model) if model else None)
     ranking.save(out)
     if as_json:
-        from ..values import to_json
+        from ..storage.json import to_json
 
         described = {"file": str(out), "model": ranking.model, "heads": ranking.heads, "neurons": ranking.neurons}
         print(to_json(described).decode(), end="")

@@ -16,18 +16,18 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the blocks, heads, neurons, precision, opset and size of an ONNX file."""
+    from ..checks.inspect import inspect as look
+    from ..checks.inspect import why_not
     from ..errors import SnapvitError
-    from ..graph.inspect import inspect as look
-    from ..graph.inspect import why_not
 
     found = look(file)
     refusal = None if target is None else why_not(file, found, target)
     if as_json:
-        from ..values import to_json
+        from ..storage.json import to_json
 
         print(to_json(found).decode(), end="")
     else:
-        from ..report.table import print_inspection
+        from ..report.terminal import print_inspection
 
         print_inspection(found)
     if refusal is not None:

@@ -15,17 +15,17 @@ def models(
     from ..errors import SnapvitError, needs
 
     with needs("listing models", extra="prune"):
-        from ..prune.catalogue import catalogue
+        from ..prune.models.catalogue import catalogue
 
     found = list(catalogue(pattern))
     if not found:
         raise SnapvitError(f"no model matches '{pattern}'. See: snapvit models")
     if as_json:
-        from ..values import to_json
+        from ..storage.json import to_json
 
         print(to_json(found).decode(), end="")
         return
-    from ..report.table import print_rows
+    from ..report.terminal import print_rows
 
     rows = [
         (

@@ -34,7 +34,7 @@ def pack(
 
     With factors beside them, which correct any plan without images and without torch.
     """
-    from ..packing import PackRequest, pack_model
+    from ..workflows.pack import PackRequest, pack_model
     from .progress import shown
 
     request = PackRequest(
@@ -54,7 +54,7 @@ def pack(
         packed = pack_model(request, progress)
     correction = packed.correction
     if as_json:
-        from ..values import to_json
+        from ..storage.json import to_json
 
         summary = {
             "folder": str(out),

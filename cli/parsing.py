@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError
 
 if TYPE_CHECKING:
-    from ..family import Limits
+    from ..family.manifest import Limits
 
 SIZES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 COUNTS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
@@ -37,7 +37,7 @@ def pairs(text: str | None, option: str) -> list[tuple[float, float]]:
 
 def limits(at: str, max_size: str | None, max_params: str | None) -> Limits:
     """What a choice keeps beside its budget."""
-    from ..family import Limits
+    from ..family.manifest import Limits
     from ..profiling.profile import check_percentile
 
     return Limits(

@@ -25,8 +25,8 @@ def profile(
     quiet: options.Quiet = False,
 ) -> None:
     """Time the variants of a family side by side, and write the latencies with the device they belong to."""
-    from ..on_device import Way, profile_family
-    from ..profiling.affinity import pin_to
+    from ..runtimes.affinity import pin_to
+    from ..selection.on_device import Way, profile_family
     from ..target import check_runtime
     from .progress import shown
 
@@ -36,7 +36,7 @@ def profile(
             pin_to(pin)
             found = profile_family(family, way, progress, seconds)
         else:
-            from ..remote import Host, profile_there
+            from ..selection.remote import Host, profile_there
 
             given = {
                 "--runtime": runtime,
@@ -50,11 +50,11 @@ def profile(
             found = profile_there(family, Host.parse(target, python), words, progress)
     found.save(out)
     if as_json:
-        from ..values import to_json
+        from ..storage.json import to_json
 
         print(to_json(found).decode(), end="")
         return
-    from ..report.table import print_profiles
+    from ..report.terminal import print_profiles
 
     print_profiles(found)
     print(f"Written to {out}")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 if TYPE_CHECKING:
-    from ..ranking import Ranking
-    from ..sublayer import SubLayer
+    from ..model.ranking import Ranking
+    from ..model.sublayer import SubLayer
 
 
 def rank(
@@ -69,9 +69,9 @@ def rank(
 
     Several processes share the work: torchrun --nproc-per-node 2 -m snapvit_export.cli rank ...
     """
+    from ..allocation.recipe import make_settings
     from ..errors import UsageError, needs
-    from ..pipeline import RankRequest, rank_model
-    from ..recipe import make_settings
+    from ..workflows.export import RankRequest, rank_model
     from . import parsing
     from .progress import shown
 
@@ -112,11 +112,11 @@ def rank(
 
 def _tell(ranking: Ranking, out: Path, as_json: bool) -> None:
     if as_json:
-        from ..values import to_json
+        from ..storage.json import to_json
 
         print(to_json({"file": str(out), "model": ranking.model, **ranking.provenance}).decode(), end="")
         return
-    from ..report.table import print_ranking, print_rows
+    from ..report.terminal import print_ranking, print_rows
 
     rows = [
         (str(s.block), s.part, f"{s.divergence:.3f}", f"{s.turned:.4f}", f"{s.damage:.4f}", _of_all_later(s))

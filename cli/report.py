@@ -29,7 +29,7 @@ def report(
     quiet: options.Quiet = False,
 ) -> None:
     """Show accuracy against latency, what each block keeps, all timings and the proof of the choice, in one file."""
-    from ..report.names import parse_formats
+    from ..family.layout import parse_formats
     from ..report.write import report as write
     from .progress import shown
 
@@ -37,11 +37,11 @@ def report(
     with shown(quiet) as progress:
         numbers, files = write(family, out, wanted, budget, beside or [], progress)
     if as_json:
-        from ..values import to_json
+        from ..storage.json import to_json
 
         print(to_json(numbers).decode(), end="")
         return
-    from ..report.words import headline
+    from ..report.text import headline
 
     print(headline(numbers))
     print(f"Written to {files[0].parent}: {', '.join(path.name for path in files)}")

@@ -41,11 +41,11 @@ def validate(
     quiet: options.Quiet = False,
 ) -> None:
     """Judge every variant on real images in its runtime, next to its latency; exit 1 below --min-accuracy."""
-    from ..exam import Judging, parse_ways
-    from ..on_device import FamilyProfile, Way
+    from ..evaluate.evaluator import Judging, parse_ways
+    from ..selection.on_device import FamilyProfile, Way
     from ..target import check_runtime
-    from ..validate import ValidateRequest, require_accuracy
-    from ..validate import validate as run
+    from ..workflows.validate import ValidateRequest, require_accuracy
+    from ..workflows.validate import validate as run
     from . import parsing
     from .progress import shown
 
@@ -65,11 +65,11 @@ def validate(
     with shown(quiet) as progress:
         manifest = run(request, progress)
     if as_json:
-        from ..values import to_json
+        from ..storage.json import to_json
 
         print(to_json(manifest).decode(), end="")
     else:
-        from ..report.table import print_validation
+        from ..report.terminal import print_validation
 
         print_validation(manifest)
     if least is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import resources
 
 from ..errors import UsageError
+from ..storage.json import Size, Value, from_json
 from ..target import Precision, Target
-from ..values import Size, Value, from_json
 
 
 class Card(Value, frozen=True, kw_only=True):

@@ -29,57 +29,57 @@ if not os.path.isdir(os.path.join(__path__[0], "cli")):
     sys.meta_path.append(_Beside)
 
 if TYPE_CHECKING:
-    from .anatomy import Anatomy as Anatomy
+    from .allocation.planner import Planner as Planner
+    from .allocation.recipe import Settings as Settings
+    from .allocation.recipe import make_settings as make_settings
     from .budget import Budget as Budget
     from .calibration.images import calibration_and_held_out as calibration_and_held_out
     from .calibration.images import prepare as prepare
     from .elastic.folder import Elastic as Elastic
     from .errors import SnapvitError as SnapvitError
-    from .family import Manifest as Manifest
-    from .family import read_family as read_family
-    from .pipeline import Request as Request
-    from .pipeline import export as export
-    from .plan import Plan as Plan
-    from .planner import Planner as Planner
+    from .family.manifest import Manifest as Manifest
+    from .family.manifest import read_family as read_family
+    from .model.anatomy import Anatomy as Anatomy
+    from .model.plan import Plan as Plan
+    from .model.ranking import Ranking as Ranking
+    from .prune.correct.refit import refit as refit
     from .prune.import_scores import import_scores as import_scores
-    from .prune.load import as_model as as_model
-    from .prune.load import load_model as load_model
-    from .prune.load import save_model as save_model
+    from .prune.models.load import as_model as as_model
+    from .prune.models.load import load_model as load_model
+    from .prune.models.load import save_model as save_model
+    from .prune.models.slicing import ElasticViT as ElasticViT
+    from .prune.models.slicing import shrink as shrink
     from .prune.pack import pack as pack
-    from .prune.rank import rank as rank
-    from .prune.refit import refit as refit
-    from .prune.slicing import ElasticViT as ElasticViT
-    from .prune.slicing import shrink as shrink
-    from .ranking import Ranking as Ranking
-    from .recipe import Settings as Settings
-    from .recipe import make_settings as make_settings
+    from .prune.rank.rank import rank as rank
     from .target import Target as Target
+    from .workflows.export import Request as Request
+    from .workflows.export import export as export
 
 _HOME = {
-    "Anatomy": ".anatomy",
+    "Anatomy": ".model.anatomy",
     "Budget": ".budget",
     "calibration_and_held_out": ".calibration.images",
     "prepare": ".calibration.images",
     "Elastic": ".elastic.folder",
     "SnapvitError": ".errors",
-    "Request": ".pipeline",
-    "export": ".pipeline",
-    "Manifest": ".family",
-    "read_family": ".family",
-    "Plan": ".plan",
-    "Planner": ".planner",
+    "Request": ".workflows.export",
+    "export": ".workflows.export",
+    "Manifest": ".family.manifest",
+    "read_family": ".family.manifest",
+    "Plan": ".model.plan",
+    "Planner": ".allocation.planner",
     "import_scores": ".prune.import_scores",
-    "as_model": ".prune.load",
-    "load_model": ".prune.load",
-    "save_model": ".prune.load",
+    "as_model": ".prune.models.load",
+    "load_model": ".prune.models.load",
+    "save_model": ".prune.models.load",
     "pack": ".prune.pack",
-    "rank": ".prune.rank",
-    "refit": ".prune.refit",
-    "ElasticViT": ".prune.slicing",
-    "shrink": ".prune.slicing",
-    "Ranking": ".ranking",
-    "Settings": ".recipe",
-    "make_settings": ".recipe",
+    "rank": ".prune.rank.rank",
+    "refit": ".prune.correct.refit",
+    "ElasticViT": ".prune.models.slicing",
+    "shrink": ".prune.models.slicing",
+    "Ranking": ".model.ranking",
+    "Settings": ".allocation.recipe",
+    "make_settings": ".allocation.recipe",
     "Target": ".target",
 }
 __all__ = ["__version__", *_HOME]

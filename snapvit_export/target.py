@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from .errors import UsageError
-from .values import Size, Value
+from .storage.json import Size, Value
 
 Runtime = Literal["onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt", "openvino", "tensorrt"]
 Precision = Literal["fp32", "fp16", "int8-dynamic", "int8-static"]

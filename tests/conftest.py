@@ -18,7 +18,7 @@ from helpers.images import make_image_folder
 from helpers.models import make_model, make_model_folder
 from helpers.programs import Outcome
 from helpers.shared import SHARED
-from snapvit_export.prune.load import Model
+from snapvit_export.prune.models.load import Model
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a job that a shell put in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # programs that tests interrupt would never end

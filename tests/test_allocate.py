@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from helpers.plans import anatomy_of
-from snapvit_export.allocate import Allocator
-from snapvit_export.cases import Cases
-from snapvit_export.costs import Costs, CostsByLast, flops_costs, linear_costs, params_costs, prunable_costs
+from snapvit_export.allocation.costs import Costs, CostsByLast, flops_costs, linear_costs, params_costs, prunable_costs
+from snapvit_export.allocation.depth import Cases
+from snapvit_export.allocation.knapsack import Allocator
+from snapvit_export.allocation.planner import Planner
+from snapvit_export.allocation.removal import Removal
 from snapvit_export.errors import SnapvitError, UsageError
-from snapvit_export.plan import Plan, Protection
-from snapvit_export.planner import Planner
-from snapvit_export.ranking import Damage, Ranking
-from snapvit_export.removal import Removal
+from snapvit_export.model.plan import Plan, Protection
+from snapvit_export.model.ranking import Damage, Ranking
 
 
 def falling(steps: list[float]) -> np.ndarray:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from snapvit_export.anatomy import Anatomy, Block
 from snapvit_export.errors import FileFormatError
-from snapvit_export.plan import Plan
-from snapvit_export.values import from_json, to_json
+from snapvit_export.model.anatomy import Anatomy, Block
+from snapvit_export.model.plan import Plan
+from snapvit_export.storage.json import from_json, to_json
 
 
 def vit(embed: int, depth: int, heads: int) -> Anatomy:

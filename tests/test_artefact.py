@@ -10,13 +10,13 @@ from helpers.models import FAMILIES, as_model, small
 from helpers.plans import uneven_plan
 from helpers.rankings import random_ranking
 from snapvit_export.calibration.images import Images
+from snapvit_export.checks.embedding_output import tapped
 from snapvit_export.errors import FileFormatError, UsageError
-from snapvit_export.evaluate.artefact import About, opened
-from snapvit_export.graph.emit import Options
-from snapvit_export.graph.emitter import Emitter
-from snapvit_export.graph.tap import tapped
+from snapvit_export.evaluate.exported_model import About, opened
+from snapvit_export.graph.forward import Options
+from snapvit_export.graph.writer import Emitter
+from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.pack import blueprint
-from snapvit_export.prune.slicing import shrink
 from snapvit_export.target import Target
 
 
@@ -107,7 +107,7 @@ def test_bytes_and_a_fixed_batch(tmp_path):
 def test_openvino_and_its_own_int8_files(name, tmp_path):
     pytest.importorskip("openvino", reason="needs openvino: pip install 'snapvit-export[openvino]'")
     pytest.importorskip("nncf", reason="needs nncf: pip install 'snapvit-export[openvino]'")
-    from snapvit_export.runtimes.openvino_int8 import quantise
+    from snapvit_export.runtimes.openvino_nncf import quantise
 
     model, ranking, images = made(name)
     plan = uneven_plan(model.anatomy)

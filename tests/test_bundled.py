@@ -9,9 +9,9 @@ import pytest
 from snapvit_export.calibration.digits import digit_source
 from snapvit_export.calibration.images import prepare
 from snapvit_export.evaluate.accuracy import top1
-from snapvit_export.family import read_family
-from snapvit_export.prune.load import load_model
-from snapvit_export.prune.onnx_export import to_onnx
+from snapvit_export.family.manifest import read_family
+from snapvit_export.prune.models.load import load_model
+from snapvit_export.prune.rank.search.onnx_export import to_onnx
 from snapvit_export.runtimes.ort import OrtSession
 
 FOLDER = Path(str(resources.files("snapvit_export.bundled")))

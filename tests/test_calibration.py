@@ -12,8 +12,8 @@ from timm.data import create_transform
 
 from snapvit_export.calibration.folder import folder_source
 from snapvit_export.calibration.images import calibration_and_held_out, prepare
-from snapvit_export.calibration.listing import list_source
-from snapvit_export.calibration.opening import open_source
+from snapvit_export.calibration.list_file import list_source
+from snapvit_export.calibration.open_source import open_source
 from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.calibration.sampling import equal_parts, shuffled
 from snapvit_export.errors import SnapvitError, UsageError

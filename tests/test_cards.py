@@ -7,7 +7,7 @@ import pytest
 
 from snapvit_export import profiles
 from snapvit_export.errors import SnapvitError, UsageError
-from snapvit_export.values import from_json
+from snapvit_export.storage.json import from_json
 
 KNOWN = {
     "cpu",

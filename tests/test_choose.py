@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapvit_export.budget import Budget
-from snapvit_export.choose import COMPARE_SECONDS, Bracket, OutOfReach, choose
-from snapvit_export.decide import rounded_up
 from snapvit_export.errors import UsageError
-from snapvit_export.profiling.pace import Latency
+from snapvit_export.profiling.drift import Latency
+from snapvit_export.selection.bracket import COMPARE_SECONDS, Bracket, OutOfReach, choose
+from snapvit_export.selection.select import rounded_up
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ import pytest
 
 from helpers.images import make_image_folder
 from helpers.models import make_model_folder
-from snapvit_export.comparing import NAMES
-from snapvit_export.comparison import Comparison
 from snapvit_export.errors import UsageError
+from snapvit_export.evaluate.comparison import Comparison
 from snapvit_export.prune import compare as module
 from snapvit_export.prune.compare import method
 from snapvit_export.report.charts.methods import methods
+from snapvit_export.workflows.compare import NAMES
 
 GIVEN = ["--recipes", "default,magnitude,random+elastic", "--sparsity", "0.2,0.4", "--images", "16"]
 

@@ -17,23 +17,23 @@ from helpers.plans import half_plan, uneven_plan
 from helpers.rankings import random_ranking
 from snapvit_export.calibration.images import Images
 from snapvit_export.calibration.preprocessing import Preprocessing
+from snapvit_export.correction.cholesky import columns_of, make_factor
 from snapvit_export.correction.damping import Damping
-from snapvit_export.correction.factor import columns_of, make_factor
+from snapvit_export.correction.moments import Moments, Statistics
 from snapvit_export.correction.sparsegpt import left_to_right
-from snapvit_export.correction.statistics import Moments, Statistics
 from snapvit_export.errors import SnapvitError
-from snapvit_export.plan import Plan
-from snapvit_export.prune.correct import correct_module, corrected, make_factors
+from snapvit_export.model.plan import Plan
+from snapvit_export.model.ranking import Ranking
+from snapvit_export.prune.blocks.timm_blocks import blocks_of
+from snapvit_export.prune.correct.elastic import correct_module, corrected, make_factors
+from snapvit_export.prune.correct.sequential import correct_in_sequence
 from snapvit_export.prune.import_scores import import_scores
-from snapvit_export.prune.load import Model, ModelDescription, load_model, save_model
-from snapvit_export.prune.masking import masked
-from snapvit_export.prune.observe import observe
-from snapvit_export.prune.onnx_export import to_onnx
-from snapvit_export.prune.parts import blocks_of
-from snapvit_export.prune.sequential import correct_in_sequence
-from snapvit_export.prune.slicing import shrink
-from snapvit_export.prune.understand import read_anatomy
-from snapvit_export.ranking import Ranking
+from snapvit_export.prune.models.load import Model, ModelDescription, load_model, save_model
+from snapvit_export.prune.models.masking import masked
+from snapvit_export.prune.models.read_anatomy import read_anatomy
+from snapvit_export.prune.models.slicing import shrink
+from snapvit_export.prune.rank.search.onnx_export import to_onnx
+from snapvit_export.prune.stats.observe import observe
 from snapvit_export.runtimes.ort import OrtSession
 
 NO_DAMPING = Damping(fraction=0.0)

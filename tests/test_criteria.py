@@ -12,16 +12,16 @@ from timm.models.vision_transformer import VisionTransformer
 
 from helpers.models import FAMILIES, randomise, small
 from snapvit_export.errors import SnapvitError, UsageError
-from snapvit_export.plan import Plan
-from snapvit_export.prune.criteria import CRITERIA, Batch, make_criterion
-from snapvit_export.prune.criteria.gradients import SNIP, SQUARED, SummedGradient
-from snapvit_export.prune.criteria.losses import SelfSupervised, batch_generator, self_supervised_losses
-from snapvit_export.prune.criteria.weights import lamp
-from snapvit_export.prune.parts import blocks_of
-from snapvit_export.prune.slicing import shrink
-from snapvit_export.prune.understand import read_anatomy
-from snapvit_export.prune.views import DISTINCT_WEIGHTS, PAIRED_WEIGHTS, Views
-from snapvit_export.ranking import Ranking
+from snapvit_export.model.plan import Plan
+from snapvit_export.model.ranking import Ranking
+from snapvit_export.prune.blocks.timm_blocks import blocks_of
+from snapvit_export.prune.models.read_anatomy import read_anatomy
+from snapvit_export.prune.models.slicing import shrink
+from snapvit_export.prune.rank.criteria import CRITERIA, Batch, make_criterion
+from snapvit_export.prune.rank.criteria.gradients import SNIP, SQUARED, SummedGradient
+from snapvit_export.prune.rank.criteria.losses import SelfSupervised, batch_generator, self_supervised_losses
+from snapvit_export.prune.rank.criteria.views import DISTINCT_WEIGHTS, PAIRED_WEIGHTS, Views
+from snapvit_export.prune.rank.criteria.weights import lamp
 
 PER_SAMPLE = ("self-supervised", "cross-entropy")
 ALL = [(name, {}) for name in CRITERIA] + [(name, {"reduction": "per_sample"}) for name in PER_SAMPLE]

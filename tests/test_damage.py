@@ -9,23 +9,23 @@ import torch
 from helpers.images import noise, pictures
 from helpers.models import FAMILIES, model_of
 from helpers.plans import uneven_plan
+from snapvit_export.allocation.planner import Planner
+from snapvit_export.allocation.recipe import ORDERS, Settings, make_settings
 from snapvit_export.correction.damping import Damping
 from snapvit_export.errors import SnapvitError, UsageError
-from snapvit_export.plan import Plan
-from snapvit_export.planner import Planner
-from snapvit_export.prune import refit as refitting
-from snapvit_export.prune.correct import correct_module, make_factors
-from snapvit_export.prune.damage import damage_ranking
-from snapvit_export.prune.observe import observe
-from snapvit_export.prune.rank import rank
-from snapvit_export.prune.reaching import input_of
-from snapvit_export.prune.refit import refit
-from snapvit_export.prune.search.allocation import AllocationFitness
-from snapvit_export.prune.search.bench import Bench
-from snapvit_export.prune.search.divergence import Divergence, default_divergence
-from snapvit_export.prune.slicing import shrink
-from snapvit_export.recipe import ORDERS, Settings, make_settings
-from snapvit_export.scores import Scores
+from snapvit_export.model.plan import Plan
+from snapvit_export.model.scores import Scores
+from snapvit_export.prune.correct import refit as refitting
+from snapvit_export.prune.correct.elastic import correct_module, make_factors
+from snapvit_export.prune.correct.refit import refit
+from snapvit_export.prune.models.slicing import shrink
+from snapvit_export.prune.rank.damage import damage_ranking
+from snapvit_export.prune.rank.rank import rank
+from snapvit_export.prune.rank.search.candidate_runner import Bench
+from snapvit_export.prune.rank.search.damage_fitness import AllocationFitness
+from snapvit_export.prune.stats.capture_input import input_of
+from snapvit_export.prune.stats.observe import observe
+from snapvit_export.prune.stats.output_divergence import Divergence, default_divergence
 
 
 def scores_of(model, seed: int = 0) -> Scores:
@@ -149,7 +149,7 @@ def test_a_search_weights_the_curves_and_never_ends_worse(tiny_model):
 def test_an_interrupted_joint_search_goes_on_to_the_same_ranking(tiny_model, tmp_path, monkeypatch):
     images = pictures(24)
     whole = rank(tiny_model, images, joint())
-    from snapvit_export.prune.search.snes import LogSNES
+    from snapvit_export.prune.rank.search.snes import LogSNES
 
     told = LogSNES.tell
 
@@ -214,7 +214,7 @@ def test_on_other_images_a_refit_comes_nearer_to_the_dense_model_than_the_elasti
 
 
 def test_a_refit_without_pull_or_damping_is_the_sequential_correction(tiny_model):
-    from snapvit_export.prune.sequential import correct_in_sequence
+    from snapvit_export.prune.correct.sequential import correct_in_sequence
 
     images = pictures(16)
     ranking, _ = damage_ranking(tiny_model, observe(tiny_model, images))

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from helpers.models import description
-from snapvit_export.calibration.data_set import open_data_set
+from snapvit_export.calibration.dataset import open_data_set
 from snapvit_export.calibration.folder import folder_source
 from snapvit_export.calibration.hub import hf_source
 from snapvit_export.calibration.known_sets import ALIASES, KNOWN_SETS, known_set

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 
 from helpers.plans import anatomy_of
-from snapvit_export import decide as decide_module
-from snapvit_export.anatomy import Anatomy, Block
 from snapvit_export.budget import Budget
-from snapvit_export.decide import _falling, decide
 from snapvit_export.errors import BudgetNotMet
-from snapvit_export.family import Limits
-from snapvit_export.plan import Plan
+from snapvit_export.family.manifest import Limits
+from snapvit_export.model.anatomy import Anatomy, Block
+from snapvit_export.model.plan import Plan
 from snapvit_export.profiling.conditions import Conditions
-from snapvit_export.profiling.device import this_device
 from snapvit_export.profiling.profile import LEAST_RUNS, to_profile
-from snapvit_export.profiling.samples import Samples
+from snapvit_export.profiling.sampling import Samples
 from snapvit_export.progress import Silent
-from snapvit_export.stand import DENSE, Built, Form, Stand
+from snapvit_export.runtimes.device import this_device
+from snapvit_export.selection import select as decide_module
+from snapvit_export.selection.candidates import DENSE, Built, Form, Stand
+from snapvit_export.selection.select import _falling, decide
 from snapvit_export.target import Target
 
 BLOCKS = (Block(heads=4, head_dim=8, hidden=64),) * 2

@@ -14,42 +14,43 @@ from helpers.models import FAMILIES, as_model, make_model_folder, small
 from helpers.plans import anatomy_of
 from helpers.rankings import random_ranking
 from helpers.reference_forward import Reference
-from snapvit_export import choose, stand
-from snapvit_export.allocate import Allocator
+from snapvit_export.allocation.costs import flops_costs
+from snapvit_export.allocation.depth import Cases
+from snapvit_export.allocation.knapsack import Allocator
+from snapvit_export.allocation.planner import STAGES, Planner
+from snapvit_export.allocation.recipe import RECIPES, make_settings
+from snapvit_export.allocation.removal import WHOLE, Removal
 from snapvit_export.calibration.images import Images
-from snapvit_export.cases import Cases
-from snapvit_export.costs import flops_costs
-from snapvit_export.device_stand import plan_of
+from snapvit_export.checks.inspect import inspect
 from snapvit_export.elastic.folder import Elastic
 from snapvit_export.errors import SnapvitError, UsageError
-from snapvit_export.family import read_family
-from snapvit_export.graph.emit import Options
-from snapvit_export.graph.emitter import Emitter
-from snapvit_export.graph.inspect import inspect
-from snapvit_export.plan import Plan, Protection
-from snapvit_export.planner import STAGES, Planner
+from snapvit_export.family.manifest import read_family
+from snapvit_export.graph.forward import Options
+from snapvit_export.graph.writer import Emitter
+from snapvit_export.model.plan import Plan, Protection
+from snapvit_export.model.ranking import Ranking
+from snapvit_export.model.sublayer import SubLayer
 from snapvit_export.progress import Silent
-from snapvit_export.prune.correct import correct_module, corrected, make_factors
-from snapvit_export.prune.damage import damage_ranking
-from snapvit_export.prune.load import ModelDescription, load_model, save_model
-from snapvit_export.prune.masking import masked
-from snapvit_export.prune.observe import observe
+from snapvit_export.prune.blocks.timm_blocks import blocks_of
+from snapvit_export.prune.correct.elastic import correct_module, corrected, make_factors
+from snapvit_export.prune.correct.policy import Repair
+from snapvit_export.prune.correct.refit import refit
+from snapvit_export.prune.correct.sequential import correct_in_sequence
+from snapvit_export.prune.models.load import ModelDescription, load_model, save_model
+from snapvit_export.prune.models.masking import masked
+from snapvit_export.prune.models.read_anatomy import read_anatomy
+from snapvit_export.prune.models.slicing import ElasticViT, shrink
 from snapvit_export.prune.pack import blueprint, corrected_layers, pack
-from snapvit_export.prune.parts import blocks_of
-from snapvit_export.prune.rank import rank
-from snapvit_export.prune.refit import refit
-from snapvit_export.prune.repair import Repair
-from snapvit_export.prune.search.allocation import AllocationFitness
-from snapvit_export.prune.search.bench import Bench
-from snapvit_export.prune.search.divergence import Divergence
-from snapvit_export.prune.sequential import correct_in_sequence
-from snapvit_export.prune.slicing import ElasticViT, shrink
-from snapvit_export.prune.understand import read_anatomy
-from snapvit_export.ranking import Ranking
-from snapvit_export.recipe import RECIPES, make_settings
-from snapvit_export.removal import WHOLE, Removal
-from snapvit_export.sublayer import SubLayer
-from snapvit_export.values import as_builtins
+from snapvit_export.prune.rank.damage import damage_ranking
+from snapvit_export.prune.rank.rank import rank
+from snapvit_export.prune.rank.search.candidate_runner import Bench
+from snapvit_export.prune.rank.search.damage_fitness import AllocationFitness
+from snapvit_export.prune.stats.observe import observe
+from snapvit_export.prune.stats.output_divergence import Divergence
+from snapvit_export.selection import bracket as choose
+from snapvit_export.selection import candidates as stand
+from snapvit_export.selection.elastic_builder import plan_of
+from snapvit_export.storage.json import as_builtins
 
 SOME = ["deit_tiny_patch16_224", "deit3_small_patch16_224", "vit_base_patch16_siglip_224", "vit_small_patch16_dinov3"]
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import TINY, random_ranking, randomise
-from test_families import FAMILIES, small
 
 import snapvit_export as sv
+from helpers.models import FAMILIES, TINY, randomise, small
+from helpers.rankings import random_ranking
 from snapvit_export.calibration.images import Images
 from snapvit_export.errors import SnapvitError
-from snapvit_export.prune.load import Model, ModelDescription
+from snapvit_export.prune.models.load import Model, ModelDescription
 
 PIXELS = np.random.default_rng(0).integers(0, 255, (16, 32, 32, 3), np.uint8)
 SETTINGS = {name: sv.make_settings(name, images=16, evaluations=0) for name in ("default", "local")}

@@ -15,23 +15,23 @@ from helpers.models import make_model
 from helpers.rankings import random_ranking
 from helpers.reference_forward import Reference
 from snapvit_export.calibration.images import calibration_and_held_out, prepare
+from snapvit_export.correction.cholesky import make_factor
 from snapvit_export.correction.damping import Damping
-from snapvit_export.correction.factor import make_factor
 from snapvit_export.correction.factors import Factors
-from snapvit_export.correction.statistics import Moments
-from snapvit_export.elastic.buffer import ALIGNMENT
-from snapvit_export.elastic.description import read_description, write_description
+from snapvit_export.correction.moments import Moments
 from snapvit_export.elastic.folder import Elastic
-from snapvit_export.elastic.names import weight_shapes
+from snapvit_export.elastic.format import read_description, write_description
 from snapvit_export.errors import FileFormatError, SnapvitError
-from snapvit_export.plan import Plan
-from snapvit_export.prune.correct import make_factors
-from snapvit_export.prune.load import load_model
-from snapvit_export.prune.observe import observe
+from snapvit_export.model.plan import Plan
+from snapvit_export.model.tensor_names import weight_shapes
+from snapvit_export.prune.blocks.timm_blocks import blocks_of
+from snapvit_export.prune.correct.elastic import make_factors
+from snapvit_export.prune.models.load import load_model
+from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.pack import pack
-from snapvit_export.prune.parts import blocks_of
-from snapvit_export.prune.slicing import shrink
-from snapvit_export.values import to_json
+from snapvit_export.prune.stats.observe import observe
+from snapvit_export.storage.json import to_json
+from snapvit_export.storage.mapped import ALIGNMENT
 
 PLAN = Plan(heads=(1, 4, 3), neurons=(96, 7, 192))
 DAMPED = (Damping(), 16)  # how factors say they were made
@@ -160,7 +160,7 @@ def test_corrected_weights_equal_a_direct_solve_on_real_covariances(shared, tmp_
     """Float32 is enough: DeiT-Tiny's last block on real images, against float64 least squares."""
     from PIL import Image
 
-    from snapvit_export.prune.load import load_model
+    from snapvit_export.prune.models.load import load_model
 
     model = load_model("deit_tiny_patch16_224", shared / "data" / "deit_tiny_patch16_224.safetensors")
     files = sorted((shared / "data" / "imagenet-sample").glob("*.jpg"))[:16]
@@ -389,7 +389,7 @@ def test_a_ranking_that_was_swapped_is_refused(packed, folder):
     model, _, _, _ = packed
     random_ranking(model.anatomy, seed=9).save(folder / "ranking.safetensors")
     refused(folder, "ranking.safetensors: damaged: it is not the file that elastic.json describes")
-    from snapvit_export.files import sha256
+    from snapvit_export.storage.atomic import sha256
 
     described = read_description(folder).ranking
     changed = msgspec.structs.replace(described, sha256=sha256(folder / "ranking.safetensors"))

@@ -10,16 +10,16 @@ from PIL import Image
 
 from helpers.models import make_model, randomise
 from helpers.rankings import random_ranking
-from snapvit_export.calibration.data_set import open_data_set
+from snapvit_export.calibration.dataset import open_data_set
 from snapvit_export.calibration.images import Images
-from snapvit_export.evaluate.evaluation import Evaluation
+from snapvit_export.evaluate.evaluator import Exam, Judging
 from snapvit_export.evaluate.features import Features
-from snapvit_export.exam import Exam, Judging
+from snapvit_export.family.evaluation import Evaluation
 from snapvit_export.progress import Silent
-from snapvit_export.prune.features import TorchExtractor
-from snapvit_export.prune.load import Model, load_model
-from snapvit_export.prune.understand import read_anatomy
-from snapvit_export.values import from_json
+from snapvit_export.prune.models.extractor import TorchExtractor
+from snapvit_export.prune.models.load import Model, load_model
+from snapvit_export.prune.models.read_anatomy import read_anatomy
+from snapvit_export.storage.json import from_json
 
 
 def read(outcome) -> Evaluation:

@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 
 from helpers.models import make_model_folder
 from helpers.rankings import random_ranking
-from snapvit_export import choose
-from snapvit_export.family import read_family
-from snapvit_export.planner import Planner
-from snapvit_export.prune.load import load_model
-from snapvit_export.ranking import Ranking
+from snapvit_export.allocation.planner import Planner
+from snapvit_export.family.manifest import read_family
+from snapvit_export.model.ranking import Ranking
+from snapvit_export.prune.models.load import load_model
 from snapvit_export.runtimes.ort import OrtSession
+from snapvit_export.selection import bracket as choose
 
 
 @pytest.fixture

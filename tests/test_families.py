@@ -10,13 +10,13 @@ from helpers.plans import uneven_plan
 from helpers.rankings import random_ranking
 from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.errors import ModelNotUnderstood, SnapvitError
-from snapvit_export.plan import Plan
-from snapvit_export.prune.load import ModelDescription, load_model, save_model
-from snapvit_export.prune.masking import masked
-from snapvit_export.prune.onnx_export import to_onnx
-from snapvit_export.prune.parts import blocks_of
-from snapvit_export.prune.slicing import ElasticViT, shrink
-from snapvit_export.prune.understand import read_anatomy
+from snapvit_export.model.plan import Plan
+from snapvit_export.prune.blocks.timm_blocks import blocks_of
+from snapvit_export.prune.models.load import ModelDescription, load_model, save_model
+from snapvit_export.prune.models.masking import masked
+from snapvit_export.prune.models.read_anatomy import read_anatomy
+from snapvit_export.prune.models.slicing import ElasticViT, shrink
+from snapvit_export.prune.rank.search.onnx_export import to_onnx
 from snapvit_export.runtimes.ort import OrtSession
 
 

@@ -11,8 +11,8 @@ import pytest
 from helpers.images import make_image_folder
 from helpers.models import make_model_folder
 from snapvit_export.errors import FileFormatError, SnapvitError
-from snapvit_export.family import own_files, read_family
-from snapvit_export.pipeline import Request, export
+from snapvit_export.family.manifest import own_files, read_family
+from snapvit_export.workflows.export import Request, export
 
 
 @pytest.fixture(scope="module")

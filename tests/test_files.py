@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from snapvit_export.errors import SnapvitError
-from snapvit_export.files import sha256, staged_folder, write_atomically
+from snapvit_export.storage.atomic import sha256, staged_folder, write_atomically
 
 
 def test_a_file_appears_whole(tmp_path):

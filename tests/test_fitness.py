@@ -8,17 +8,14 @@ from helpers.images import pictures
 from helpers.models import FAMILIES, description, small
 from helpers.plans import uneven_plan
 from helpers.rankings import random_ranking
+from snapvit_export.allocation.planner import Planner
 from snapvit_export.calibration.images import Images
 from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.errors import SnapvitError
-from snapvit_export.plan import Protection
-from snapvit_export.planner import Planner
-from snapvit_export.prune.load import Model
-from snapvit_export.prune.masking import masked
-from snapvit_export.prune.parts import blocks_of
-from snapvit_export.prune.search.engine import OrtEngine, TorchEngine
-from snapvit_export.prune.search.fitness import Fitness, Projection
-from snapvit_export.prune.search.forward import (
+from snapvit_export.model.plan import Protection
+from snapvit_export.model.ranking import Ranking
+from snapvit_export.model.scores import Scores
+from snapvit_export.prune.blocks.functional import (
     all_weights,
     attend_first,
     block_weights,
@@ -26,12 +23,15 @@ from snapvit_export.prune.search.forward import (
     pooled,
     read_body,
 )
-from snapvit_export.prune.search.run import search
-from snapvit_export.prune.search.xnes import XNES
-from snapvit_export.prune.slicing import kept, shrink
-from snapvit_export.prune.understand import read_anatomy
-from snapvit_export.ranking import Ranking
-from snapvit_export.scores import Scores
+from snapvit_export.prune.blocks.timm_blocks import blocks_of
+from snapvit_export.prune.models.load import Model
+from snapvit_export.prune.models.masking import masked
+from snapvit_export.prune.models.read_anatomy import read_anatomy
+from snapvit_export.prune.models.slicing import kept, shrink
+from snapvit_export.prune.rank.search.engine import OrtEngine, TorchEngine
+from snapvit_export.prune.rank.search.fitness import Fitness, Projection
+from snapvit_export.prune.rank.search.loop import search
+from snapvit_export.prune.rank.search.xnes import XNES
 
 ENGINES = ["torch", "onnxruntime"]
 

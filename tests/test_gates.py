@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from snapvit_export import profiles
+from snapvit_export.checks.gates import first_difference, require_close, require_equal
 from snapvit_export.errors import GateFailed
-from snapvit_export.graph import emitter
-from snapvit_export.graph.gates import first_difference, require_close, require_equal
-from snapvit_export.graph.numerics import stored
-from snapvit_export.graph.prepare import prepare
-from snapvit_export.pipeline import Request, export
+from snapvit_export.graph import writer as emitter
+from snapvit_export.graph.precision import stored
+from snapvit_export.graph.weights import prepare
+from snapvit_export.workflows.export import Request, export
 
 A = np.random.default_rng(0).standard_normal((4, 10)).astype(np.float32)
 

@@ -14,18 +14,18 @@ from helpers.graphs import exact_and
 from helpers.models import make_model
 from helpers.rankings import random_ranking
 from helpers.shared import ROOT
+from snapvit_export.allocation.planner import Planner
+from snapvit_export.checks.gates import agreement
 from snapvit_export.errors import SnapvitError
-from snapvit_export.graph.emitter import Emitter
-from snapvit_export.graph.gates import agreement
-from snapvit_export.plan import Plan
-from snapvit_export.planner import Planner
+from snapvit_export.graph.writer import Emitter
+from snapvit_export.model.plan import Plan
 from snapvit_export.profiling.measure import time_together
 from snapvit_export.prune.pack import blueprint
 from snapvit_export.runtimes import cuda
-from snapvit_export.runtimes.engine_file import engine_path, record_path
-from snapvit_export.runtimes.opening import open_session, version_of
 from snapvit_export.runtimes.ort import OrtSession
-from snapvit_export.runtimes.tensorrt_session import TensorRTSession, require_tensorrt
+from snapvit_export.runtimes.session import open_session, version_of
+from snapvit_export.runtimes.tensorrt.engine_file import engine_path, record_path
+from snapvit_export.runtimes.tensorrt.session import TensorRTSession, require_tensorrt
 from snapvit_export.target import TAKES, Target
 
 pytestmark = pytest.mark.gpu

@@ -22,14 +22,14 @@ from helpers.rankings import random_ranking
 from helpers.reference_forward import Reference
 from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.elastic.folder import Elastic
-from snapvit_export.graph.emit import Options
-from snapvit_export.graph.emitter import Blueprint, Emitter
-from snapvit_export.plan import Plan
-from snapvit_export.prune.correct import make_factors
-from snapvit_export.prune.load import Model
-from snapvit_export.prune.observe import observe
+from snapvit_export.graph.forward import Options
+from snapvit_export.graph.writer import Blueprint, Emitter
+from snapvit_export.model.plan import Plan
+from snapvit_export.prune.correct.elastic import make_factors
+from snapvit_export.prune.models.load import Model
+from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.pack import pack
-from snapvit_export.prune.slicing import shrink
+from snapvit_export.prune.stats.observe import observe
 from snapvit_export.runtimes.ort import OrtSession
 
 UNUSUAL = [
@@ -173,7 +173,7 @@ for name in ("torch", "timm", "torchvision"):
 import numpy as np
 from pathlib import Path
 from snapvit_export.elastic.folder import Elastic
-from snapvit_export.graph.emitter import Blueprint, Emitter
+from snapvit_export.graph.writer import Blueprint, Emitter
 from snapvit_export.runtimes.ort import OrtSession
 elastic = Elastic.load({str(tmp_path / "elastic")!r})
 plan = elastic.planner.flops(0.6)

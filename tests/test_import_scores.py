@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from helpers.hostile import Bomb
-from snapvit_export.anatomy import Anatomy, Block
+from snapvit_export.allocation.planner import Planner
 from snapvit_export.errors import FileFormatError, SnapvitError
-from snapvit_export.plan import Protection
-from snapvit_export.planner import Planner
+from snapvit_export.model.anatomy import Anatomy, Block
+from snapvit_export.model.plan import Protection
+from snapvit_export.model.ranking import Ranking
 from snapvit_export.prune.import_scores import import_scores
-from snapvit_export.ranking import Ranking
 
 FILES = [
     "augreg-vit-b-16-in21k-ft-in1k",

@@ -8,11 +8,11 @@ from onnx import TensorProto, helper
 
 from helpers.models import make_model
 from helpers.rankings import random_ranking
-from snapvit_export.graph.emit import Options
-from snapvit_export.graph.emitter import Emitter
-from snapvit_export.graph.inspect import inspect
-from snapvit_export.graph.numerics import Numerics
-from snapvit_export.plan import Plan
+from snapvit_export.checks.inspect import inspect
+from snapvit_export.graph.forward import Options
+from snapvit_export.graph.precision import Numerics
+from snapvit_export.graph.writer import Emitter
+from snapvit_export.model.plan import Plan
 from snapvit_export.prune.pack import blueprint
 
 PLAN = Plan(heads=(1, 4, 3), neurons=(20, 192, 7))

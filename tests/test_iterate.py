@@ -11,27 +11,27 @@ import torch
 
 from helpers.models import TINY, make_model
 from helpers.programs import python, torchrun
+from snapvit_export.allocation.planner import Planner
+from snapvit_export.allocation.recipe import make_settings
+from snapvit_export.allocation.rounds import MOST_MOVED, Rounds
 from snapvit_export.calibration.images import Images
 from snapvit_export.errors import SnapvitError, UsageError
-from snapvit_export.family import read_family
-from snapvit_export.plan import Plan, Protection
-from snapvit_export.planner import Planner
+from snapvit_export.family.manifest import read_family
+from snapvit_export.model.plan import Plan, Protection
+from snapvit_export.model.ranking import Ranking
+from snapvit_export.model.scores import Scores
 from snapvit_export.progress import Silent
-from snapvit_export.prune import iterate
-from snapvit_export.prune.damage import damage_ranking
-from snapvit_export.prune.iterate import rank_in_rounds
-from snapvit_export.prune.load import Model
-from snapvit_export.prune.observe import observe
-from snapvit_export.prune.rank import score
-from snapvit_export.prune.refine import rescored
-from snapvit_export.prune.refit import refit
-from snapvit_export.prune.slicing import shrink
-from snapvit_export.prune.sublayers import measure_sublayers
-from snapvit_export.prune.understand import read_anatomy
-from snapvit_export.ranking import Ranking
-from snapvit_export.recipe import make_settings
-from snapvit_export.rounds import MOST_MOVED, Rounds
-from snapvit_export.scores import Scores
+from snapvit_export.prune.correct.refit import refit
+from snapvit_export.prune.models.load import Model
+from snapvit_export.prune.models.read_anatomy import read_anatomy
+from snapvit_export.prune.models.slicing import shrink
+from snapvit_export.prune.rank import iterative as iterate
+from snapvit_export.prune.rank.damage import damage_ranking
+from snapvit_export.prune.rank.iterative import rank_in_rounds
+from snapvit_export.prune.rank.rank import score
+from snapvit_export.prune.rank.refine import rescored
+from snapvit_export.prune.stats.observe import observe
+from snapvit_export.prune.stats.sublayer_stats import measure_sublayers
 
 FLOPS = (0.8, 0.6, 0.4)
 WIDTH, DEPTH = make_settings("default", depth=False), make_settings("default")

@@ -15,9 +15,9 @@ import pytest
 from helpers.images import make_image_folder
 from helpers.models import make_model_folder
 from helpers.shared import ROOT
-from snapvit_export import jetson_agent
-from snapvit_export.on_device import FamilyProfile
-from snapvit_export.pipeline import Request, export
+from snapvit_export.runtimes import jetson_agent
+from snapvit_export.selection.on_device import FamilyProfile
+from snapvit_export.workflows.export import Request, export
 
 pytestmark = pytest.mark.jetson
 

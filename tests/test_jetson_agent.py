@@ -24,15 +24,15 @@ from onnx import TensorProto, helper
 from helpers.images import make_image_folder
 from helpers.models import make_model_folder
 from helpers.shared import ROOT
-from snapvit_export import jetson_agent as agent
-from snapvit_export.family import read_family
-from snapvit_export.graph.inspect import inspect
-from snapvit_export.on_device import FamilyProfile
-from snapvit_export.pipeline import Request, export
-from snapvit_export.profiling.device import DeviceCard
-from snapvit_export.profiling.samples import Samples
-from snapvit_export.report.table import print_profiles
+from snapvit_export.checks.inspect import inspect
+from snapvit_export.family.manifest import read_family
+from snapvit_export.profiling.sampling import Samples
+from snapvit_export.report.terminal import print_profiles
+from snapvit_export.runtimes import jetson_agent as agent
+from snapvit_export.runtimes.device import DeviceCard
+from snapvit_export.selection.on_device import FamilyProfile
 from snapvit_export.target import Target
+from snapvit_export.workflows.export import Request, export
 
 AGENT = Path(agent.__file__)
 FIXTURES = ROOT / "tests" / "fixtures" / "trtexec"

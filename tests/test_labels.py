@@ -5,8 +5,8 @@ from dataclasses import replace
 import timm
 
 from helpers.models import as_model, description, make_model
-from snapvit_export.prune.labels import class_names
-from snapvit_export.prune.load import load_model
+from snapvit_export.prune.models.class_names import class_names
+from snapvit_export.prune.models.load import load_model
 
 
 def test_the_bundled_model_names_its_digits():

@@ -8,17 +8,17 @@ import pytest
 from helpers.models import make_model
 from helpers.plans import anatomy_of
 from helpers.rankings import random_ranking
+from snapvit_export.allocation.costs import CostsByLast, linear_costs
+from snapvit_export.allocation.planner import Planner
 from snapvit_export.calibration.images import Images
-from snapvit_export.costs import CostsByLast, linear_costs
 from snapvit_export.errors import SnapvitError
-from snapvit_export.plan import Plan, Protection
-from snapvit_export.planner import Planner
+from snapvit_export.model.plan import Plan, Protection
+from snapvit_export.model.ranking import Ranking
+from snapvit_export.model.sublayer import SubLayer
 from snapvit_export.profiling.latency_model import LatencyModel, design, fit
-from snapvit_export.prune.damage import damage_ranking
-from snapvit_export.prune.observe import observe
-from snapvit_export.ranking import Ranking
-from snapvit_export.sublayer import SubLayer
-from snapvit_export.values import as_builtins, from_json, to_json
+from snapvit_export.prune.rank.damage import damage_ranking
+from snapvit_export.prune.stats.observe import observe
+from snapvit_export.storage.json import as_builtins, from_json, to_json
 
 
 def tokens_read(anatomy):

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from helpers.hostile import Bomb
 from helpers.models import TINY, description, randomise
 from snapvit_export.errors import FileFormatError, SnapvitError, UsageError
-from snapvit_export.prune.load import load_model, save_model
+from snapvit_export.prune.models.load import load_model, save_model
 
 NAME = "vit_tiny_patch16_224"
 

@@ -7,14 +7,14 @@ import torch
 from helpers.models import description
 from snapvit_export.calibration.masks import UNKNOWN
 from snapvit_export.errors import FileFormatError, SnapvitError
-from snapvit_export.evaluate.evaluation import Evaluation
 from snapvit_export.evaluate.features import Features, MadeBy, Split
 from snapvit_export.evaluate.fidelity import agreeing, cosines, fidelity
 from snapvit_export.evaluate.head import columns_for, head_right, read_names
 from snapvit_export.evaluate.linear import fit_probe, linear_right, set_aside
 from snapvit_export.evaluate.segmentation import Tally, patch_shares, segment, upsampling
-from snapvit_export.sealed import save_sealed
-from snapvit_export.values import to_json
+from snapvit_export.family.evaluation import Evaluation
+from snapvit_export.storage.checksummed import save_sealed
+from snapvit_export.storage.json import to_json
 
 
 def blobs(count, seed, classes=4, width=12, noise=1.5):

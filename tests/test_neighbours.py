@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from snapvit_export.errors import SnapvitError
-from snapvit_export.evaluate.neighbours import nearest_neighbours
+from snapvit_export.evaluate.knn import nearest_neighbours
 
 
 def features(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:

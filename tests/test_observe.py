@@ -10,15 +10,15 @@ from helpers.plans import half_plan
 from helpers.rankings import random_ranking
 from snapvit_export.calibration.images import Images
 from snapvit_export.errors import SnapvitError
-from snapvit_export.plan import Plan
+from snapvit_export.model.plan import Plan
 from snapvit_export.progress import Silent
-from snapvit_export.prune import tokens
-from snapvit_export.prune.correct import corrected
-from snapvit_export.prune.criteria.record import Recorder
-from snapvit_export.prune.observe import observe
-from snapvit_export.prune.parts import blocks_of
-from snapvit_export.prune.running_moments import COLUMNS, RunningMoments
-from snapvit_export.prune.sequential import correct_in_sequence
+from snapvit_export.prune.blocks.timm_blocks import blocks_of
+from snapvit_export.prune.correct.elastic import corrected
+from snapvit_export.prune.correct.sequential import correct_in_sequence
+from snapvit_export.prune.rank.criteria.record import Recorder
+from snapvit_export.prune.stats import token_weights as tokens
+from snapvit_export.prune.stats.moments import COLUMNS, RunningMoments
+from snapvit_export.prune.stats.observe import observe
 
 
 class Notes(Silent):

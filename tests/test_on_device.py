@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from snapvit_export import choose
-from snapvit_export.family import read_family
-from snapvit_export.graph.inspect import inspect
-from snapvit_export.on_device import FamilyProfile
-from snapvit_export.ranking import Ranking
+from snapvit_export.checks.inspect import inspect
+from snapvit_export.family.manifest import read_family
+from snapvit_export.model.ranking import Ranking
 from snapvit_export.runtimes.ort import OrtSession
+from snapvit_export.selection import bracket as choose
+from snapvit_export.selection.on_device import FamilyProfile
 
 
 @pytest.fixture(autouse=True)

@@ -17,16 +17,16 @@ from helpers.models import FAMILIES, SOME_MODELS, as_model, deep, make_model, sm
 from helpers.plans import plan_without, uneven_plan
 from helpers.rankings import random_ranking
 from snapvit_export.calibration.images import calibration_and_held_out, prepare
+from snapvit_export.checks.gates import agreement
 from snapvit_export.errors import MissingDependency, SnapvitError
-from snapvit_export.files import sha256
-from snapvit_export.graph.emit import Options
-from snapvit_export.graph.emitter import Emitter
-from snapvit_export.graph.gates import agreement
-from snapvit_export.plan import Plan
-from snapvit_export.prune.load import load_model
+from snapvit_export.graph.forward import Options
+from snapvit_export.graph.writer import Emitter
+from snapvit_export.model.plan import Plan
+from snapvit_export.prune.models.load import load_model
 from snapvit_export.prune.pack import blueprint
 from snapvit_export.runtimes.openvino import OpenVinoSession, read_model, version
-from snapvit_export.runtimes.openvino_int8 import quantise
+from snapvit_export.runtimes.openvino_nncf import quantise
+from snapvit_export.storage.atomic import sha256
 
 openvino = pytest.importorskip("openvino", reason="needs openvino: pip install 'snapvit-export[openvino]'")
 INT8 = ("i8", "u8")
@@ -297,7 +297,7 @@ def test_int8_is_made_without_torch_and_without_a_word_in_any_process(tmp_path):
 import sys
 import numpy as np
 from pathlib import Path
-from snapvit_export.runtimes.openvino_int8 import quantise
+from snapvit_export.runtimes.openvino_nncf import quantise
 folder = Path({str(tmp_path)!r})
 quantise(folder / "x.onnx", folder / "int8", [image[None] for image in np.load(folder / "images.npy")])
 assert "torch" not in sys.modules

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from helpers.models import make_model_folder
-from snapvit_export import choose
-from snapvit_export.family import read_family
+from snapvit_export.family.manifest import read_family
+from snapvit_export.selection import bracket as choose
 
 pytest.importorskip("openvino", reason="needs OpenVINO: pip install 'snapvit-export[openvino]'")
 pytest.importorskip("nncf", reason="needs NNCF: pip install 'snapvit-export[openvino]'")

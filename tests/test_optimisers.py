@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from snapvit_export.prune.search.optimiser import default_population, utilities, worst_first
-from snapvit_export.prune.search.snes import LogSNES
-from snapvit_export.prune.search.xnes import XNES
+from snapvit_export.prune.rank.search.optimiser import default_population, utilities, worst_first
+from snapvit_export.prune.rank.search.snes import LogSNES
+from snapvit_export.prune.rank.search.xnes import XNES
 
 
 def minimise(es, loss, evaluations: int) -> float:

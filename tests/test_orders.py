@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from snapvit_export.correction.cholesky import columns_of, make_factor
 from snapvit_export.correction.damping import Damping
-from snapvit_export.correction.factor import columns_of, make_factor
+from snapvit_export.correction.moments import Moments
 from snapvit_export.correction.orders import BLOCK, ORDERS, backward, pivoted, product, variance
-from snapvit_export.correction.statistics import Moments
 from snapvit_export.errors import SnapvitError
-from snapvit_export.scores import strictly_falling
+from snapvit_export.model.scores import strictly_falling
 
 
 def layer(seed: int, structures: int, unit: int, tokens: int = 200, common: int = 3) -> tuple[np.ndarray, Moments]:

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from snapvit_export.profiling.conditions import Conditions
-from snapvit_export.profiling.device import this_device
-from snapvit_export.profiling.pace import Pace
+from snapvit_export.profiling.drift import Pace
 from snapvit_export.profiling.profile import Profile, to_profile
-from snapvit_export.profiling.samples import Samples
+from snapvit_export.profiling.sampling import Samples
+from snapvit_export.runtimes.device import this_device
 from snapvit_export.target import Target
 
 TARGET = Target(runtime="onnxruntime", precision="fp32", batch=1, threads=1)

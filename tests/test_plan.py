@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.plans import anatomy_of
-from snapvit_export.anatomy import Anatomy
+from snapvit_export.allocation.planner import PUBLISHED_PAIRS, Planner
 from snapvit_export.errors import SnapvitError, UsageError
-from snapvit_export.plan import Plan, Protection
-from snapvit_export.planner import PUBLISHED_PAIRS, Planner
-from snapvit_export.ranking import Ranking
+from snapvit_export.model.anatomy import Anatomy
+from snapvit_export.model.plan import Plan, Protection
+from snapvit_export.model.ranking import Ranking
 
 
 @st.composite

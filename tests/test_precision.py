@@ -13,19 +13,19 @@ from helpers.images import noise_arrays
 from helpers.models import FAMILIES, as_model, make_model, small
 from helpers.plans import uneven_plan
 from helpers.rankings import random_ranking
+from snapvit_export.allocation.planner import Planner
 from snapvit_export.calibration.images import calibration_and_held_out, prepare
+from snapvit_export.checks.activations import largest_values
+from snapvit_export.checks.gates import agreement, require_close
+from snapvit_export.checks.quantisation import MARGIN, _sample, best_range, calibrate, too_large
 from snapvit_export.errors import GateFailed, SnapvitError, UsageError
-from snapvit_export.graph.calibrate import MARGIN, _sample, best_range, calibrate, too_large
-from snapvit_export.graph.emit import Options
-from snapvit_export.graph.emitter import Emitter, Written
-from snapvit_export.graph.gates import agreement, require_close
-from snapvit_export.graph.numerics import Numerics, Range, stored
-from snapvit_export.graph.probe import largest_values
-from snapvit_export.plan import Plan
-from snapvit_export.planner import Planner
-from snapvit_export.prune.load import load_model
+from snapvit_export.graph.forward import Options
+from snapvit_export.graph.precision import Numerics, Range, stored
+from snapvit_export.graph.writer import Emitter, Written
+from snapvit_export.model.plan import Plan
+from snapvit_export.model.ranking import Ranking
+from snapvit_export.prune.models.load import load_model
 from snapvit_export.prune.pack import blueprint
-from snapvit_export.ranking import Ranking
 from snapvit_export.target import check_precision, parse_precision
 
 FEWER = ["fp16", "int8-dynamic", "int8-static"]

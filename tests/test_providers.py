@@ -19,14 +19,14 @@ from helpers.images import noise_arrays
 from helpers.models import make_model
 from helpers.rankings import random_ranking
 from snapvit_export.errors import SnapvitError
-from snapvit_export.graph.emit import Options
-from snapvit_export.graph.emitter import Emitter
-from snapvit_export.plan import Plan
+from snapvit_export.graph.forward import Options
+from snapvit_export.graph.writer import Emitter
+from snapvit_export.model.plan import Plan
 from snapvit_export.prune.pack import blueprint
 from snapvit_export.runtimes import ort
 from snapvit_export.runtimes.cuda import NoGPU, require_gpu
-from snapvit_export.runtimes.opening import open_session, version_of
 from snapvit_export.runtimes.ort import CUDA, PROVIDERS, SETTINGS, TENSORRT, Bound, OrtSession
+from snapvit_export.runtimes.session import open_session, version_of
 from snapvit_export.target import Runtime, Target
 
 ON_GPU = [runtime for runtime in get_args(Runtime) if runtime.startswith("onnxruntime-")]

@@ -11,18 +11,18 @@ import torch
 
 from helpers.images import pictures
 from helpers.programs import KILLED_RANK, python, torchrun
+from snapvit_export.allocation.recipe import RECIPES, Settings, make_settings
 from snapvit_export.calibration.images import calibration_and_held_out, prepare
 from snapvit_export.errors import SnapvitError
-from snapvit_export.prune.checkpoint import Checkpoint
-from snapvit_export.prune.criteria.base import Batch
-from snapvit_export.prune.criteria.losses import CrossEntropy
-from snapvit_export.prune.exact_sum import ExactSum, choose_exponents
-from snapvit_export.prune.labels import as_outputs
-from snapvit_export.prune.load import Model, load_model, save_model
-from snapvit_export.prune.rank import rank, starting_factors
-from snapvit_export.prune.search.cka import cka_covariance, nearest_correlation
-from snapvit_export.ranking import Ranking
-from snapvit_export.recipe import RECIPES, Settings, make_settings
+from snapvit_export.model.ranking import Ranking
+from snapvit_export.prune.models.class_names import as_outputs
+from snapvit_export.prune.models.load import Model, load_model, save_model
+from snapvit_export.prune.rank.checkpoint import Checkpoint
+from snapvit_export.prune.rank.criteria.base import Batch
+from snapvit_export.prune.rank.criteria.losses import CrossEntropy
+from snapvit_export.prune.rank.exact_sum import ExactSum, choose_exponents
+from snapvit_export.prune.rank.rank import rank, starting_factors
+from snapvit_export.prune.rank.search.cka import cka_covariance, nearest_correlation
 
 SEARCH = Settings(evaluations=10, population=5, pca=16)
 
@@ -75,7 +75,7 @@ def test_the_released_recipe_is_there_by_name():
 
 def test_the_start_falls_with_depth(tiny_model):
     scores = rank(tiny_model, pictures(4), Settings(criterion="magnitude"))
-    from snapvit_export.scores import Scores
+    from snapvit_export.model.scores import Scores
 
     start = starting_factors(Scores(scores.head_scores, scores.neuron_scores))
     assert np.allclose(start[:3], [1.2, 1.0, 0.8])
@@ -348,7 +348,7 @@ def test_labels_are_asked_for(snapvit, command, image_folder, tmp_path):
 
 
 def test_a_ranking_of_other_weights_is_refused(snapvit, tiny_model, tiny_folder, image_folder, tmp_path):
-    from snapvit_export.prune.load import save_model
+    from snapvit_export.prune.models.load import save_model
 
     plain = ["rank", tiny_folder, "--data", image_folder, "--out", tmp_path / "r.safetensors", "--images", 8]
     assert snapvit(*plain, "--recipe", "local").code == 0

@@ -7,9 +7,9 @@ from helpers.models import TINY
 from helpers.plans import anatomy_of
 from helpers.rankings import random_ranking
 from snapvit_export.errors import FileFormatError, SnapvitError
-from snapvit_export.plan import Protection
-from snapvit_export.ranking import Ranking
-from snapvit_export.values import as_builtins
+from snapvit_export.model.plan import Protection
+from snapvit_export.model.ranking import Ranking
+from snapvit_export.storage.json import as_builtins
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from helpers.models import small
 from helpers.rankings import random_ranking
+from snapvit_export.allocation.planner import Planner, check_reach
 from snapvit_export.errors import SnapvitError
-from snapvit_export.plan import Protection
-from snapvit_export.planner import Planner, check_reach
-from snapvit_export.prune.understand import read_anatomy
-from snapvit_export.ranking import Ranking
+from snapvit_export.model.plan import Protection
+from snapvit_export.model.ranking import Ranking
+from snapvit_export.prune.models.read_anatomy import read_anatomy
 
 ANATOMIES = {
     name: read_anatomy(small(name)[0], name) for name in ("deit_tiny_patch16_224", "vit_base_patch16_siglip_224")
@@ -77,7 +77,7 @@ def watched(monkeypatch) -> list[str]:
     """What of the long work was begun."""
     begun: list[str] = []
     for name in ("observe", "measure_sublayers", "damage_ranking"):
-        monkeypatch.setattr(f"snapvit_export.prune.rank.{name}", lambda *_, name=name, **__: begun.append(name))
+        monkeypatch.setattr(f"snapvit_export.prune.rank.rank.{name}", lambda *_, name=name, **__: begun.append(name))
     return begun
 
 

@@ -11,9 +11,9 @@ from onnx import TensorProto
 from helpers.models import make_model
 from helpers.rankings import random_ranking
 from snapvit_export.errors import FileFormatError, SnapvitError
-from snapvit_export.graph.emitter import Emitter
 from snapvit_export.graph.read import external_files, read_graph
-from snapvit_export.plan import Plan
+from snapvit_export.graph.writer import Emitter
+from snapvit_export.model.plan import Plan
 from snapvit_export.prune.pack import blueprint
 from snapvit_export.runtimes.ort import OrtSession
 

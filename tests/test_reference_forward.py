@@ -9,10 +9,10 @@ from helpers.plans import uneven_plan
 from helpers.rankings import random_ranking
 from helpers.reference_forward import Reference
 from snapvit_export.elastic.folder import Elastic
-from snapvit_export.plan import Plan
+from snapvit_export.model.plan import Plan
+from snapvit_export.prune.models.read_anatomy import read_anatomy
+from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.pack import pack
-from snapvit_export.prune.slicing import shrink
-from snapvit_export.prune.understand import read_anatomy
 
 
 def check(module, name, folder, plan=None) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from snapvit_export.errors import SnapvitError, UsageError
-from snapvit_export.family import read_family
+from snapvit_export.family.manifest import read_family
 from snapvit_export.progress import Silent
-from snapvit_export.remote import Host, profile_there
+from snapvit_export.selection.remote import Host, profile_there
 
 SSHD = shutil.which("sshd") or next((p for p in ("/usr/sbin/sshd", "/usr/local/sbin/sshd") if os.path.exists(p)), None)
 needs_sshd = pytest.mark.skipif(

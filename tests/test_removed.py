@@ -9,14 +9,14 @@ from helpers.graphs import close, exact_and, run
 from helpers.models import SOME_MODELS, deep
 from helpers.plans import plan_without
 from helpers.rankings import random_ranking
+from snapvit_export.checks.gates import agreement
 from snapvit_export.errors import SnapvitError
-from snapvit_export.graph.emit import Options
-from snapvit_export.graph.emitter import Emitter
-from snapvit_export.graph.gates import agreement
-from snapvit_export.graph.prepare import ADDED
-from snapvit_export.prune.masking import masked
+from snapvit_export.graph.forward import Options
+from snapvit_export.graph.weights import ADDED
+from snapvit_export.graph.writer import Emitter
+from snapvit_export.prune.blocks.timm_blocks import blocks_of
+from snapvit_export.prune.models.masking import masked
 from snapvit_export.prune.pack import blueprint
-from snapvit_export.prune.parts import blocks_of
 
 WITHOUT = {  # blocks without attention, blocks without MLP
     "the first attention": ({0}, set()),

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from helpers.report_factory import HOSTILE, make_manifest, make_search, make_sublayers, make_validation
-from snapvit_export.report.numbers import Source, gather
+from snapvit_export.report.data import Source, gather
 from snapvit_export.report.page import page
 
 if os.environ.get("SNAPVIT_REQUIRE_BROWSER"):

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from snapvit_export.calibration.hub import from_hub, hf_source
-from snapvit_export.calibration.listing import list_source
+from snapvit_export.calibration.list_file import list_source
 from snapvit_export.calibration.npz import npz_source
-from snapvit_export.calibration.opening import open_source
+from snapvit_export.calibration.open_source import open_source
 from snapvit_export.calibration.source import UnreadableImage
 from snapvit_export.errors import MissingDependency, SnapvitError, UsageError
 
@@ -217,7 +217,7 @@ def test_a_data_set_is_loaded_by_name_and_split(small_set, tmp_path, monkeypatch
 
 def test_a_data_set_that_cannot_be_fetched_is_one_line(datasets, tmp_path):
     code = (
-        "from snapvit_export.calibration.opening import open_source\n"
+        "from snapvit_export.calibration.open_source import open_source\n"
         "from snapvit_export.errors import SnapvitError\n"
         "try: open_source('hf:nobody/nothing')\n"
         "except SnapvitError as error: print(error)\n"

@@ -7,18 +7,18 @@ import torch
 from helpers.images import HALF, inputs_of, some_images
 from helpers.models import FAMILIES, as_model, make_model, small
 from helpers.rankings import random_ranking
+from snapvit_export.allocation.recipe import make_settings
 from snapvit_export.calibration.images import Images
 from snapvit_export.errors import FileFormatError, SnapvitError
-from snapvit_export.plan import Plan
-from snapvit_export.prune.correct import correct_module, make_factors
-from snapvit_export.prune.observe import observe
-from snapvit_export.prune.rank import rank
-from snapvit_export.prune.search.divergence import Divergence, default_divergence
-from snapvit_export.prune.slicing import shrink
-from snapvit_export.prune.sublayers import measure_sublayers
-from snapvit_export.prune.tokens import as_read
-from snapvit_export.ranking import Ranking
-from snapvit_export.recipe import make_settings
+from snapvit_export.model.plan import Plan
+from snapvit_export.model.ranking import Ranking
+from snapvit_export.prune.correct.elastic import correct_module, make_factors
+from snapvit_export.prune.models.slicing import shrink
+from snapvit_export.prune.rank.rank import rank
+from snapvit_export.prune.stats.observe import observe
+from snapvit_export.prune.stats.output_divergence import Divergence, default_divergence
+from snapvit_export.prune.stats.sublayer_stats import measure_sublayers
+from snapvit_export.prune.stats.token_weights import as_read
 
 
 @pytest.mark.parametrize("name", FAMILIES.values(), ids=FAMILIES.keys())

@@ -21,14 +21,12 @@ from helpers.models import FAMILIES, as_model, make_model, small
 from helpers.plans import uneven_plan
 from helpers.rankings import random_ranking
 from snapvit_export.errors import FileFormatError, GateFailed, SnapvitError, UsageError
-from snapvit_export.graph.emit import Options
-from snapvit_export.graph.emitter import Emitter
-from snapvit_export.plan import Plan
+from snapvit_export.graph.forward import Options
+from snapvit_export.graph.writer import Emitter
+from snapvit_export.model.plan import Plan
 from snapvit_export.prune.pack import blueprint
 from snapvit_export.runtimes import cuda
-from snapvit_export.runtimes.ceilings import require_parseable
-from snapvit_export.runtimes.census import Census, Product, require_precision
-from snapvit_export.runtimes.engine_file import (
+from snapvit_export.runtimes.tensorrt.engine_file import (
     EngineRecord,
     engine_path,
     mark_agreed,
@@ -36,8 +34,10 @@ from snapvit_export.runtimes.engine_file import (
     record_path,
     write_engine,
 )
-from snapvit_export.runtimes.tensorrt import BuildSettings, TensorRT
-from snapvit_export.runtimes.tensorrt_session import BuildOnly, build_engine
+from snapvit_export.runtimes.tensorrt.matmul_dtypes import Census, Product, require_precision
+from snapvit_export.runtimes.tensorrt.network import BuildSettings, TensorRT
+from snapvit_export.runtimes.tensorrt.opset_support import require_parseable
+from snapvit_export.runtimes.tensorrt.session import BuildOnly, build_engine
 from snapvit_export.target import Target, parse_precision
 
 PRECISIONS = ["fp32", "fp16", "int8-static"]
@@ -230,7 +230,7 @@ def test_without_a_driver_running_is_refused_in_one_line_and_nothing_crashes(dra
 import sys
 from pathlib import Path
 from snapvit_export.errors import SnapvitError
-from snapvit_export.runtimes.tensorrt_session import TensorRTSession
+from snapvit_export.runtimes.tensorrt.session import TensorRTSession
 from snapvit_export.target import Target
 try:
     TensorRTSession(Path(sys.argv[1]), Target(runtime="tensorrt", precision="fp16", batch=1, threads=1))

@@ -19,7 +19,7 @@ from helpers.shared import ROOT
 from snapvit_export.runtimes.tensorrt_api import NAMES
 
 HARNESS = Path(__file__).resolve().parent / "tensorrt_bindings"
-ADAPTER = (ROOT / "snapvit_export" / "runtimes" / "tensorrt.py").read_text()
+ADAPTER = (ROOT / "snapvit_export" / "runtimes" / "tensorrt" / "network.py").read_text()
 VERSIONS = {
     "10.3.0": "tensorrt-cu12-bindings",  # JetPack 6
     "10.13.3.9.post1": "tensorrt-cu13-bindings",  # JetPack 7

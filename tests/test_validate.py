@@ -13,16 +13,16 @@ from PIL import Image
 
 from helpers.images import make_image_folder
 from helpers.models import make_model_folder
-from snapvit_export import validate as module
 from snapvit_export.calibration import folder as folder_source
 from snapvit_export.calibration.images import calibration_and_held_out, prepare
 from snapvit_export.evaluate.pareto import Point, dominated
-from snapvit_export.family import read_family, write_manifest
-from snapvit_export.on_device import FamilyProfile
-from snapvit_export.pipeline import BUNDLED_NAME, Request, export
-from snapvit_export.prune.load import load_model
+from snapvit_export.family.manifest import read_family, write_manifest
+from snapvit_export.family.validation import Validation
+from snapvit_export.prune.models.load import load_model
 from snapvit_export.runtimes.ort import OrtSession
-from snapvit_export.validation import Validation
+from snapvit_export.selection.on_device import FamilyProfile
+from snapvit_export.workflows import validate as module
+from snapvit_export.workflows.export import BUNDLED_NAME, Request, export
 
 HELD_OUT = 60 - 16
 
@@ -167,7 +167,7 @@ def test_files_that_were_not_corrected_are_compared_with_torch(snapvit, here):
 def test_another_model_is_not_compared_with(snapvit, here):
     model = load_model(str(here / "model"))
     model.module.head.weight.data += 0.1
-    from snapvit_export.prune.load import save_model
+    from snapvit_export.prune.models.load import save_model
 
     save_model(model.module, model.description, here / "other")
     outcome = snapvit("validate", here / "family", "--data", here / "split", "--model", here / "other")

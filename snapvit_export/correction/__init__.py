@@ -1,1 +1,1 @@
-"""Weight correction and what follows from it, in numpy: statistics, factors, orders, error curves. Light: no torch."""
+"""Weight correction in numpy: moments of a layer's input, Cholesky factors, orders, error curves. Light: no torch."""

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from ..errors import UsageError
-from ..values import Value
-from .statistics import Array
+from ..storage.json import Value
+from .moments import Array
 
 
 class Damping(Value, frozen=True, kw_only=True):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import SnapvitError
-from ..ranking import Ranking
+from ..model.ranking import Ranking
+from .cholesky import Factor
 from .damping import Damping
-from .factor import Factor
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,10 +29,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SnapvitError
-from ..scores import strictly_falling
+from ..model.scores import strictly_falling
+from .cholesky import columns_of
 from .damping import Damping
-from .factor import columns_of
-from .statistics import Array, Moments
+from .moments import Array, Moments
 
 Order = npt.NDArray[np.int64]
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from .cholesky import cholesky
 from .damping import Damping
-from .factor import cholesky
-from .statistics import Array, Moments
+from .moments import Array, Moments
 
 
 def left_to_right(weight: npt.ArrayLike, moments: Moments, keep: npt.ArrayLike, damping: Damping = Damping()) -> Array:

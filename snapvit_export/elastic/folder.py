@@ -19,16 +19,16 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..anatomy import Anatomy
-from ..correction.factor import Factor
+from ..allocation.planner import Planner
+from ..correction.cholesky import Factor
 from ..errors import FileFormatError, SnapvitError
-from ..files import inside, sha256
-from ..plan import Plan
-from ..planner import Planner
-from ..ranking import Ranking
-from .buffer import Array, Tensor, check_hash, map_buffer
-from .description import CORRECTION, ELASTIC, Description, read_description
-from .names import factor_shapes, weight_shapes
+from ..model.anatomy import Anatomy
+from ..model.plan import Plan
+from ..model.ranking import Ranking
+from ..model.tensor_names import factor_shapes, weight_shapes
+from ..storage.atomic import inside, sha256
+from ..storage.mapped import Array, Tensor, check_hash, map_buffer
+from .format import CORRECTION, ELASTIC, Description, read_description
 from .packed import PARTS, STORED, leading_factor
 
 Layer = Literal["proj", "fc2"]

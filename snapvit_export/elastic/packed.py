@@ -15,10 +15,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..correction.factor import Factor
-from ..correction.statistics import Array
-from .buffer import Array as Stored
-from .buffer import DataType
+from ..correction.cholesky import Factor
+from ..correction.moments import Array
+from ..storage.mapped import Array as Stored
+from ..storage.mapped import DataType
 
 STORED: DataType = "float32"
 PARTS = ("mean", "lower", "projected", "constant", "gain")

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ..anatomy import Anatomy, Block
 from ..calibration.preprocessing import Preprocessing
-from ..correction.factor import Factor
+from ..correction.cholesky import Factor
 from ..correction.factors import Factors
 from ..errors import SnapvitError
-from ..files import sha256, staged_folder
-from ..ranking import Ranking
-from .buffer import Array, write_buffer
-from .description import (
+from ..model.anatomy import Anatomy, Block
+from ..model.ranking import Ranking
+from ..model.tensor_names import weight_shapes
+from ..storage.atomic import sha256, staged_folder
+from ..storage.mapped import Array, write_buffer
+from .format import (
     CORRECTION,
     RANKING,
     WEIGHTS,
@@ -24,7 +25,6 @@ from .description import (
     own_files,
     write_description,
 )
-from .names import weight_shapes
 from .packed import STORED, pack_factor
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from ..calibration.preprocessing import Preprocessing
 from ..errors import FileFormatError, SnapvitError
-from ..family import MANIFEST, read_family
-from ..files import sha256
+from ..family.manifest import MANIFEST, read_family
 from ..graph.read import read_graph
+from ..storage.atomic import sha256
+from ..storage.json import from_json
 from ..target import Precision, check_precision
-from ..values import from_json
-from .artefact import About
+from .exported_model import About
 
 SUFFIXES = (".onnx", ".xml")
 
@@ -48,7 +48,7 @@ def _of_onnx(path: Path) -> Mapping[str, str]:
 
 def _of_openvino(path: Path) -> Mapping[str, str]:
     from ..runtimes.openvino import read_model
-    from ..runtimes.openvino_int8 import METADATA
+    from ..runtimes.openvino_nncf import METADATA
 
     model = read_model(path)
     if not model.has_rt_info([METADATA]):

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..calibration.images import Images
-from .evaluation import Evaluation, share
+from ..family.evaluation import Evaluation, share
 
 BATCH = 16
 

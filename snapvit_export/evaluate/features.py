@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from ..calibration.preprocessing import Preprocessing
 from ..errors import FileFormatError
-from ..sealed import load_sealed, save_sealed
-from ..values import Value, from_json, to_json
+from ..storage.checksummed import load_sealed, save_sealed
+from ..storage.json import Value, from_json, to_json
 
 KIND = "snapvit-features"
 SPLITS = ("train", "valid", "test")

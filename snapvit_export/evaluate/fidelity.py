@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SnapvitError
-from .evaluation import Found, mean, share
+from ..family.evaluation import Found, mean, share
 
 
 def fidelity(outputs: npt.ArrayLike, dense: npt.ArrayLike, classifies: bool = True) -> Found:

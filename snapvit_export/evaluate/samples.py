@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..calibration.images import Images
-from ..validation import Prediction, Sample
+from ..family.validation import Prediction, Sample
 
 MOST = 12
 SIDE = 112  # pixels of a picture in the report

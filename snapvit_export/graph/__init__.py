@@ -1,1 +1,1 @@
-"""Exported graphs and the gates they must pass. Light: numpy and onnx, never torch."""
+"""ONNX graphs written by hand from weights and a Plan. Light: numpy and onnx, never torch."""

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from ..anatomy import Anatomy, Block
-from ..elastic.buffer import Array, Buffer, Tensor, write_buffer
 from ..errors import SnapvitError
-from ..plan import Plan
-from .emit import INPUT, OPSETS, Options, output_name
+from ..model.anatomy import Anatomy, Block
+from ..model.plan import Plan
+from ..storage.mapped import Array, Buffer, Tensor, write_buffer
+from .forward import INPUT, OPSETS, Options, output_name
 from .nodes import Nodes
-from .numerics import IN_FIRST, Tensors
+from .precision import IN_FIRST, Tensors
 
 PROTOBUF_LIMIT = 2_000_000_000  # bytes: the largest message that protobuf writes, and so the largest single file
 IR_VERSIONS = {17: 8, 23: 11}  # of the file, by opset: the one that came with it

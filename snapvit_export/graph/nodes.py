@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .numerics import FLOAT, HALF
+from .precision import FLOAT, HALF
 
 
 class Nodes:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FileFormatError
-from ..files import inside
+from ..storage.atomic import inside
 
 
 def read_graph(path: Path | str) -> Any:

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..values import Value
-from .samples import Samples
+from ..storage.json import Value
+from .sampling import Samples
 
 RAPL = Path("/sys/class/powercap")
 SLOWED = 0.05  # by so much while timing: heat, or a clock that was lowered

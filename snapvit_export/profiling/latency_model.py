@@ -17,10 +17,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..anatomy import Anatomy
-from ..costs import Costs, CostsByLast, linear_costs
-from ..plan import Plan
-from ..values import Count, Ratio, Value
+from ..allocation.costs import Costs, CostsByLast, linear_costs
+from ..model.anatomy import Anatomy
+from ..model.plan import Plan
+from ..storage.json import Count, Ratio, Value
 
 KEYS_AND_VALUES = 0.5  # of a head's work
 # Shares of heads and of neurons of the nets that are timed: apart from each other, so that both slopes show.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from .samples import Samples
+from .sampling import Samples
 
 BURST = 8  # runs in a row
 MIN_RUNS = 40  # samples of each candidate

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 import msgspec
 
 from ..errors import UsageError
+from ..runtimes.device import DeviceCard
+from ..storage.json import Count, Size, Value
 from ..target import ON_CPU, Precision, Target
-from ..values import Count, Size, Value
 from .conditions import BUSY, Conditions
-from .device import DeviceCard
-from .samples import Samples
+from .sampling import Samples
 
 Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
 Percentile = Literal["p50", "p90", "p99"]

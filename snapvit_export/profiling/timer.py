@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ..runtimes.opening import Session, open_session
+from ..runtimes.device import DeviceCard
+from ..runtimes.session import Session, open_session
 from ..target import ON_CPU, Target
 from .conditions import Energy, Watch
-from .device import DeviceCard
 from .measure import Report, time_together
 from .profile import LEAST_RUNS, Percentile, Profile, to_profile
 

@@ -13,19 +13,19 @@ from pathlib import Path
 import msgspec
 from torch import nn
 
+from ..allocation.planner import Planner
+from ..allocation.recipe import ADDS_BIASES, CORRECTIONS, RECIPES, Settings, make_settings
 from ..calibration.images import Images
-from ..comparison import Axis, Comparison, Contestant
 from ..correction.damping import Damping
 from ..errors import UsageError
-from ..evaluate.evaluation import TITLES, Evaluation
-from ..plan import Plan
-from ..planner import Planner
+from ..evaluate.comparison import Axis, Comparison, Contestant
+from ..family.evaluation import TITLES, Evaluation
+from ..model.plan import Plan
 from ..progress import Progress
-from ..recipe import ADDS_BIASES, CORRECTIONS, RECIPES, Settings, make_settings
-from .criteria import CRITERIA
-from .load import Model
-from .rank import rank_and_factor
-from .repair import Repair
+from .correct.policy import Repair
+from .models.load import Model
+from .rank.criteria import CRITERIA
+from .rank.rank import rank_and_factor
 
 Judge = Callable[[nn.Module], Evaluation]
 

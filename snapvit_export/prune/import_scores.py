@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from ..anatomy import Anatomy
 from ..errors import FileFormatError, SnapvitError, first_line
-from ..plan import Protection
-from ..ranking import Ranking
+from ..model.anatomy import Anatomy
+from ..model.plan import Protection
+from ..model.ranking import Ranking
 
 
 class _EnumName(str):

@@ -16,26 +16,26 @@ import torch
 from timm.models.eva import Eva
 from torch import Tensor, nn
 
-from ..anatomy import Anatomy
-from ..correction.factor import columns_of
+from ..correction.cholesky import columns_of
 from ..correction.factors import Factors
-from ..elastic.buffer import Array
-from ..elastic.description import Description, Wiring
-from ..elastic.names import TRANSPOSED, weight_shapes
+from ..elastic.format import Description, Wiring
 from ..elastic.write import write_elastic
 from ..errors import ModelNotUnderstood
-from ..graph.emitter import Blueprint
-from ..graph.prepare import STANDS_IN
-from ..plan import Plan
+from ..graph.weights import STANDS_IN
+from ..graph.writer import Blueprint
+from ..model.anatomy import Anatomy
+from ..model.plan import Plan
+from ..model.ranking import Ranking
+from ..model.tensor_names import TRANSPOSED, weight_shapes
 from ..progress import Progress, Silent
-from ..ranking import Ranking
-from .correct import cut_layers_of
-from .halves import PARTS
-from .load import Model, as_model
-from .parts import blocks_of
-from .search.forward import ACTIVATIONS, Weights, block_weights
-from .short_block import added_by
-from .understand import activation_name, norm_kind
+from ..storage.mapped import Array
+from .blocks.functional import ACTIVATIONS, Weights, block_weights
+from .blocks.halves import PARTS
+from .blocks.pruned_block import added_by
+from .blocks.timm_blocks import blocks_of
+from .correct.elastic import cut_layers_of
+from .models.load import Model, as_model
+from .models.read_anatomy import activation_name, norm_kind
 
 
 def pack(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from urllib.parse import quote
 
-from . import words
-from .numbers import Numbers
+from . import text as words
+from .data import Numbers
 from .variants import variant_table
 
 

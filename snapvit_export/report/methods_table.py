@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ..comparison import Comparison
-from ..evaluate.evaluation import TITLES, Evaluation
-from . import words
+from ..evaluate.comparison import Comparison
+from ..family.evaluation import TITLES, Evaluation
+from . import text as words
+from .data import plain
 from .markdown import line, text
-from .numbers import plain
-from .table import print_rows
+from .terminal import print_rows
 
 
 def table(found: Comparison) -> tuple[list[str], list[list[str]]]:

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import needs
-from ..family import Manifest
-from ..validation import Prediction, Sample, Validation
-from . import words
+from ..family.manifest import Manifest
+from ..family.validation import Prediction, Sample, Validation
+from . import text as words
 from .charts import all_charts
 from .charts.look import DARK, LIGHT
+from .data import Numbers, Source, plain
 from .draw import as_data, inline_svg, javascript
-from .numbers import Numbers, Source, plain
 from .variants import look_rows, variant_table
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import words
-from .numbers import Numbers, Point
+from . import text as words
+from .data import Numbers, Point
 
 Reader = Callable[[Point], tuple[Any, str]]  # what to sort by, and the text
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from ..budget import Budget
 from ..errors import UsageError
-from ..family import own_files, read_family
-from ..files import write_atomically
+from ..family.layout import Format, place, plot_file, report_files
+from ..family.manifest import own_files, read_family
+from ..family.validation import Validation
 from ..progress import Progress, Silent
-from ..validation import Validation
-from ..values import to_json
+from ..storage.atomic import write_atomically
+from ..storage.json import to_json
 from .charts import all_charts
+from .data import Numbers, Source, gather
 from .draw import check_there, png, svg
 from .markdown import markdown
-from .names import Format, place, plot_file, report_files
-from .numbers import Numbers, Source, gather
 from .page import page
 
 

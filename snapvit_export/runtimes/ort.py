@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SnapvitError, first_line, needs
-from ..files import cache_folder, writing
+from ..storage.atomic import cache_folder, writing
 from ..target import Runtime
 from .batches import in_batches
 from .cuda import NoGPU, require_gpu

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from helpers.images import make_image_folder
 from helpers.models import make_model_folder
-from snapvit_export.pipeline import Request, export
+from snapvit_export.workflows.export import Request, export
 
 MEDIUM = dict(img_size=96, patch_size=8, embed_dim=96, depth=4, num_heads=6, num_classes=5)
 

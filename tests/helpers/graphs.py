@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from snapvit_export.graph.calibrate import calibrate
-from snapvit_export.graph.emit import Options
-from snapvit_export.graph.emitter import Blueprint, Emitter, Written
-from snapvit_export.graph.numerics import Numerics
-from snapvit_export.plan import Plan
+from snapvit_export.checks.quantisation import calibrate
+from snapvit_export.graph.forward import Options
+from snapvit_export.graph.precision import Numerics
+from snapvit_export.graph.writer import Blueprint, Emitter, Written
+from snapvit_export.model.plan import Plan
 from snapvit_export.runtimes.ort import OrtSession
 
 

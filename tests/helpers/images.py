@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from snapvit_export.anatomy import Anatomy
 from snapvit_export.calibration.images import Images
 from snapvit_export.calibration.preprocessing import Preprocessing
-from snapvit_export.prune.load import Model
+from snapvit_export.model.anatomy import Anatomy
+from snapvit_export.prune.models.load import Model
 
 HALF = Preprocessing(input_size=(3, 64, 64), mean=(0.5,) * 3, std=(0.5,) * 3)  # what the models of `small` take
 

@@ -10,9 +10,9 @@ import torch
 
 from snapvit_export.calibration.images import Images
 from snapvit_export.calibration.preprocessing import Preprocessing
-from snapvit_export.prune.load import Model, ModelDescription, save_model
-from snapvit_export.prune.parts import blocks_of
-from snapvit_export.prune.understand import read_anatomy
+from snapvit_export.prune.blocks.timm_blocks import blocks_of
+from snapvit_export.prune.models.load import Model, ModelDescription, save_model
+from snapvit_export.prune.models.read_anatomy import read_anatomy
 
 TINY = dict(img_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=4, num_classes=5)
 FAMILIES = {

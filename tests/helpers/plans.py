@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from snapvit_export.anatomy import Anatomy, Block
-from snapvit_export.plan import Plan
+from snapvit_export.model.anatomy import Anatomy, Block
+from snapvit_export.model.plan import Plan
 
 
 def anatomy_of(heads: list[int], hidden: list[int]) -> Anatomy:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from snapvit_export.anatomy import Anatomy
-from snapvit_export.ranking import Ranking
+from snapvit_export.model.anatomy import Anatomy
+from snapvit_export.model.ranking import Ranking
 
 
 def random_ranking(anatomy: Anatomy, seed: int = 0) -> Ranking:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from snapvit_export.elastic.folder import Elastic
-from snapvit_export.plan import Plan
+from snapvit_export.model.plan import Plan
 
 Array = np.ndarray
 erf = np.vectorize(math.erf, otypes=[np.float64])

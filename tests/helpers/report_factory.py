@@ -9,14 +9,14 @@ import io
 import numpy as np
 from PIL import Image
 
-from snapvit_export.anatomy import Anatomy, Block
 from snapvit_export.calibration.preprocessing import Preprocessing
-from snapvit_export.evaluate.evaluation import Evaluation
-from snapvit_export.family import Choice, Manifest, MeasuredOn, Measurement, Variant
+from snapvit_export.family.evaluation import Evaluation
+from snapvit_export.family.manifest import Choice, Manifest, MeasuredOn, Measurement, Variant
+from snapvit_export.family.validation import Prediction, Sample, Validation
+from snapvit_export.model.anatomy import Anatomy, Block
 from snapvit_export.profiling.conditions import Conditions
-from snapvit_export.profiling.device import DeviceCard
 from snapvit_export.profiling.profile import Profile
-from snapvit_export.validation import Prediction, Sample, Validation
+from snapvit_export.runtimes.device import DeviceCard
 
 DEPTH, HEADS, HIDDEN = 12, 6, 1536
 DEVICE = DeviceCard(

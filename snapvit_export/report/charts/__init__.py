@@ -5,7 +5,7 @@ No name, label or path ever becomes part of an expression or a field name: they 
 
 from __future__ import annotations
 
-from ..numbers import Numbers
+from ..data import Numbers
 from .depth import depth
 from .latencies import latencies
 from .look import Chart

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..numbers import Numbers, SubLayer
+from ..data import Numbers, SubLayer
 from .look import HEAT, PAPER, Chart, Spec, base, tips
 
 

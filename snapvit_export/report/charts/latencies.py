@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .. import words
-from ..numbers import Numbers, Spread
+from .. import text as words
+from ..data import Numbers, Spread
 from .look import FAMILY_COLOURS, INK, Chart, Spec, axis, base, budget_layers, tips
 
 ROW, SMALL_ROW, MANY = 30, 18, 16

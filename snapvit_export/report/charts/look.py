@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import words
+from .. import text as words
 
 Spec = dict[str, Any]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...comparison import Comparison, Contestant
-from ...evaluate.evaluation import TITLES
-from .. import words
-from ..numbers import plain
+from ...evaluate.comparison import Comparison, Contestant
+from ...family.evaluation import TITLES
+from .. import text as words
+from ..data import plain
 from .look import FAMILY_COLOURS, FAMILY_SHAPES, MUTED, Chart, Spec, axis, base, tips
 
 HEIGHT = 380

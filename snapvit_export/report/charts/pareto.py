@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .. import words
-from ..numbers import Numbers, Point
+from .. import text as words
+from ..data import Numbers, Point
 from .labels import place
 from .look import (
     BUDGET,

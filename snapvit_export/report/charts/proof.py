@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .. import words
-from ..numbers import Look, Numbers
+from .. import text as words
+from ..data import Look, Numbers
 from .look import BUDGET, FITS, INK, Chart, Spec, axis, base, budget_layers, tips, with_halo
 
 ROW = 56

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..numbers import Numbers
+from ..data import Numbers
 from .look import FAMILY_COLOURS, MUTED, Chart, Spec, axis, base, tips
 
 HEIGHT = 240

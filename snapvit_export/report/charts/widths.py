@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ..numbers import Numbers, Widths
+from ..data import Numbers, Widths
 from .look import HEAT, INK, MUTED, PAPER, Chart, Spec, base, tips
 
 Kind = Literal["heads", "neurons"]

@@ -1,0 +1,171 @@
+"""A data set for judging features: a part to learn from, a part to choose by, and a part that only reports.
+
+| `--data` | splits |
+|---|---|
+| folder with `train` or `trainval`, and `val` or `test` | these; with `val` alone, that is the test split |
+| folder in the layout of Pascal VOC | `train` and `val`, without labels |
+| `.npz` with `train_images`, `test_images`, ... | these |
+| `hf:owner/name`, or the plain name of a known set | those of the hub |
+| `digits` | its own |
+| any other source | a fifth of it is the test split, by seed, each class in its proportion |
+
+A class has the same number in all splits, so all must have the same classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..errors import SnapvitError, UsageError
+from . import hub
+from .folder import folder_source
+from .known_sets import KnownSet, known_set
+from .npz import npz_splits
+from .open_source import open_source
+from .sampling import spread
+from .source import Source
+from .voc import is_voc, voc_splits
+
+TEST_SHARE = 0.2  # of a source that has no splits of its own
+SPLIT_NAMES = {"train": ("train", "trainval"), "valid": ("val", "valid", "validation"), "test": ("test",)}
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Splits with one numbering of classes; `valid` is None where the set has none."""
+
+    name: str
+    train: Source | None
+    valid: Source | None
+    test: Source
+    heap: Source | None = None  # all pictures of a source that has no splits itself: train and test are of them
+
+    @property
+    def splits(self) -> dict[str, Source]:
+        """Those that there are, by name."""
+        named = {"train": self.train, "valid": self.valid, "test": self.test}
+        return {name: source for name, source in named.items() if source is not None}
+
+    def at_most(self, images: int | None, seed: int) -> DataSet:
+        """At most so many pictures of each split, the classes in their proportions; None for all."""
+        if images is None:
+            return self
+        fewer = {name: _first(source, images, seed) for name, source in self.splits.items()}
+        heap = None if self.heap is None else _first(self.heap, images, seed)
+        return DataSet(self.name, fewer.get("train"), fewer.get("valid"), fewer["test"], heap)
+
+    def whole(self) -> DataSet:
+        """All that there is as one test split, if nothing must be learnt from and the set has no splits of its own."""
+        return self if self.heap is None else DataSet(self.name, None, None, self.heap)
+
+
+def open_data_set(text: str, seed: int = 0) -> DataSet:
+    """The data set that a `--data` value names.
+
+    >>> open_data_set("path/to/pets").test.count
+    """
+    splits = _splits(text)
+    if not splits:
+        return split_by_seed(text, open_source(text), seed)
+    _check_classes(text, splits)
+    return _arranged(text, splits, seed)
+
+
+def _splits(text: str) -> dict[str, Source]:
+    """Splits that the source has itself, called train, valid and test; none if it is one heap of pictures."""
+    path = Path(text)
+    if text.strip() and path.is_dir():
+        return voc_splits(path) if is_voc(path) else _folders(path)
+    if path.suffix.lower() == ".npz" and path.is_file():
+        return npz_splits(path)
+    if known := known_set(text):
+        return _known(known)
+    if text.startswith(hub.PREFIX):
+        repository, split = hub.parse_name(text.removeprefix(hub.PREFIX))
+        return {} if split else _usual(repository)
+    return {}
+
+
+def _folders(folder: Path) -> dict[str, Source]:
+    there = {path.name for path in folder.iterdir() if path.is_dir()}
+    named = _named(there, str(folder))
+    usual = {name for names in SPLIT_NAMES.values() for name in names}
+    if not there <= usual and ("train" not in named or len(named) < 2):
+        return {}  # classes, one of which may be called `train`
+    return {split: folder_source(folder / name) for split, name in named.items()}
+
+
+def _known(known: KnownSet) -> dict[str, Source]:
+    wanted = {"train": known.train, "valid": known.valid, "test": known.test}
+    return {
+        split: hub.from_hub(f"{known.repository}:{name}", known.label)
+        for split, name in wanted.items()
+        if name is not None
+    }
+
+
+def _usual(repository: str) -> dict[str, Source]:
+    named = _named(hub.splits_on_hub(repository), f"{hub.PREFIX}{repository}")
+    if "train" not in named or len(named) < 2:
+        return {}
+    return {split: hub.from_hub(f"{repository}:{name}") for split, name in named.items()}
+
+
+def _named(there: Collection[str], where: str) -> dict[str, str]:
+    """Which of the usual names each split has here."""
+    found = {}
+    for split, names in SPLIT_NAMES.items():
+        present = [name for name in names if name in there]
+        if len(present) > 1:
+            raise SnapvitError(f"{where}: has both {present[0]} and {present[1]}, and one must be meant. Remove one")
+        if present:
+            found[split] = present[0]
+    return found
+
+
+def _check_classes(name: str, splits: Mapping[str, Source]) -> None:
+    """Refuse splits in which one number would mean two classes."""
+    first, *others = splits.values()
+    for source in others:
+        if (source.labels is None) != (first.labels is None):
+            without, labelled = (source, first) if source.labels is None else (first, source)
+            raise SnapvitError(f"{without.name}: has no labels, but {labelled.name} has. Give both, or neither")
+        if list(source.classes) != list(first.classes):
+            raise SnapvitError(_difference(name, first, source))
+
+
+def _difference(name: str, one: Source, other: Source) -> str:
+    for here, there in ((one, other), (other, one)):
+        if missing := [label for label in here.classes if label not in set(there.classes)]:
+            return f"{there.name}: has no class '{missing[0]}', which {here.name} has. Give all splits the same classes"
+    return f"{name}: {one.name} and {other.name} number their classes differently. Give all splits the same order"
+
+
+def _arranged(name: str, splits: dict[str, Source], seed: int) -> DataSet:
+    train, valid, test = (splits.get(split) for split in SPLIT_NAMES)
+    if test is None:
+        test, valid = valid, None
+    if test is None and train is not None:
+        return split_by_seed(name, train, seed)
+    if test is None:
+        raise SnapvitError(f"{name}: has no pictures to report on. Give it a test split")
+    return DataSet(name, train, valid, test)
+
+
+def split_by_seed(name: str, source: Source, seed: int) -> DataSet:
+    """A source as its own splits, if it has set some pictures aside, or drawn by seed."""
+    if source.held_out is not None:
+        return DataSet(name, replace(source, held_out=None), None, source.held_out)
+    if source.count < 2:
+        raise UsageError(f"{name}: one picture cannot be learnt from and reported on. Give --data more")
+    order = spread(source.labels, source.count, seed)
+    cut = min(source.count - 1, round((1 - TEST_SHARE) * source.count))
+    return DataSet(name, source.subset(order[:cut]), None, source.subset(order[cut:]), source)
+
+
+def _first(source: Source, images: int, seed: int) -> Source:
+    if source.count <= images:
+        return source
+    return source.subset(sorted(spread(source.labels, source.count, seed)[:images]))

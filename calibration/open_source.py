@@ -1,0 +1,41 @@
+"""What `--data` may say, and which kind of source that is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..errors import SnapvitError, UsageError
+from . import hub
+from . import list_file as listing
+from .digits import BUNDLED, bundled_digits
+from .folder import folder_source
+from .npz import npz_source
+from .source import Source
+
+
+def open_source(text: str) -> Source:
+    """The source that a `--data` value names.
+
+    >>> open_source("path/to/images").count
+    """
+    if not text.strip():
+        raise UsageError("--data is empty. Give it a folder of images, or leave it out")
+    if text == BUNDLED:
+        return bundled_digits()
+    if text.startswith(hub.PREFIX):
+        return hub.from_hub(text.removeprefix(hub.PREFIX))
+    return _at_path(Path(text))
+
+
+def _at_path(path: Path) -> Source:
+    suffix = path.suffix.lower()
+    if os.path.isdir(path):  # whatever a folder is called
+        return folder_source(path)
+    if suffix == ".npz":
+        return npz_source(path)
+    if suffix in listing.SUFFIXES:
+        return listing.list_source(path)
+    if os.path.isfile(path):
+        raise SnapvitError(f"{path}: holds no images. Give --data a folder, a .txt or .lst list, or an .npz file")
+    return folder_source(path)

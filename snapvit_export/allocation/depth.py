@@ -1,0 +1,116 @@
+"""Allocation where whole sub-layers may go: the best of several knapsacks. Light.
+
+Something must stay, so that there is a way from the image to the output. And where only the class token is read, both
+cost and damage depend on which attention is the last one: from there on blocks work for one token, which learns nothing
+more of the image. So one `Allocator` is asked for each case:
+
+- If only the class token is read, one for each block whose attention may be the last: without any, nothing would bring
+  patches to that token. The attentions after it are gone, which is damage that no budget buys back, so earlier blocks
+  are not looked at once that alone is more than the best so far. Where nobody measured what the loss of several
+  attentions at the end costs, the last one stays.
+- Else one without any condition; only if its answer leaves nothing, one for each sub-layer that might stay alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+from ..errors import SnapvitError
+from ..model.anatomy import Anatomy
+from ..model.plan import Plan
+from .costs import Costs, CostsByLast
+from .knapsack import Allocator
+from .removal import Removal
+
+
+class Cases:
+    """All Plans of one set of damage curves under one kind of cost, sub-layers that are gone among them.
+
+    >>> Cases(Removal.of(damage, measured), flops_costs(anatomy), least, anatomy).within(1e8)
+    """
+
+    def __init__(
+        self,
+        removal: Removal,
+        costs: Costs | CostsByLast,
+        least: Plan,
+        anatomy: Anatomy,
+        multiple: int = 1,
+        most: Plan | None = None,
+    ) -> None:
+        """`least`: what a sub-layer keeps that is not gone; `multiple`: of which MLP widths are one, or else full.
+
+        `most`: a Plan of the same options; none keeps more of anything.
+        """
+        self.curves, self.beyond = removal.curves, removal.beyond
+        self.costs, self.least, self.multiple = costs, least, multiple
+        self.reads_token = anatomy.reads_token
+        self._most = most or Plan.dense(anatomy)
+        self._made: dict[tuple[int, int], Allocator] = {}
+
+    @cached_property
+    def sparsest(self) -> Plan:
+        """Of all that may stay alone, what costs least; of equals the one with less damage."""
+        return min(
+            (case.sparsest for case, _ in self._cases()), key=lambda plan: (self.costs.of(plan), self.damage(plan))
+        )
+
+    def damage(self, plan: Plan) -> float:
+        """The sum of the damages of all sub-layers, and what the loss of the last attentions adds to it."""
+        beyond = self.beyond[plan.last_attention] if self.reads_token and self.beyond else 0.0
+        return beyond + sum(float(h[k]) + float(m[n]) for (h, m), k, n in zip(self.curves, plan.heads, plan.neurons))
+
+    def within(self, budget: float) -> Plan:
+        """The Plan with the least damage that costs at most `budget`, and to which nothing more can be added."""
+        if not self.reads_token and budget >= self._unconditional.costs.fixed:
+            plan = self._unconditional.within(budget)
+            if any(plan.heads + plan.neurons):
+                return plan
+        best: Plan | None = None
+        for case, lost in self._cases():
+            if best is not None and lost >= self.damage(best):
+                continue
+            if case.costs.of(case.sparsest) <= budget:
+                plan = case.within(budget)
+                if best is None or self.damage(plan) < self.damage(best):
+                    best = plan
+        if best is None:
+            least = self.costs.of(self.sparsest)
+            raise SnapvitError(f"a cost of {budget:g} is out of reach: the sparsest plan costs {least:g}")
+        return best
+
+    @cached_property
+    def _unconditional(self) -> Allocator:
+        assert isinstance(self.costs, Costs), "only of models that read one token do costs depend on the last attention"
+        return Allocator(
+            self.curves, self.costs, self.least, self.multiple, [(True, True)] * len(self.curves), self._most
+        )
+
+    def _cases(self) -> Iterator[tuple[Allocator, float]]:
+        """One Allocator for everything that may be the one to stay, and the damage that it cannot do without."""
+        lost = 0.0
+        for i in range(len(self.curves) - 1, -1, -1):
+            if self._most.heads[i]:
+                yield self._allocator(i, 0), lost + (self.beyond[i] if self.reads_token and self.beyond else 0.0)
+                if self.reads_token and self.beyond is None:
+                    return
+            if self.reads_token:
+                lost += float(self.curves[i][0][0])
+            elif self._most.neurons[i]:
+                yield self._allocator(i, 1), 0.0
+
+    def _allocator(self, block: int, part: int) -> Allocator:
+        """Where this sub-layer stays; if only the class token is read, it is the last attention."""
+        if (block, part) not in self._made:
+            may_go = [(True, True)] * len(self.curves)
+            may_go[block] = (part != 0, part != 1)
+            costs = self.costs.cases[block] if isinstance(self.costs, CostsByLast) else self.costs
+            most = _until(self._most, block) if self.reads_token else self._most
+            self._made[block, part] = Allocator(self.curves, costs, self.least, self.multiple, may_go, most)
+        return self._made[block, part]
+
+
+def _until(plan: Plan, last: int) -> Plan:
+    """The same without the attentions after block `last`."""
+    return Plan(heads=(*plan.heads[: last + 1], *[0] * (len(plan.heads) - last - 1)), neurons=plan.neurons)

@@ -1,0 +1,352 @@
+"""The ways to ask for a Plan: all Plans of one ranking, and what no Plan can go below. Light: no torch.
+
+Heads and neurons are two separate global rankings with two ratios. The published pairs (mlp, head) lie on a line that
+starts at (0, 0); a sparsity, a FLOPs target and a parameter target each pick the densest point of that line that costs
+no more than was asked. Points along the line are nested: a denser Plan keeps everything that a sparser one keeps.
+
+A ranking with damage curves needs no line: a target picks, of all counts whatever, those with the least damage that
+cost no more than was asked (`allocate`). Such a Plan too is as dense as it can be: nothing can be added to it. Plans of
+two targets need not be nested, since a head may be worth its cost at one and not at the other. `pair` stays the same.
+
+`check_reach` refuses the impossible before any ranking is made. With sub-layers protected, the smallest Plan is the
+protected part of every block. Where they may go whole, one must stay, at its least: an attention where only the class
+token is read, else an attention or an MLP; it is the one that costs least. A ranking may know too little to let all
+others go, or its line may end before: so what is refused here no ranking reaches, and what passes may still be out of
+reach of the one that is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import SnapvitError, UsageError
+from ..model.anatomy import Anatomy
+from ..model.plan import Part, Plan, Protection
+from ..model.ranking import Ranking
+from .costs import Costs, CostsByLast, flops_costs, params_costs, prunable_costs
+from .depth import Cases
+from .knapsack import Allocator
+from .removal import Removal
+
+# (mlp, head) ratios of the nominal sparsities 10..60 % in the paper.
+PUBLISHED_PAIRS = ((0.15, 0.0), (0.25, 0.1), (0.35, 0.2), (0.45, 0.3), (0.55, 0.4), (0.65, 0.5))
+
+# Where sub-layers may go and there are no damage curves: (mlp ratio, share of the sub-layers that is gone) after each
+# stage, width and sub-layers in turn. More sub-layers go only when protection leaves no width to cut.
+STAGES = ((0.0, 0.0), (0.2, 0.0), (0.2, 1 / 6), (1.0, 1 / 6), (1.0, 1.0))  # why these: docs/method.md, section 7
+
+
+class Planner:
+    """All Plans of one ranking.
+
+    >>> planner = Planner(ranking, anatomy)
+    >>> planner.sparsity(0.3), planner.flops(0.72), planner.pair(0.35, 0.2)
+    """
+
+    def __init__(
+        self,
+        ranking: Ranking,
+        anatomy: Anatomy,
+        protection: Protection = Protection(),
+        multiple: int = 1,
+        corrected: bool = False,
+    ) -> None:
+        """`multiple`: allocated MLPs keep a multiple of so many neurons, or all; it needs damage curves.
+
+        `corrected`: weights will be, so the biases that this adds are counted as parameters.
+        """
+        ranking.check_fits(anatomy)
+        if multiple < 1 or (multiple > 1 and ranking.damage is None):
+            raise UsageError(f"widths in multiples of {multiple} need a ranking with damage curves and at least 1")
+        self.anatomy, self.protection, self.multiple = anatomy, protection, multiple
+        self._after = anatomy.with_output_biases() if corrected else anatomy
+        self._damage = ranking.damage
+        self._measured = None if protection.sublayers else ranking.sublayers
+        self._removal = [] if ranking.damage is not None else _removal_order(ranking, anatomy, protection)
+        self._heads = _CutOrder(ranking.head_scores, protection.kept_heads)
+        self._neurons = _CutOrder(ranking.neuron_scores, protection.kept_neurons)
+        self._allocators: dict[Callable[[Anatomy], Costs], Allocator | Cases] = {}
+
+    def pair(self, mlp: float, head: float) -> Plan:
+        """Cut int(total * ratio) of all neurons and of all heads, the smallest scores first."""
+        return Plan(
+            heads=self._heads.counts_at_ratio(head, "heads"),
+            neurons=self._neurons.counts_at_ratio(mlp, "neurons"),
+        )
+
+    def sparsity(self, fraction: float) -> Plan:
+        """The densest Plan with at least this fraction of the prunable parameters gone."""
+        check_sparsity(fraction)
+        dense = self.anatomy.prunable_params()
+        return self._densest(
+            self.anatomy.prunable_params,
+            prunable_costs,
+            lambda params: 1 - params / dense >= fraction,
+            lambda least: f"sparsity {fraction:g} is out of reach: protection leaves at most {1 - least / dense:.4f}",
+        )
+
+    def flops(self, fraction: float) -> Plan:
+        """The densest Plan whose blocks need at most this fraction of the dense blocks' FLOPs."""
+        check_fraction("FLOPs", fraction)
+        dense = self.anatomy.block_flops()
+        return self._densest(
+            self.anatomy.block_flops,
+            flops_costs,
+            lambda flops: flops / dense <= fraction,
+            lambda least: (
+                f"FLOPs fraction {fraction:g} is out of reach: protection leaves at least {least / dense:.4f}"
+            ),
+        )
+
+    def params(self, fraction: float) -> Plan:
+        """The densest Plan with at most this fraction of the dense model's parameters."""
+        check_fraction("parameter", fraction)
+        dense = self.anatomy.params()
+        if fraction == 1:
+            return Plan.dense(self.anatomy)  # which nothing corrects
+        return self._densest(
+            self._after.params,
+            params_costs,
+            lambda params: params <= fraction * dense,
+            lambda least: f"parameter fraction {fraction:g} is out of reach: the smallest plan has {least / dense:.4f}",
+        )
+
+    def within(self, costs: Costs | CostsByLast, budget: float) -> Plan:
+        """The Plan with the least damage under any cost, such as a measured latency model; it needs damage curves."""
+        if self._damage is None:
+            raise UsageError("an allocation under a cost needs a ranking with damage curves")
+        return self._allocator_of(costs).within(budget)
+
+    @property
+    def allocates(self) -> bool:
+        """Whether heads and neurons are traded against each other under a cost."""
+        return self._damage is not None
+
+    def steps_of(self, costs: Costs | CostsByLast) -> dict[str, Plan]:
+        """Plans from dense to the sparsest, one per hundredth of the dense cost, such as a latency model's.
+
+        `t63` has the least damage of all that cost at most 0.63; it needs damage curves.
+        """
+        if self._damage is None:
+            raise UsageError("an allocation under a cost needs a ranking with damage curves")
+        dense, allocator = Plan.dense(self.anatomy), self._allocator_of(costs)
+        whole, smallest = costs.of(dense), costs.of(allocator.sparsest)
+        plans, last = {"dense": dense}, whole
+        for percent in range(99, 0, -1):
+            if (budget := whole * percent / 100) >= smallest:
+                plan = allocator.within(budget)
+                if costs.of(plan) < last:
+                    plans[f"t{percent}"], last = plan, costs.of(plan)
+        sparsest = allocator.within(smallest * (1 + 1e-9))  # what costs nothing is kept
+        return plans if costs.of(sparsest) >= last else {**plans, "sparsest": sparsest}
+
+    def steps(self) -> dict[str, Plan]:
+        """Plans from dense to the sparsest, one per hundredth, by name.
+
+        With damage curves the hundredths are of FLOPs, which latency follows; `flops63` is `flops(0.63)`, left out
+        where it would not need less than the step before. Without, they are of sparsity; `s37` is `sparsity(0.37)`.
+        """
+        plans = {"dense": Plan.dense(self.anatomy)}
+        last = plans["dense"]
+        for name, plan in self._hundredths():
+            if plan.flops_ratio(self.anatomy) < last.flops_ratio(self.anatomy):
+                plans[name] = last = plan
+        if self.sparsest != last:
+            plans["sparsest"] = self.sparsest
+        return plans
+
+    def _hundredths(self) -> Iterator[tuple[str, Plan]]:
+        if self._damage is None:
+            for percent in range(1, 100):
+                if percent / 100 <= self.largest_sparsity:
+                    yield f"s{percent}", self.sparsity(percent / 100)
+        else:
+            for percent in range(99, 0, -1):
+                if self.sparsest.flops_ratio(self.anatomy) <= percent / 100:
+                    yield f"flops{percent}", self.flops(percent / 100)
+
+    @cached_property
+    def sparsest(self) -> Plan:
+        """Everything cut that protection allows: the last point of the line."""
+        return self._at(1.0) if self._damage is None else self._allocator(flops_costs).sparsest
+
+    @property
+    def largest_sparsity(self) -> float:
+        return self.sparsest.sparsity(self.anatomy)
+
+    def _at(self, position: float) -> Plan:
+        """The point of the line that far along, from 0 to 1: by the mlp ratio, or by the stages if sub-layers may go.
+
+        A width is a point of the published line, stopped where protection stops it.
+        """
+        mlp, gone = position, 0
+        if self._removal:
+            along = np.linspace(0, 1, len(STAGES))
+            mlp, share = (float(np.interp(position, along, axis)) for axis in zip(*STAGES))
+            gone = int(share * 2 * len(self.anatomy.blocks) + 1e-9)  # a sixth of 24 is 4
+        knots = ((0.0, 0.0), *PUBLISHED_PAIRS, (1.0, 1.0))
+        head = float(np.interp(mlp, [m for m, _ in knots], [h for _, h in knots]))
+        counts = {
+            "attention": list(self._heads.counts(self._heads.clipped(head))),
+            "mlp": list(self._neurons.counts(self._neurons.clipped(mlp))),
+        }
+        for i, part in self._removal[:gone]:
+            counts[part][i] = 0
+        return Plan(heads=tuple(counts["attention"]), neurons=tuple(counts["mlp"]))
+
+    def _densest(
+        self,
+        cost: Callable[[Plan], int],
+        costs: Callable[[Anatomy], Costs],
+        fits: Callable[[int], bool],
+        refusal: Callable[[int], str],
+    ) -> Plan:
+        """The densest Plan whose `cost` fits; `costs` is the same cost as tables, for the allocation."""
+        dense = Plan.dense(self.anatomy)
+        if fits(cost(dense)):
+            return dense
+        allocator = self._allocator(costs) if self._damage is not None else None
+        least = cost(allocator.sparsest if allocator else self.sparsest)
+        if not fits(least):
+            raise SnapvitError(refusal(least))
+        if allocator:
+            return allocator.within(_largest(fits, least, cost(dense)))
+        low, high = 0.0, 1.0  # `high` always fits, `low` never does
+        for _ in range(50):  # halvings: finer than one neuron of a million
+            middle = (low + high) / 2
+            low, high = (low, middle) if fits(cost(self._at(middle))) else (middle, high)
+        return self._at(high)
+
+    def _allocator(self, costs: Callable[[Anatomy], Costs]) -> Allocator | Cases:
+        if costs not in self._allocators:
+            self._allocators[costs] = self._allocator_of(costs(self._after))
+        return self._allocators[costs]
+
+    def _allocator_of(self, costs: Costs | CostsByLast) -> Allocator | Cases:
+        assert self._damage is not None
+        least = self.protection.least(self.anatomy)
+        if not self.protection.sublayers:
+            return Cases(Removal.of(self._damage, self._measured), costs, least, self.anatomy, self.multiple)
+        whole = costs.cases[-1] if isinstance(costs, CostsByLast) else costs  # every block has its attention
+        return Allocator(self._damage, whole, least, self.multiple)
+
+
+def _removal_order(ranking: Ranking, anatomy: Anatomy, protection: Protection) -> list[tuple[int, Part]]:
+    """The sub-layers that may go, those whose loss moves the answers least first: without curves they go in turn."""
+    if protection.sublayers:
+        return []
+    if ranking.sublayers is None:
+        raise UsageError("whether a sub-layer may go is told by its damage, which the ranking lacks. Rank with --depth")
+    without = np.array([s.damage for s in ranking.sublayers]).reshape(-1, 2)
+    may_go = np.array(protection.may_go(anatomy, without))
+    going = [s for s in ranking.sublayers if may_go[s.block, int(s.part == "mlp")]]
+    return [(s.block, s.part) for s in sorted(going, key=lambda s: s.damage)]
+
+
+def _largest(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """The largest whole cost that fits, by the comparison that will judge the Plan; `low` fits, `high` does not."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+class _CutOrder:
+    """The order in which all structures of one kind go, over all blocks; protected ones are not in it."""
+
+    def __init__(self, scores: tuple[npt.NDArray[np.float32], ...], kept: Callable[[int], int]) -> None:
+        self.sizes = np.array([len(block) for block in scores])
+        self.total = int(self.sizes.sum())
+        best_first = [np.argsort(-block, kind="stable")[kept(len(block)) :] for block in scores]
+        blocks = np.repeat(np.arange(len(scores)), [len(rows) for rows in best_first])
+        rows = np.concatenate(best_first)
+        values = np.concatenate([block[chosen] for block, chosen in zip(scores, best_first)])
+        # Falling score, then rising (block, index), read backwards: equal scores go from the last block, last index.
+        self.blocks = blocks[np.lexsort((rows, blocks, -values))][::-1]
+
+    def clipped(self, ratio: float) -> int:
+        return min(int(self.total * ratio), len(self.blocks))
+
+    def counts(self, cut: int) -> tuple[int, ...]:
+        gone = np.bincount(self.blocks[:cut], minlength=len(self.sizes))
+        return tuple(int(n) for n in self.sizes - gone)
+
+    def counts_at_ratio(self, ratio: float, kind: str) -> tuple[int, ...]:
+        check_ratio(kind, ratio)
+        cut = int(self.total * ratio)
+        if cut > len(self.blocks):
+            raise SnapvitError(
+                f"cutting {ratio:g} of the {kind} leaves less than the protected part of each block. "
+                f"The largest ratio possible is {self._largest_ratio():.4f}"
+            )
+        return self.counts(cut)
+
+    def _largest_ratio(self) -> float:
+        return int(len(self.blocks) / self.total * 1e4) / 1e4  # rounded down, so that it works when typed in
+
+
+def check_reach(
+    anatomy: Anatomy,
+    protection: Protection,
+    *,
+    sparsity: Sequence[float] = (),
+    flops: Sequence[float] = (),
+    params: Sequence[float] = (),
+    corrected: bool = False,
+) -> None:
+    """Refuse fractions that no ranking of such a model reaches; `corrected`: the biases that this adds count."""
+    smallest = list(_smallest(anatomy, protection))
+    most_sparse = max(plan.sparsity(anatomy) for plan in smallest)
+    for fraction in sparsity:
+        check_sparsity(fraction)
+        if fraction > most_sparse:
+            raise SnapvitError(f"sparsity {fraction:g} is out of reach: protection leaves at most {most_sparse:.4f}")
+    least_flops = min(plan.flops_ratio(anatomy) for plan in smallest)
+    for fraction in flops:
+        check_fraction("FLOPs", fraction)
+        if fraction < least_flops:
+            raise SnapvitError(
+                f"FLOPs fraction {fraction:g} is out of reach: protection leaves at least {least_flops:.4f}"
+            )
+    after = anatomy.with_output_biases() if corrected else anatomy
+    least_params, dense = min(after.params(plan) for plan in smallest), anatomy.params()
+    for fraction in params:
+        check_fraction("parameter", fraction)
+        if fraction < 1 and least_params > fraction * dense:  # what cuts nothing is not corrected
+            share = least_params / dense
+            raise SnapvitError(f"parameter fraction {fraction:g} is out of reach: the smallest plan has {share:.4f}")
+
+
+def _smallest(anatomy: Anatomy, protection: Protection) -> Iterator[Plan]:
+    """Plans of which every possible one keeps all of at least one."""
+    least = protection.least(anatomy)
+    if protection.sublayers:
+        yield least
+        return
+    nothing = (0,) * len(anatomy.blocks)
+    for i, (heads, neurons) in enumerate(zip(least.heads, least.neurons)):
+        yield Plan(heads=(*nothing[:i], heads, *nothing[i + 1 :]), neurons=nothing)
+        if not anatomy.reads_token:
+            yield Plan(heads=nothing, neurons=(*nothing[:i], neurons, *nothing[i + 1 :]))
+
+
+def check_sparsity(fraction: float) -> None:
+    """Refuse what is no fraction to cut."""
+    if not 0 <= fraction < 1:
+        raise UsageError(f"sparsity {fraction:g} is not a fraction from 0 to below 1, such as 0.3")
+
+
+def check_ratio(kind: str, ratio: float) -> None:
+    """Refuse what is no ratio of structures to cut."""
+    if not 0 <= ratio < 1:
+        raise UsageError(f"a ratio of {ratio:g} of the {kind} is not a fraction from 0 to below 1")
+
+
+def check_fraction(what: str, fraction: float) -> None:
+    """Refuse what is no fraction to keep."""
+    if not 0 < fraction <= 1:
+        raise UsageError(f"{what} fraction {fraction:g} is not above 0 and at most 1, such as 0.72")

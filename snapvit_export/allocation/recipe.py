@@ -1,0 +1,123 @@
+"""Recipes: all settings of a ranking under one name. Light: no torch.
+
+`default` is what won on real weights (docs/quality.md): orders and damage curves from the statistics of the dense
+model, heads and neurons allocated together, and every cut refitted on the images. A search over the layers' curves
+helps the elastic correction but adds nothing to a refit, so it must be asked for. `snapvit` is the recipe of the
+released SnapViT code: 1000 images, and 50 evaluations of xNES, which are two updates of its covariance, so mostly the
+best of 50 samples. `local` is the same without the search. Neither corrects. `idap` is the idea of IDAP++, in two
+stages: width by the divergence of the flow, then the sub-layers whose loss moves the answers least; `plan.STAGES` says
+how much of each. It corrects if asked to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ..correction.damping import Damping
+from ..errors import UsageError
+from .planner import check_fraction
+
+SEARCH_PAIRS = ((0.15, 0.0), (0.35, 0.2), (0.55, 0.4), (0.65, 0.5))  # nominal sparsities 10, 30, 50, 60 %
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides a ranking beside the model and the images.
+
+    >>> Settings(criterion="self-supervised", evaluations=50)
+    """
+
+    criterion: str = "self-supervised"
+    views: Literal["paired", "distinct"] = "paired"
+    reduction: Literal["summed", "per_sample"] = "summed"
+    images: int = 256  # to calibrate on
+    seed: int = 0
+    allocation: Literal["pairs", "joint"] = "pairs"  # fixed (mlp, head) ratios, or by damage curves
+    order: str = "backward"  # joint: of the structures within a layer; "criterion" and "product" use the scores
+    divergence: str | None = None  # joint: what the search compares; None: the best that the model allows
+    depth: bool = False  # whole sub-layers may go too: joint where that pays, else after a part of the width
+    flops: tuple[float, ...] = (0.6,)  # joint: sizes at which the search judges, fractions of the dense blocks' FLOPs
+    search_images: int = 192  # joint: at most so many of the images judge candidates
+    correction: str | None = None  # of what is cut; None: none
+    damping: str = "mean:0.01"  # of the statistics; see correction.damping
+    evaluations: int = 0  # of the fitness; 0: no search
+    optimiser: Literal["xnes", "snes-log"] = "xnes"
+    population: int | None = None  # None: 4 + int(3 ln D)
+    pairs: tuple[tuple[float, float], ...] = SEARCH_PAIRS
+    pca: int = 192
+    cka: bool = False
+    racing: bool = False
+
+
+RECIPES = {
+    "default": Settings(allocation="joint", correction="refit", optimiser="snes-log", racing=True, depth=True),
+    "snapvit": Settings(images=1000, seed=42, evaluations=50),
+    "local": Settings(),
+    "idap": Settings(criterion="divergence", depth=True),
+}
+DEFAULT = "default"
+CORRECTIONS = ("refit", "elastic", "sequential", "sparsegpt")
+ADDS_BIASES = ("refit", "elastic", "sequential")  # to layers that had none
+ORDERS = ("backward", "pivoted", "variance", "criterion", "product")
+
+
+def make_settings(recipe: str, in_rounds: bool = False, /, **changes: object) -> Settings:
+    """The settings of a recipe, with those options changed that were given (that is, are not None).
+
+    `in_rounds`: for a ranking in rounds, which also asks how far the answers move.
+    """
+    if recipe not in RECIPES:
+        raise UsageError(f"no recipe is called '{recipe}'. Known: {', '.join(RECIPES)}")
+    given = {name: value for name, value in changes.items() if value is not None}
+    settings = replace(RECIPES[recipe], **given)  # type: ignore[arg-type]
+    _check(settings)
+    _refuse_idle(recipe, settings, given if not in_rounds else {k: v for k, v in given.items() if k != "divergence"})
+    return settings
+
+
+def uses_scores(settings: Settings) -> bool:
+    """Whether the criterion has a part in the ranking."""
+    return settings.allocation == "pairs" or settings.order in ("criterion", "product")
+
+
+def _refuse_idle(recipe: str, settings: Settings, given: Mapping[str, object]) -> None:
+    """Refuse options that would change nothing: whoever gives one expects that it does."""
+    idle: list[tuple[tuple[str, ...], str]] = []
+    if settings.allocation == "joint":
+        idle.append((("pairs", "pca", "cka"), "--allocation pairs or --recipe local"))
+    else:
+        idle.append((("order", "divergence", "flops", "search_images"), "--allocation joint"))
+    if not uses_scores(settings):
+        idle.append((("criterion", "views", "reduction"), "--recipe local, or --order criterion or product"))
+    if not settings.evaluations:
+        searching = ("divergence", "flops", "search_images", "pairs", "pca", "cka", "optimiser", "population", "racing")
+        idle.append((searching, "--evaluations 100"))
+    for names, remedy in idle:
+        for name in names:
+            if name in given:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} has no part in recipe {recipe} as it is asked for. Give {remedy}, "
+                    f"or leave it out"
+                )
+
+
+def _check(settings: Settings) -> None:
+    if settings.optimiser not in ("xnes", "snes-log"):
+        raise UsageError(f"no optimiser is called '{settings.optimiser}'. Known: xnes, snes-log")
+    if settings.correction is not None and settings.correction not in CORRECTIONS:
+        raise UsageError(f"no correction is called '{settings.correction}'. Known: {', '.join(CORRECTIONS)}")
+    if settings.order not in ORDERS:
+        raise UsageError(f"no order is called '{settings.order}'. Known: {', '.join(ORDERS)}")
+    if settings.allocation not in ("pairs", "joint"):
+        raise UsageError(f"no allocation is called '{settings.allocation}'. Known: pairs, joint")
+    if settings.search_images < 2:
+        raise UsageError(f"a search on {settings.search_images} images cannot judge. Give 2 or more")
+    for fraction in settings.flops:
+        check_fraction("FLOPs", fraction)
+    Damping.parse(settings.damping)
+    if settings.cka and settings.optimiser != "xnes":
+        raise UsageError("--cka gives a first covariance, which only --optimiser xnes has")
+    if settings.population is not None and settings.population < 2:
+        raise UsageError(f"a population of {settings.population} cannot be ranked. Give 2 or more")

@@ -1,0 +1,128 @@
+"""The embedding of an exported file beside its class scores, from one run. Light: onnx, or OpenVINO for its own files.
+
+k-NN and linear probes judge what the classifier reads. A copy of the graph stands beside it for as long as it is looked
+at, since it reads the same weights; its one output is both, embedding first: (B, E + classes). All else is the artefact
+as it is, so that any runtime that opens the one opens the other.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import FileFormatError
+from ..graph.precision import FLOAT
+from ..graph.read import external_files, read_graph
+from ..runtimes.tensorrt.engine_file import engine_files
+from ..storage.atomic import write_atomically
+
+CLASSIFIERS = ("head.weight", "distillation_head.weight")
+LOGITS, FEATURES, BOTH = "logits", "features", "both"
+PREFIX = ".tap-"  # of copies; what a killed run left may be removed
+
+
+@dataclass(frozen=True)
+class Tapped:
+    """A file whose output is the embedding, followed by as many class scores as the model has."""
+
+    path: Path
+    classes: int  # 0: it has no head
+
+
+@contextmanager
+def tapped(path: Path) -> Iterator[Tapped]:
+    """A copy that gives both, for as long as it is looked at; the file itself if that gives the embedding alone."""
+    make = _openvino_copy if path.suffix == ".xml" else _onnx_copy
+    with _place_beside_its_weights(path) as folder:
+        copy = folder / f"{PREFIX}{os.getpid()}-{path.name}"
+        try:
+            classes = make(path, copy)
+            yield Tapped(copy if classes else path, classes)
+        finally:
+            for file in (copy, copy.with_suffix(".bin"), *engine_files(copy)):
+                file.unlink(missing_ok=True)
+
+
+@contextmanager
+def _place_beside_its_weights(path: Path) -> Iterator[Path]:
+    """The file's own folder or, if nothing can be written there, another one with copies of what the graph reads."""
+    if os.access(path.parent, os.W_OK):
+        yield path.parent
+        return
+    with tempfile.TemporaryDirectory(prefix="snapvit-") as scratch:
+        for name in external_files(read_graph(path)) if path.suffix == ".onnx" else ():
+            shutil.copy(path.parent / name, Path(scratch) / name)
+        yield Path(scratch)
+
+
+def _onnx_copy(path: Path, copy: Path) -> int:
+    """Write the copy and count the class scores; 0 if the file gives the embedding as it is."""
+    from onnx import helper
+
+    model = read_graph(path)
+    graph = model.graph
+    (given,) = [output.name for output in graph.output] if len(graph.output) == 1 else ("",)
+    if given == FEATURES:
+        return 0
+    read = [node.input[0] for node in graph.node if len(node.input) > 1 and _plain(node.input[1]) in CLASSIFIERS]
+    if given != LOGITS or not read:
+        raise FileFormatError(f"{path}: not made by snapvit, so where its embedding lies is not known")
+    wide = [helper.make_node("Cast", [name], [f"{BOTH}.{i}"], to=FLOAT) for i, name in enumerate(read)]
+    feature, middle = wide[0].output[0], []
+    if len(wide) == 2:  # two tokens, two classifiers: as features their mean
+        middle = [
+            helper.make_node("Mean", [node.output[0] for node in wide], [f"{BOTH}.mean"]),
+        ]
+        feature = f"{BOTH}.mean"
+    graph.node.extend([*wide, *middle, helper.make_node("Concat", [feature, LOGITS], [BOTH], axis=1)])
+    classes = int(graph.output[0].type.tensor_type.shape.dim[1].dim_value)
+    del graph.output[:]
+    graph.output.append(helper.make_empty_tensor_value_info(BOTH))
+    write_atomically(copy, model.SerializeToString())
+    return classes
+
+
+def _plain(weight: str) -> str:
+    """The name of a weight, also where it is read in wider numbers than it is stored in."""
+    return weight.removesuffix(".wide")
+
+
+def _openvino_copy(path: Path, copy: Path) -> int:
+    import openvino
+    from openvino import opset13
+
+    from ..runtimes.openvino import read_model
+
+    model = read_model(path)
+    (result,) = model.outputs
+    if FEATURES in result.get_names():
+        return 0
+    products = _last_products(result.node.input_value(0).node)
+    if LOGITS not in result.get_names() or not products:
+        raise FileFormatError(f"{path}: not made by snapvit, so where its embedding lies is not known")
+    read = [product.input_value(0) for product in products]
+    feature = read[0]
+    if len(read) == 2:
+        feature = opset13.multiply(opset13.add(*read), opset13.constant(np.float32(0.5))).output(0)
+    both = opset13.concat([feature, result.node.input_value(0)], 1)
+    new = openvino.Model([opset13.result(both.output(0))], model.get_parameters(), "tapped")
+    openvino.save_model(new, copy, compress_to_fp16=False)
+    return int(result.partial_shape[1].get_length())
+
+
+def _last_products(node: Any) -> list[Any]:
+    """The matrix products that nothing but sums and factors stand between and the output."""
+    kind = node.get_type_name()
+    if kind == "MatMul":
+        return [node]
+    if kind not in ("Identity", "Add", "Multiply", "Convert"):
+        return []
+    return [found for value in node.input_values() for found in _last_products(value.get_node())]

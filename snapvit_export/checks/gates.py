@@ -1,0 +1,103 @@
+"""The gate between two forms of one model: they must give the same answer on real images, or nothing goes on.
+
+A gate that fails names the first block whose output differs, and by how much. Forms in fewer bits cannot give the same
+answer; there a cosine decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import GateFailed
+from ..storage.json import Value
+from ..target import Precision
+
+Outputs = npt.NDArray[np.float32]
+Streams = Mapping[int, npt.NDArray[np.float32]]  # the output of each block, (images, tokens, E); or of first tokens
+TOLERANCE = 1e-4  # of the largest value, between forms in float32
+NEAR: dict[Precision, float] = {"fp16": 0.01, "int8-dynamic": 0.1, "int8-static": 0.1}  # blocks in fewer bits
+LEAST_COSINE: dict[Precision, float] = {"fp16": 0.9999, "int8-dynamic": 0.9, "int8-static": 0.9}  # to float32
+
+
+class Agreement(Value, frozen=True, kw_only=True):
+    """How close two outputs are. `max_abs` is in units of the reference's largest value."""
+
+    max_abs: float
+    cosine: float
+
+
+def agreement(reference: Outputs, other: Outputs) -> Agreement:
+    """Compare two outputs of shape (images, features)."""
+    scale = max(float(np.abs(reference).max()), 1e-12)
+    a, b = reference.astype(np.float64), other.astype(np.float64)
+    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    cosine = np.where((a == b).all(1), 1.0, (a * b).sum(1) / np.maximum(norms, 1e-300))  # also where both are zero
+    return Agreement(max_abs=float(np.abs(a - b).max()) / scale, cosine=float(cosine.min()))
+
+
+def require_equal(
+    what: str,
+    reference: Outputs,
+    other: Outputs,
+    tolerance: float = TOLERANCE,
+    where: Callable[[], str] = lambda: "",
+) -> Agreement:
+    """Pass if both outputs agree to `tolerance` of the largest value; `what` names the two forms.
+
+    `where` is asked only if they do not: which part is to blame, as a sentence.
+    """
+    _require_comparable(what, reference, other, where)
+    found = agreement(reference, other)
+    if not found.max_abs <= tolerance:
+        raise GateFailed(
+            f"{what}: outputs differ by {found.max_abs:.2e} of the largest value (allowed {tolerance:g}){where()}"
+        )
+    return found
+
+
+def require_close(
+    what: str, reference: Outputs, other: Outputs, precision: Precision, where: Callable[[], str] = lambda: ""
+) -> Agreement:
+    """Pass if every output of a form in fewer bits points where that in float32 does."""
+    return require_cosine(what, reference, other, LEAST_COSINE[precision], where)
+
+
+def require_cosine(
+    what: str, reference: Outputs, other: Outputs, least: float, where: Callable[[], str] = lambda: ""
+) -> Agreement:
+    """Pass if every output of one form points where that of the other does."""
+    _require_comparable(what, reference, other, where)
+    found = agreement(reference, other)
+    if not found.cosine >= least:
+        raise GateFailed(
+            f"{what}: the cosine is {found.cosine:.6f} (at least {least:g} is asked){where()}. Use another --precision"
+        )
+    return found
+
+
+def first_difference(reference: Streams, other: Streams, tolerance: float = TOLERANCE) -> str:
+    """The end of a gate's message: the first block whose output differs by more than the tolerance, or the worst."""
+    found = {i: _difference(reference[i], other[i]) for i in sorted(set(reference) & set(other))}
+    if not found:
+        return ""
+    beyond = [i for i, value in found.items() if not value <= tolerance]
+    if not beyond:
+        worst = max(found, key=lambda i: found[i])
+        return f"; block {worst} differs most, by {found[worst]:.2e} of its largest value, so it may come after them"
+    return f"; the first block that differs is {beyond[0]}, by {found[beyond[0]]:.2e} of its largest value"
+
+
+def _difference(reference: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> float:
+    tokens = min(reference.shape[1], other.shape[1])
+    a, b = reference[:, :tokens].astype(np.float64), other[:, :tokens].astype(np.float64)
+    return float(np.abs(a - b).max()) / max(float(np.abs(a).max()), 1e-12)
+
+
+def _require_comparable(what: str, reference: Outputs, other: Outputs, where: Callable[[], str]) -> None:
+    if reference.shape != other.shape:
+        raise GateFailed(f"{what}: outputs have shapes {reference.shape} and {other.shape}")
+    if not (np.isfinite(reference).all() and np.isfinite(other).all()):
+        raise GateFailed(f"{what}: outputs hold values that are not finite numbers{where()}")

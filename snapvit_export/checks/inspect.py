@@ -1,0 +1,154 @@
+"""What an ONNX file is: its blocks, precision, operators and size, and whether a target can run it. Light.
+
+ONNX Runtime and OpenVINO are asked themselves, by opening the file. TensorRT needs a GPU to be asked, so for it rules
+must do: its parser stops at opset 20 in JetPack 6, and no release up to 11 builds the Attention operator in fp32.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import SnapvitError, UsageError, first_line, needs
+from ..graph.read import external_files, read_graph
+from ..model.plan import Plan
+from ..storage.json import Count, Value, from_json
+
+TENSORRT_OPSET = 20
+
+
+class Port(Value, frozen=True, kw_only=True):
+    """An input or output; sizes that are open have a name."""
+
+    name: str
+    type: str
+    shape: tuple[int | str, ...]
+
+
+class Inspection(Value, frozen=True, kw_only=True):
+    """What a file is; of a graph that is not ours, model, variant and counts are unknown."""
+
+    file: str
+    opset: int
+    nodes: Count
+    operators: dict[str, int]
+    weights: dict[str, int]  # bytes by type
+    size_bytes: Count  # of the graph and the weights that it reads
+    reads: tuple[str, ...]  # files beside it
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    model: str | None = None
+    variant: str | None = None
+    correction: str | None = None
+    precision: str | None = None
+    plan: Plan | None = None
+
+
+def inspect(path: Path | str) -> Inspection:
+    """Look into a file without running it.
+
+    >>> inspect("snapvit-family/s30.onnx").plan.heads
+    """
+    path = Path(path)
+    model = read_graph(path)
+    graph = model.graph
+    said = {entry.key: entry.value for entry in model.metadata_props}
+    weights: Counter[str] = Counter()
+    outside = 0
+    for tensor in graph.initializer:
+        size = _bytes(tensor)
+        weights[_type(tensor.data_type)] += size
+        outside += size if tensor.external_data else 0
+    return Inspection(
+        file=path.name,
+        opset=max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0),
+        nodes=len(graph.node),
+        operators=dict(Counter(node.op_type for node in graph.node).most_common()),
+        weights=dict(weights),
+        size_bytes=path.stat().st_size + outside,
+        reads=tuple(sorted(external_files(model))),
+        inputs=tuple(_port(value) for value in graph.input),
+        outputs=tuple(_port(value) for value in graph.output),
+        model=said.get("snapvit.model"),
+        variant=said.get("snapvit.variant"),
+        correction=said.get("snapvit.correction"),
+        precision=said.get("snapvit.precision"),
+        plan=from_json(said["snapvit.plan"], Plan, str(path)) if "snapvit.plan" in said else None,
+    )
+
+
+def why_not(path: Path, found: Inspection, target: str) -> str | None:
+    """Why a target cannot run the file; None if it can."""
+    if target not in TARGETS:
+        raise UsageError(f"no target is called '{target}'. Known: {', '.join(TARGETS)}")
+    return TARGETS[target](path, found)
+
+
+def _onnxruntime(path: Path, found: Inspection) -> str | None:
+    from ..runtimes.ort import OrtSession
+
+    try:
+        OrtSession(path, 1).close()
+    except SnapvitError as error:
+        return str(error)
+    return None
+
+
+def _openvino(path: Path, found: Inspection) -> str | None:
+    with needs("asking OpenVINO", extra="openvino"):
+        import openvino
+    try:
+        openvino.Core().compile_model(str(path), "CPU")
+    except Exception as error:  # its own exception types share no base
+        return f"{path}: OpenVINO cannot open it: {first_line(error)}"
+    return None
+
+
+def _tensorrt(path: Path, found: Inspection) -> str | None:
+    if found.opset > TENSORRT_OPSET:
+        return f"{path}: opset {found.opset}, and TensorRT 10.3 reads up to {TENSORRT_OPSET}. Emit the portable flavour"
+    if (stray := _not_cast(path)) is not None:
+        return f"{path}: {stray} reads bytes, and TensorRT only casts them. Cast the input first"
+    if "DynamicQuantizeLinear" in found.operators:
+        return f"{path}: scales its inputs while it runs, which TensorRT does not do. Use --precision int8-static"
+    if "Attention" in found.operators:
+        return f"{path}: has the Attention operator, which TensorRT does not build. Emit the portable flavour"
+    return None
+
+
+def _not_cast(path: Path) -> str | None:
+    """An operator other than Cast that reads an input of bytes."""
+    graph = read_graph(path).graph
+    inputs = {value.name for value in graph.input if _type(value.type.tensor_type.elem_type) == "uint8"}
+    readers = (node.op_type for node in graph.node if inputs & set(node.input))
+    return next((reader for reader in readers if reader != "Cast"), None)
+
+
+TARGETS: dict[str, Callable[[Path, Inspection], str | None]] = {
+    "onnxruntime": _onnxruntime,
+    "openvino": _openvino,
+    "tensorrt": _tensorrt,
+}
+
+
+def _bytes(tensor: Any) -> int:
+    from onnx import helper
+
+    count = 1
+    for size in tensor.dims:
+        count *= size
+    return count * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+
+
+def _type(number: int) -> str:
+    from onnx import helper
+
+    return str(helper.tensor_dtype_to_np_dtype(number).name)
+
+
+def _port(value: Any) -> Port:
+    kind = value.type.tensor_type
+    shape = tuple(d.dim_param or int(d.dim_value) for d in kind.shape.dim)
+    return Port(name=value.name, type=_type(kind.elem_type), shape=shape)

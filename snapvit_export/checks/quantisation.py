@@ -1,0 +1,89 @@
+"""What a precision must know of the images: which parts do not fit fp16, and between which values int8 has its steps.
+
+Measured on the fp32 graph of the very variant, with its corrected weights, in ONNX Runtime: no torch, so a device can
+do it. Light.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..graph.precision import EMBED, OF_STREAM, OUTPUT, STREAM, Numerics, Range, is_int8_layer
+from ..graph.writer import Written
+from ..target import Precision
+from .activations import all_values, largest_values
+
+MARGIN = 4  # other images have larger values than these; a part stays in float32 if that much more would not fit
+SAMPLES = 1 << 16  # values of a layer's input that decide its range
+CLIPS = np.linspace(0.3, 1.0, 29)  # shares of the full range that are tried
+
+
+def calibrate(
+    precision: Precision, written: Written, images: Sequence[Any], symmetric: bool = False, threads: int = 1
+) -> Numerics:
+    """The numerics of a variant from its fp32 graph, which must be a portable one: it hides no values.
+
+    Images are single ones, (1, 3, H, W): the values of all blocks are in memory at once. `symmetric`: int8-static for a
+    portable graph, with steps about zero.
+
+    >>> numerics = calibrate("fp16", emitter.write("s30", plan), list(images.batches(1)))
+    """
+    if precision == "fp16":
+        return Numerics(precision, wide=too_large(largest_values(written.graph, images, threads)))
+    if precision == "int8-static":
+        return Numerics(precision, ranges=input_ranges(written, images, symmetric, threads))
+    return Numerics(precision)
+
+
+def too_large(largest: Mapping[str, float]) -> frozenset[str]:
+    """Parts with values that may not fit fp16; also those that would take such values from another."""
+    limit = float(np.finfo(np.float16).max) / MARGIN
+    parts = {_part(name) for name, value in largest.items() if not value <= limit and ".wide." not in name}
+    parts |= {STREAM} if EMBED in parts else set()
+    return frozenset(parts | ({OUTPUT} if STREAM in parts else set()))
+
+
+def _part(value: str) -> str:
+    """The part of the graph that a value belongs to, by its name."""
+    if value.endswith((".attended", ".stream")) or OF_STREAM in value:
+        return STREAM
+    words = value.split(".")
+    return ".".join(words[:3]) if words[0] == "blocks" else words[0] if words[0] == EMBED else OUTPUT
+
+
+def input_ranges(
+    written: Written, images: Sequence[Any], symmetric: bool = False, threads: int = 1
+) -> dict[str, Range]:
+    """For each int8 layer the range of its input with the least squared error."""
+    wanted = {layer: value for layer, value in written.layer_inputs.items() if is_int8_layer(layer)}
+    taken: dict[str, list[npt.NDArray[np.float32]]] = {value: [] for value in wanted.values()}
+    random = np.random.default_rng(0)
+    for found in all_values(written.graph, taken, images, threads):
+        for name, chunks in taken.items():
+            chunks.extend(_sample(found[name], max(1, SAMPLES // len(images)), random))
+    ranges = {name: best_range(np.concatenate(chunks), symmetric) for name, chunks in taken.items()}
+    return {layer: ranges[value] for layer, value in wanted.items()}
+
+
+def _sample(values: npt.NDArray[np.float32], count: int, random: np.random.Generator) -> list[npt.NDArray[np.float32]]:
+    """Values at random places, since evenly spaced ones can all be of one feature; and the two outermost."""
+    flat = values.reshape(-1)
+    return [flat[random.integers(0, flat.size, count)], np.array([flat.min(), flat.max()], np.float32)]
+
+
+def best_range(values: npt.NDArray[np.float32], symmetric: bool = False) -> Range:
+    """Of ranges that clip the outermost values, the one whose 256 steps are nearest to all of them."""
+    low, high = min(float(values.min()), 0.0), max(float(values.max()), 0.0)
+    spans = [Range(low * share, high * share) for share in CLIPS]
+    return min(spans, key=lambda span: _squared_error(values, span, symmetric))
+
+
+def _squared_error(values: npt.NDArray[np.float32], span: Range, symmetric: bool) -> float:
+    scale, zero = span.step(symmetric)
+    least, most = (-128, 127) if symmetric else (0, 255)
+    whole = np.clip(np.rint(values / scale) + int(zero), least, most)
+    return float(np.square((whole - int(zero)) * scale - values).mean())

@@ -1,0 +1,120 @@
+"""Elastic correction: one Cholesky factor of a layer's input covariance repairs the layer at every kept width.
+
+| symbol | meaning                                            | shape    |
+|--------|----------------------------------------------------|----------|
+| W, b   | weight and bias of fc2 or proj, columns in rank order | (E, d) |
+| mu     | mean of the layer's input, in rank order           | (d,)     |
+| S      | its covariance, damped, in rank order; S = L L^T   | (d, d)   |
+| k      | columns kept: the first k in rank order            |          |
+
+The affine map of the first k columns that is nearest to W x + b over the images is
+
+    W'(k) = (W L)[:, :k] (L[:k, :k])^-1,    b'(k) = b + W mu - W'(k) mu[:k],
+
+since the leading block of L is the factor of the leading block of S. What no map of k columns can give back is the
+tail e(k) = sum over j >= k of |(W L)[:, j]|^2: the damage curve of the layer, for every width at once. Neither needs
+the images, W or S again. Light: numpy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import SnapvitError
+from .damping import Damping
+from .moments import Array, Moments
+
+BLOCK = 96  # columns solved at once: larger solves go to threads that wait for each other; fastest on one and on two
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """What corrects one layer at any width: a structure is `unit` columns, best first.
+
+    >>> weight, shift = factor.corrected(keep=300)
+    """
+
+    unit: int
+    mean: Array  # (d,) in rank order
+    lower: Array  # (d, d) L
+    projected: Array  # (E, d) W L
+    constant: Array  # (E,) W mu: what the dense layer gives for the mean input
+    gain: Array  # (E,) LayerScale after the layer; ones without
+
+    @property
+    def structures(self) -> int:
+        return len(self.mean) // self.unit
+
+    def corrected(self, keep: int) -> tuple[Array, Array]:
+        """Weight of the kept columns, (E, keep*unit) in rank order, and what to add to the bias, (E,)."""
+        if not 0 <= keep <= self.structures:
+            raise ValueError(f"a layer of {self.structures} structures cannot keep {keep}")
+        k = keep * self.unit
+        weight = solve_lower(self.projected[:, :k], self.lower[:k, :k])
+        return weight, self.constant - weight @ self.mean[:k]
+
+    def errors(self) -> Array:
+        """e(k) for k = 0 to all structures kept: the squared error per token, after LayerScale, that remains."""
+        lost = np.square(self.projected * self.gain[:, None]).sum(0).reshape(-1, self.unit).sum(1)  # (structures,)
+        return np.concatenate([np.cumsum(lost[::-1])[::-1], [0.0]])
+
+
+def make_factor(
+    weight: npt.ArrayLike,
+    moments: Moments,
+    order: npt.ArrayLike,
+    unit: int,
+    damping: Damping = Damping(),
+    gain: npt.ArrayLike | None = None,
+) -> Factor:
+    """Factor a layer: `weight` (E, d) with columns as in the model, `order` the structures best first."""
+    w = np.asarray(weight, np.float64)
+    columns = columns_of(order, unit)
+    if w.shape[1] != moments.width or sorted(columns) != list(range(moments.width)):
+        raise SnapvitError(
+            f"the order has {len(columns)} columns, the statistics {moments.width}, the weight {w.shape[1]}. "
+            "They belong to different models"
+        )
+    s = damping.added_to(moments.covariance[np.ix_(columns, columns)])
+    w_ranked = w[:, columns]
+    alive = np.where(np.diag(moments.covariance)[columns] > 0, w_ranked, 0.0)  # what never varies goes into the bias
+    lower = cholesky(s)
+    scale = np.ones(len(w)) if gain is None else np.asarray(gain, np.float64)
+    return Factor(unit, moments.mean[columns], lower, alive @ lower, w @ moments.mean, scale)
+
+
+def columns_of(order: npt.ArrayLike, unit: int) -> npt.NDArray[np.int64]:
+    """The columns of structures: `unit` consecutive ones each."""
+    return (np.asarray(order, np.int64)[:, None] * unit + np.arange(unit)).ravel()
+
+
+def from_rank_order(order: npt.NDArray[np.int64], keep: int, unit: int) -> npt.NDArray[np.int64]:
+    """Where the kept columns stand in rank order, listed in the order that the model has them."""
+    return columns_of(np.argsort(order[:keep]), unit)
+
+
+def solve_lower(right: Array, lower: Array) -> Array:
+    """X with X L = right, for a lower triangular L: by blocks from the last column, so that nearly all is products."""
+    x = np.array(right)  # (E, k)
+    k = x.shape[1]
+    for start in reversed(range(0, k, BLOCK)):
+        stop = min(start + BLOCK, k)
+        x[:, start:stop] = np.linalg.solve(lower[start:stop, start:stop].T, x[:, start:stop].T).T
+        x[:, :start] -= x[:, start:stop] @ lower[start:stop, :start]
+    return x
+
+
+def cholesky(s: Array) -> Array:
+    """L of S = L L^T; rounding may leave a covariance of few images just short of positive: then more is added."""
+    more = 0.0
+    scale = float(np.diag(s).mean())
+    for _ in range(12):
+        try:
+            lower = np.linalg.cholesky(s if more == 0.0 else s + more * scale * np.eye(len(s)))
+            return lower.astype(np.float64, copy=False)
+        except np.linalg.LinAlgError:
+            more = max(10 * more, 1e-12)
+    raise SnapvitError("the covariance of a layer's input cannot be factored: it is not a covariance")

@@ -1,0 +1,330 @@
+"""An exam: the images of a data set, read once, on which any number of models are judged in the same ways.
+
+What runs a model is an `Extractor`: torch (`prune/features.py`) or an exported file in its runtime
+(`evaluate/artefact.py`). Each runs once over the images; every measure comes from what that run gave.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, Protocol, get_args
+
+import msgspec
+import numpy as np
+
+from ..calibration.dataset import DataSet
+from ..calibration.images import Images, read_images
+from ..calibration.masks import UNKNOWN, check_masks, numbered, prepare_masks
+from ..calibration.preprocessing import Preprocessing
+from ..errors import SnapvitError, UsageError, needs
+from ..family.evaluation import Evaluation, Found, share
+from ..progress import Progress, Silent
+from . import linear, segmentation
+from .features import Array, Features, MadeBy, Split
+from .fidelity import fidelity
+from .head import Columns, columns_for, head_right
+from .knn import NEIGHBOURS, neighbours_right
+from .linear import linear_right
+
+Way = Literal["head", "knn", "linear", "segment"]
+WAYS: tuple[Way, ...] = get_args(Way)
+MOST_MEMORY = 0.7  # of the machine's, for decoded pictures
+
+
+class Examinee(Protocol):
+    """What must be known of a model before it is asked anything."""
+
+    @property
+    def preprocessing(self) -> Preprocessing: ...
+
+    @property
+    def labels(self) -> tuple[str, ...]: ...  # names of the outputs, if known
+
+    @property
+    def outputs(self) -> int: ...  # of the head, 0 without one
+
+
+class Extractor(Examinee, Protocol):
+    """What runs a model: torch, or an exported file in its runtime."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def weights_sha256(self) -> str: ...  # of what is run
+
+    @property
+    def runtime(self) -> str: ...
+
+    def features(self, images: Images, progress: Progress) -> tuple[Array, Array | None]:
+        """Embeddings (N, E), and logits (N, C) if there is a head."""
+        ...
+
+    def tokens(self, images: Images, progress: Progress) -> Array:
+        """Patch tokens, (N, h, w, E)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Judging:
+    """On what, and in which ways, a model is judged."""
+
+    by: Sequence[Way] | None = None  # None: head if the classes suit, and knn if there are training images
+    classes: Path | None = None  # names of the head's outputs
+    features: Path | None = None  # kept there, and taken from there if they are of the same weights and images
+    images: int | None = None  # of each split at most
+    seed: int = 0
+    ignore: Sequence[int] = (UNKNOWN,)  # values in masks that count for no class
+
+
+def check_judging(how: Judging) -> None:
+    """Refuse settings that would change nothing."""
+    if how.classes is not None and how.by is not None and "head" not in how.by:
+        raise UsageError("--classes names the outputs of the head, which is not asked. Add head to --by")
+    if how.features is not None and how.by == ("segment",):
+        raise UsageError("--features keeps embeddings, and --by segment needs none. Leave --features out")
+
+
+def parse_ways(text: str | None) -> tuple[Way, ...] | None:
+    """Read `knn,linear`; None for the default."""
+    if text is None:
+        return None
+    wanted = [part.strip() for part in text.split(",")]
+    if unknown := [part for part in wanted if part not in WAYS]:
+        raise UsageError(f"--by '{unknown[0]}' is not a way to judge. Known: {', '.join(WAYS)}")
+    return tuple(way for way in WAYS if way in wanted)
+
+
+def parse_ignored(text: str) -> tuple[int, ...]:
+    """Read `255,3`: values in masks."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and int(part) <= UNKNOWN for part in parts):
+        raise UsageError(f"--ignore '{text}' is not understood. Write values of masks, 0 to {UNKNOWN}, like 255,3")
+    return tuple(int(part) for part in parts)
+
+
+@dataclass(frozen=True)
+class Exam:
+    """Images and questions; `columns` are the head's outputs that stand for the data's classes."""
+
+    data: DataSet
+    images: dict[str, Images]  # by split
+    columns: Columns | None
+    ways: tuple[Way, ...]  # none: only the likeness to another model is asked
+    how: Judging
+
+    @staticmethod
+    def set(examinee: Examinee, data: DataSet, how: Judging, progress: Progress, label_free: bool = False) -> Exam:
+        """Read the images for models like this one; `label_free`: data that allows no way at all is fine."""
+        data = data.at_most(how.images, how.seed)
+        columns = _columns(examinee, data, how, progress)
+        ways = tuple(how.by) if how.by is not None else _usual(data, columns, progress)
+        if not ways and not label_free:
+            raise SnapvitError(_nothing(data))
+        data = data.whole() if set(ways) <= {"head"} else data
+        _check_data(data, ways)
+        return Exam(data, _read(data, ways, examinee.preprocessing, progress), columns, ways, how)
+
+    @property
+    def test(self) -> Images:
+        """The images that are judged."""
+        return self.images["test"]
+
+    @property
+    def titles(self) -> list[str]:
+        """What the judged images are called."""
+        source, left_out = self.data.test, set(self.test.unreadable)
+        titles = [title for i in range(source.count) if (title := source.title(i)) not in left_out]
+        return [title.removeprefix(f"{source.name}/") for title in titles]  # a report is shared: not where it lay
+
+    def judge(self, extractor: Extractor, progress: Progress | None = None) -> Evaluation:
+        """Run a model once and measure what was asked for."""
+        progress = progress or Silent()
+        found: Found = {}
+        if set(self.ways) != {"segment"}:
+            found |= self.measures(self.features(extractor, progress), progress)
+        if "segment" in self.ways:
+            found |= self._segments(extractor, progress)
+        return self.evaluation(found)
+
+    def evaluation(self, found: Found) -> Evaluation:
+        """What was measured, with what it was measured on."""
+        return Evaluation.of(found, len(self.test), self.test.source)
+
+    def features(self, extractor: Extractor, progress: Progress) -> Features:
+        """What the model makes of the images, or what it made of them before."""
+        images, how = self.images, self.how
+        made_by = MadeBy(
+            model=extractor.name,
+            weights_sha256=extractor.weights_sha256,
+            runtime=extractor.runtime,
+            preprocessing=extractor.preprocessing,
+            images={name: part.fingerprint for name, part in images.items()},
+            classes=tuple(images["test"].classes),
+        )
+        if how.features is not None and how.features.exists():
+            kept = Features.load(how.features)
+            if _suits(kept, made_by, images):
+                progress.note(f"features are taken from {how.features}")
+                return kept
+            progress.note(f"{how.features} is of other weights or images and will be replaced")
+        progress.phase(f"running {extractor.name}", sum(map(len, images.values())))
+        splits = {name: _split(extractor, part, name == "test", progress) for name, part in images.items()}
+        features = Features(made_by, splits["test"], splits.get("train"), splits.get("valid"))
+        if how.features is not None:
+            features.save(how.features)
+        return features
+
+    def measures(self, features: Features, progress: Progress) -> Found:
+        """Everything that features and class scores tell."""
+        found: Found = {}
+        test, ways = features.test, self.ways
+        if not ways:
+            return found
+        assert test.targets is not None
+        if "head" in ways:
+            assert self.columns is not None
+            assert test.logits is not None
+            first, five = head_right(test.logits, test.targets, self.columns)
+            found["top1"] = share(first)
+            if five is not None:
+                found["top5"] = share(five)
+        if "knn" in ways:
+            progress.phase("looking for nearest neighbours")
+            bank = features.merge_train_valid().train
+            assert bank is not None
+            assert bank.targets is not None
+            found["knn"] = share(neighbours_right(bank.features, bank.targets, test.features, test.targets))
+        if "linear" in ways:
+            progress.phase("training a linear probe", linear.EPOCHS)
+            found["linear"] = share(linear_right(features, self.how.seed, progress.advance))
+        return found
+
+    def _segments(self, extractor: Extractor, progress: Progress) -> Found:
+        data, images, how = self.data, self.images, self.how
+        parts = {"train": data.train, "test": data.test}
+        progress.phase("reading masks", sum(len(images[name]) for name in parts))
+        raw = {
+            name: prepare_masks(source, extractor.preprocessing, images[name].unreadable, progress.advance)
+            for name, source in parts.items()
+            if source is not None
+        }
+        masks, values = numbered(raw, how.ignore)
+        progress.phase("taking patch tokens", sum(len(images[name]) for name in parts))
+        train, test = (extractor.tokens(images[name], progress) for name in parts)
+        progress.phase("training a segmenter", segmentation.EPOCHS)
+        tally = segmentation.segment(
+            train, masks["train"], test, masks["test"], len(values), how.seed, progress.advance
+        )
+        return {"miou": (tally.miou(), tally.standard_error(how.seed))}
+
+
+def likeness(features: Features, dense: Features) -> Found:
+    """How close a model stays to the dense one, by its class scores or, without a head, its embedding."""
+    ours, theirs = features.test, dense.test
+    if ours.logits is None or theirs.logits is None:
+        return fidelity(ours.features, theirs.features, classifies=False)
+    return fidelity(ours.logits, theirs.logits)
+
+
+def _columns(examinee: Examinee, data: DataSet, how: Judging, progress: Progress) -> Columns | None:
+    """The head's outputs that stand for the data's classes; None if the head is not asked, and need not suit."""
+    asked = how.by is not None and "head" in how.by
+    if data.test.labels is None or not (asked or how.by is None):
+        return None
+    try:
+        return columns_for(data.test.classes, examinee.outputs, examinee.labels, how.classes)
+    except SnapvitError as error:
+        if asked or how.classes is not None:
+            raise
+        progress.note(f"the head is not asked: {error}")
+        return None
+
+
+def _usual(data: DataSet, columns: Columns | None, progress: Progress) -> tuple[Way, ...]:
+    if data.test.labels is not None and len(data.test.classes) < 2:
+        progress.note(f"{data.name}: all images are of one class, so accuracy would say nothing")
+        return ()
+    ways: list[Way] = [] if columns is None else ["head"]
+    if ways and data.heap is not None:
+        return tuple(ways)  # on all of the images, of which k-NN would take most to learn from
+    if data.train is None or data.train.labels is None:
+        return tuple(ways)
+    if data.train.count < NEIGHBOURS:
+        progress.note(f"{data.name}: {data.train.count} training images are too few for k-NN")
+    elif find_spec("sklearn") is None:
+        progress.note("k-NN is left out: it needs scikit-learn, which is not installed")
+    else:
+        ways.append("knn")
+    return tuple(ways)
+
+
+def _nothing(data: DataSet) -> str:
+    why = "has no labels" if data.test.labels is None else "has other classes than the head, and few images to train"
+    return f"{data.name}: {why}, so nothing can be judged. Give --classes FILE, --by, or other --data"
+
+
+def _check_data(data: DataSet, ways: Sequence[Way]) -> None:
+    """Refuse ways that the data does not allow, before any image is read."""
+    if data.test.labels is None and (unlabelled := [way for way in ways if way != "segment"]):
+        raise SnapvitError(f"{data.name}: has no labels, which --by {unlabelled[0]} needs. Give --data a labelled set")
+    if data.train is None and (untrained := [way for way in ways if way != "head"]):
+        raise SnapvitError(f"{data.name}: has no training images, which --by {untrained[0]} needs. Give --data more")
+    if ways and ways != ("segment",) and len(data.test.classes) < 2:
+        raise SnapvitError(f"{data.name}: all images are of one class, so accuracy would say nothing. Give --data more")
+    if "knn" in ways:
+        learnt = sum(source.count for source in (data.train, data.valid) if source is not None)
+        if learnt < NEIGHBOURS:
+            raise SnapvitError(f"{data.name}: {learnt} training images, and k-NN asks {NEIGHBOURS}. Give --data more")
+        with needs("k-nearest neighbours", extra="prune"):
+            import sklearn  # noqa: F401
+    if "segment" in ways:
+        for source in (data.train, data.test):
+            assert source is not None
+            check_masks(source)
+
+
+def _read(data: DataSet, ways: Sequence[Way], preprocessing: Preprocessing, progress: Progress) -> dict[str, Images]:
+    """The images of the splits that these ways look at."""
+    wanted = {"head": ("test",), "segment": ("train", "test")}
+    names = {"test"} | {name for way in ways for name in wanted.get(way, ("train", "valid", "test"))}
+    splits = {name: source for name, source in data.splits.items() if name in names}
+    _check_memory(data.name, sum(source.count for source in splits.values()), preprocessing)
+    return dict(zip(splits, read_images(list(splits.values()), preprocessing, progress)))
+
+
+def _check_memory(name: str, images: int, preprocessing: Preprocessing) -> None:
+    """Refuse more decoded pictures than the machine holds."""
+    wanted = images * math.prod(preprocessing.input_size)
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
+    if wanted > MOST_MEMORY * there:
+        raise SnapvitError(
+            f"{name}: {images} decoded images take {wanted / 1e9:.0f} GB, this machine has {there / 1e9:.0f} GB. "
+            "Give --images N, of each split at most"
+        )
+
+
+def _suits(kept: Features, made_by: MadeBy, images: dict[str, Images]) -> bool:
+    """Whether features are of these weights, images and labels; more splits than are needed do no harm."""
+    there = {name: found for name, found in kept.made_by.images.items() if name in images}
+    if msgspec.structs.replace(kept.made_by, images=there) != made_by or not set(images) <= set(kept.splits):
+        return False
+    return all(_same(kept.splits[name].targets, part.labels) for name, part in images.items())
+
+
+def _same(targets: np.ndarray | None, labels: np.ndarray | None) -> bool:
+    if targets is None or labels is None:
+        return targets is labels
+    return np.array_equal(targets, labels)
+
+
+def _split(extractor: Extractor, images: Images, with_logits: bool, progress: Progress) -> Split:
+    features, logits = extractor.features(images, progress)
+    if not np.isfinite(features).all():
+        raise SnapvitError(f"{extractor.name}: gives features that are not finite numbers. Check its weights")
+    return Split(features, images.labels, logits if with_logits else None)

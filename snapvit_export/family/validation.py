@@ -1,0 +1,50 @@
+"""What `snapvit validate` leaves beside the manifest for people to look at: some images and what each variant says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from ..storage.json import Count, Value, read_json, write_json
+from ..target import Runtime
+from .evaluation import Fraction
+
+VALIDATION = "validation.json"
+
+
+class Prediction(Value, frozen=True, kw_only=True):
+    """The class that a variant gives an image."""
+
+    label: str
+    probability: Fraction
+
+
+class Sample(Value, frozen=True, kw_only=True):
+    """One image, and what the variants see in it."""
+
+    title: str
+    picture: str  # PNG, base64
+    label: str | None  # its true class, if that is known
+    predictions: dict[str, Prediction]  # by variant; none for a model without a head
+
+
+class Validation(Value, frozen=True, kw_only=True):
+    """Which images a family was judged on, in which runtime, and some of them to look at."""
+
+    format_version: Literal[1] = 1
+    source: str
+    images: Count
+    sha256: str  # of the pixels that the models saw
+    runtime: Runtime
+    seconds: float
+    samples: tuple[Sample, ...] = ()
+
+    def save(self, folder: Path) -> None:
+        """Write it into a family folder."""
+        write_json(folder / VALIDATION, self)
+
+    @staticmethod
+    def load(folder: Path) -> Validation | None:
+        """Read it from a family folder; None if that was never validated."""
+        path = folder / VALIDATION
+        return read_json(path, Validation) if path.is_file() else None

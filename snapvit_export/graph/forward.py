@@ -1,0 +1,395 @@
+"""The forward pass of a ViT as an ONNX graph: from an Anatomy and a Plan, by hand, without torch. Light.
+
+The stream is kept as (B*T, E), so that every linear layer is one Gemm, and the batch is the only size that is not
+known: reshapes say -1 for it, and no Shape, Gather or Concat of sizes is left for a runtime to compute. `linear` has
+the layers in each precision; in fp16 every part computes in half precision or, where its values would not fit, in
+single, and so does the stream between them. Two flavours:
+
+    portable   standard operators of opset 17: TensorRT, OpenVINO, anything
+    ort        opset 23 with its Attention and Gelu operators, which ONNX Runtime runs faster
+
+Where only prefix tokens are read (token pooling), the block of the last attention computes queries, proj and MLP for
+these alone, and so do all blocks after it. With so few queries, keys and values are not made at all: (q W_k) x and
+W_v (a x) are the same products in a cheaper order.
+What a Plan leaves out is simply not written: a block without heads has no attention, and what its biases would add is
+in the layer before (`prepare.own_tensors`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..elastic.format import Wiring
+from ..errors import UsageError
+from ..model.anatomy import Anatomy, Block
+from ..model.plan import Plan
+from .layers import dynamic_int8, gemm, static_int8
+from .nodes import Nodes
+from .precision import EMBED, FLOAT, HALF, INT32, OF_STREAM, OUTPUT, STREAM, Numerics
+from .weights import ADDED, BYTES, drops_key_bias, has_patch_bias, moves_value_bias
+
+Flavour = Literal["portable", "ort"]
+OPSETS: dict[Flavour, int] = {"portable": 17, "ort": 23}
+INPUT = "images"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a graph looks like from outside, and which operators it may use."""
+
+    flavour: Flavour = "portable"
+    batch: int | None = None  # None: any
+    takes_bytes: bool = False  # (B, H, W, C) uint8 instead of (B, C, H, W) float32, already normalised
+    features: bool = False  # the embedding instead of class scores
+    numerics: Numerics = field(default_factory=Numerics)
+
+
+def check_flavour(name: str) -> Flavour:
+    """The flavour of that name."""
+    if name not in OPSETS:
+        raise UsageError(f"no flavour is called '{name}'. Known: {', '.join(OPSETS)}")
+    return name
+
+
+def output_name(anatomy: Anatomy, options: Options) -> str:
+    """What the graph calls its result: class scores, or the embedding."""
+    return "logits" if anatomy.classes and not options.features else "features"
+
+
+def emit_nodes(anatomy: Anatomy, wiring: Wiring, biased: Mapping[str, bool], options: Options) -> Nodes:
+    """The nodes of a model of this Anatomy, which is that of the cut model.
+
+    `biased` says of each proj and fc2 ("blocks.0.proj") whether it has a bias: a correction may have added one. `ADDED`
+    in it: sub-layers that are gone leave a bias, and none before them holds it.
+    """
+    return _Forward(anatomy, wiring, biased, options).run()
+
+
+class _Forward:
+    def __init__(self, anatomy: Anatomy, wiring: Wiring, biased: Mapping[str, bool], options: Options) -> None:
+        self.anatomy, self.wiring, self.biased, self.options = anatomy, wiring, biased, options
+        self.numerics = options.numerics
+        self.stored = HALF if self.numerics.precision == "fp16" else FLOAT
+        self.stream = self.numerics.float_type(STREAM)
+        self.n = Nodes(OPSETS[options.flavour], self.stored)
+        self.e, self.tokens = anatomy.embed_dim, anatomy.tokens
+        self.prefix = anatomy.tokens - anatomy.patches
+        self.read = anatomy.read_tokens
+
+    def run(self) -> Nodes:
+        n = self.n
+        with n.part(EMBED), n.floats(self.numerics.float_type(EMBED)):
+            x = n.cast(self.embed(), n.float_type, self.stream)
+        if ADDED in self.biased:
+            with n.part(OF_STREAM), n.floats(self.stream):
+                x = n.add("Add", x, n.weight(ADDED))
+        last = Plan.dense(self.anatomy).last_attention  # this Anatomy is that of the cut model
+        for i in range(len(self.anatomy.blocks)):
+            with n.part(f"blocks.{i}"):
+                x = self.block(x, i, self.read if i == last else self.tokens)
+        kind = self.numerics.float_type(OUTPUT)
+        with n.part(OUTPUT), n.floats(kind):
+            self.classify(n.cast(x, self.stream, kind))
+        return n
+
+    def embed(self) -> str:
+        """Images to (B*T, E)."""
+        n, end, patches = self.n, "", self.anatomy.patches
+        if self.options.takes_bytes:  # bytes/256, exactly: the weights of whole bytes would be too small for fp16
+            x = n.add(
+                "Transpose", n.add("Cast", INPUT, to=n.float_type), perm=[0, 3, 1, 2]
+            )  # TensorRT only casts bytes
+            x, end = n.add("Mul", x, n.number(2**-8)), BYTES
+        else:
+            x = n.cast(INPUT, FLOAT, n.float_type)
+        inputs = [x, n.weight(f"patch.weight{end}")]
+        if has_patch_bias(self.anatomy) or (end and not self.anatomy.positions):
+            inputs.append(n.weight(f"patch.bias{end}"))
+        x = n.add("Conv", *inputs, strides=list(self.anatomy.patch), kernel_shape=list(self.anatomy.patch))
+        x = n.add("Transpose", n.reshape(x, [self.batch or -1, self.e, patches]), perm=[0, 2, 1])  # (B, patches, E)
+        if self.anatomy.positions:
+            x = n.add("Add", x, n.weight(f"positions{end}"))
+        if self.prefix:
+            x = n.add("Concat", self.prefix_tokens(x), x, axis=1)
+        if self.anatomy.pre_norm:
+            x = self.norm(x, "pre_norm")
+        return n.reshape(x, [-1, self.e])
+
+    @property
+    def batch(self) -> int | None:
+        return self.options.batch
+
+    def prefix_tokens(self, x: str) -> str:
+        """The prefix tokens once for every image: (B, prefix, E)."""
+        n, prefix = self.n, self.n.weight("prefix")
+        if self.batch == 1:
+            return n.reshape(prefix, [1, self.prefix, self.e])
+        if self.batch is not None:
+            return n.add("Expand", prefix, n.ints([self.batch, self.prefix, self.e]))
+        shape = n.add("Shape", x, end=1)
+        return n.add("Expand", prefix, n.add("Concat", shape, n.ints([self.prefix, self.e]), axis=0))
+
+    def block(self, x: str, i: int, read: int) -> str:
+        """One block; if it has the last attention, only the first `read` tokens of each image are wanted of it."""
+        n, name, block = self.n, f"blocks.{i}", self.anatomy.blocks[i]
+        kind = self.numerics.float_type(f"{name}.attn")
+        with n.part("attn"), n.floats(kind):
+            if block.heads:
+                short = y = self.from_stream(x, f"{name}.norm1")
+                if read < self.tokens:
+                    short = self.first(y, read)
+                    with n.part(OF_STREAM):
+                        x = self.first(x, read)
+                y = n.cast(self.attention(short, y, i, read), kind, self.stream)
+                x = n.add("Add", x, y, name=f"{name}.attended" if block.hidden else f"{name}.stream")
+        kind = self.numerics.float_type(f"{name}.mlp")
+        with n.part("mlp"), n.floats(kind):
+            if block.hidden:
+                y = n.cast(self.mlp(self.from_stream(x, f"{name}.norm2"), i), kind, self.stream)
+                x = n.add("Add", x, y, name=f"{name}.stream")
+        return x
+
+    def from_stream(self, x: str, name: str) -> str:
+        """The norm that a part begins with, in the wider of its numbers and the stream's."""
+        n, kind = self.n, self.n.float_type
+        wider = FLOAT if FLOAT in (kind, self.stream) else HALF
+        with n.floats(wider):
+            return n.cast(self.norm(n.cast(x, self.stream, wider), name), wider, kind)
+
+    def first(self, x: str, count: int) -> str:
+        """The first tokens of each image: (B*T, E) to (B*count, E)."""
+        n = self.n
+        whole = n.reshape(x, [-1, self.tokens, self.e])
+        cut = n.add("Slice", whole, n.ints([0]), n.ints([count]), n.ints([1]))
+        return n.reshape(cut, [-1, self.e])
+
+    def attention(self, short: str, x: str, i: int, read: int) -> str:
+        """Attention of the tokens in `short` to all tokens in `x`."""
+        block, name = self.anatomy.blocks[i], f"blocks.{i}"
+        has = block.biases
+        q = self.linear(short, f"{name}.q", "q" in has)
+        if read < self.tokens and self.can_reorder(i):
+            return self.output(self.attend_few(q, x, i, read), f"{name}.proj")
+        k = self.linear(x, f"{name}.k", "k" in has and not drops_key_bias(self.anatomy, i))
+        v = self.linear(x, f"{name}.v", "v" in has and not moves_value_bias(self.anatomy, i))
+        z = self.attend(q, k, v, i, read)
+        if block.attn_norm:
+            z = self.norm(z, f"{name}.attn_norm")
+        return self.output(z, f"{name}.proj")
+
+    def attend(self, q: str, k: str, v: str, i: int, read: int) -> str:
+        """Softmax(q k^T) v of every head, from and to (tokens, heads*h)."""
+        n, block = self.n, self.anatomy.blocks[i]
+        width = block.heads * block.head_dim
+        plain = self.anatomy.rope == "none" and not block.qk_norm
+        if self.options.flavour == "ort" and plain:
+            parts = [n.reshape(p, [-1, t, width]) for p, t in ((q, read), (k, self.tokens), (v, self.tokens))]
+            z = n.add("Attention", *parts, q_num_heads=block.heads, kv_num_heads=block.heads, scale=1.0)
+            return n.reshape(z, [-1, width])
+        q, k, v = self.heads(q, block, read), self.heads(k, block, self.tokens), self.heads(v, block, self.tokens)
+        if block.qk_norm:
+            q, k = self.norm(q, f"blocks.{i}.q_norm"), self.norm(k, f"blocks.{i}.k_norm")
+        if self.anatomy.rope != "none":
+            k = self.turn(k, self.tokens)
+            q = q if read <= self.prefix else self.turn(q, read)  # prefix tokens are not turned
+        scale = block.head_dim**-0.5 if block.qk_norm else 1.0
+        if self.options.flavour == "ort":
+            z = n.add("Attention", q, k, v, scale=scale)
+        else:
+            q = q if scale == 1.0 else n.add("Mul", q, n.number(scale))
+            weights = n.add("Softmax", n.add("MatMul", q, n.add("Transpose", k, perm=[0, 1, 3, 2])), axis=-1)
+            z = n.add("MatMul", weights, v)
+        return n.reshape(n.add("Transpose", z, perm=[0, 2, 1, 3]), [-1, width])
+
+    def can_reorder(self, i: int) -> bool:
+        """Whether nothing stands between the tokens, their keys and values, and the output of a head."""
+        return can_reorder(self.anatomy, i, self.numerics)
+
+    def attend_few(self, q: str, x: str, i: int, read: int) -> str:
+        """`attend` for a few queries: these are taken to the tokens, and values are made of weighted sums of tokens."""
+        n, block, e = self.n, self.anatomy.blocks[i], self.e
+        count = block.heads
+        n.layer_inputs |= {f"blocks.{i}.k": x, f"blocks.{i}.v": x}
+        keys = n.reshape(n.weight(f"blocks.{i}.k.weight"), [count, block.head_dim, e])
+        asked = n.reshape(n.add("MatMul", self.heads(q, block, read), keys), [-1, count * read, e])
+        seen = n.reshape(self.weighted(asked, x, self.tokens), [-1, count, read, e])
+        z = n.add("MatMul", seen, self.value_matrices(f"blocks.{i}.v", count, block.head_dim))  # (B, heads, read, h)
+        return n.reshape(n.add("Transpose", z, perm=[0, 2, 1, 3]), [-1, count * block.head_dim])
+
+    def weighted(self, asked: str, x: str, tokens: int) -> str:
+        """Sums of the tokens in `x`, weighted by the softmax of their products with `asked`, (B or 1, queries, E)."""
+        n = self.n
+        x = n.reshape(x, [-1, tokens, self.e])
+        products = n.add("MatMul", asked, n.add("Transpose", x, perm=[0, 2, 1]))  # (B, queries, T)
+        return n.add("MatMul", n.add("Softmax", products, axis=-1), x)  # (B, queries, E)
+
+    def value_matrices(self, name: str, heads: int, size: int) -> str:
+        """Stored (heads*h, E), as (heads, E, h)."""
+        n = self.n
+        return n.add("Transpose", n.reshape(n.weight(f"{name}.weight"), [heads, size, self.e]), perm=[0, 2, 1])
+
+    def heads(self, x: str, block: Block, tokens: int) -> str:
+        """(B*T, heads*h) to (B, heads, T, h)."""
+        return self.n.add("Transpose", self.n.reshape(x, [-1, tokens, block.heads, block.head_dim]), perm=[0, 2, 1, 3])
+
+    def turn(self, x: str, tokens: int) -> str:
+        """Rotary embedding of the first tokens: x cos + (halves swapped) sin; the sign is in the table."""
+        n = self.n
+        a, b = n.split(x, axis=-1, parts=2)
+        swapped = n.add("Concat", b, a, axis=-1)
+        tables = [n.weight("rope.cos"), n.weight("rope.sin")]
+        if tokens < self.tokens:
+            tables = [n.add("Slice", table, n.ints([0]), n.ints([tokens]), n.ints([0])) for table in tables]
+        return n.add("Add", n.add("Mul", x, tables[0]), n.add("Mul", swapped, tables[1]))
+
+    def mlp(self, x: str, i: int) -> str:
+        block, name = self.anatomy.blocks[i], f"blocks.{i}"
+        biased = "fc1" in block.biases
+        if block.mlp == "glu":
+            hidden = self.n.add(
+                "Mul",
+                self.activate(self.linear(x, f"{name}.gate", biased), block.activation),
+                self.linear(x, f"{name}.up", biased),
+            )
+        else:
+            hidden = self.activate(self.linear(x, f"{name}.fc1", biased), block.activation)
+        if block.mlp_norm:
+            hidden = self.norm(hidden, f"{name}.mlp_norm")
+        return self.output(hidden, f"{name}.fc2")
+
+    def linear(self, x: str, name: str, bias: bool) -> str:
+        """A layer stored [out, in]."""
+        return self.layer(x, name, bias, in_first=False)
+
+    def output(self, x: str, name: str) -> str:
+        """proj or fc2, stored [in, out]."""
+        return self.layer(x, name, self.biased[name], in_first=True)
+
+    def layer(self, x: str, name: str, bias: bool, in_first: bool) -> str:
+        """A linear layer in the precision that it has here."""
+        n, numerics = self.n, self.numerics
+        n.layer_inputs[name] = x
+        if not numerics.is_int8(name):
+            return gemm(n, x, name, bias, in_first)
+        if numerics.precision == "int8-dynamic":
+            return dynamic_int8(n, x, name, bias, in_first)
+        _, number, part = name.split(".")
+        block = self.anatomy.blocks[int(number)]
+        out = self.e if in_first else block.heads * block.head_dim if part in ("q", "k", "v") else block.hidden
+        symmetric = self.options.flavour == "portable"
+        whole_bias = f"{name}{INT32}" in self.biased
+        return static_int8(n, x, name, bias, in_first, out, numerics.ranges[name], symmetric, whole_bias)
+
+    def norm(self, x: str, name: str) -> str:
+        n = self.n
+        eps = self.wiring.eps.get(name, self.anatomy.norm_eps)
+        weight = n.weight(f"{name}.weight")
+        if self.anatomy.norm == "layer":
+            return n.add("LayerNormalization", x, weight, n.weight(f"{name}.bias"), axis=-1, epsilon=eps)
+        if n.opset >= 23:
+            return n.add("RMSNormalization", x, weight, axis=-1, epsilon=eps)
+        kind = n.float_type
+        with n.part("wide"), n.floats(FLOAT):  # squares do not fit fp16
+            x = n.cast(x, kind, FLOAT)
+            mean = n.mean(n.add("Mul", x, x), axis=-1, keep=True)
+            y = n.cast(n.add("Div", x, n.add("Sqrt", n.add("Add", mean, n.number(eps)))), FLOAT, kind)
+        return n.add("Mul", y, weight)
+
+    def activate(self, x: str, kind: str) -> str:
+        return ACTIVATIONS[kind](self.n, x)
+
+    def classify(self, x: str) -> None:
+        """From the last block's tokens to the output."""
+        n, anatomy = self.n, self.anatomy
+        wanted = output_name(anatomy, self.options)
+        if anatomy.final_norm:
+            x = self.norm(x, "final_norm")
+        if anatomy.distillation_token:
+            x = self.distilled(x, wanted)
+        else:
+            x = self.pool(x)
+            if anatomy.fc_norm:
+                x = self.norm(x, "fc_norm")
+            if wanted == "logits":
+                x = self.linear(x, "head", True)
+        n.add("Identity", x, name=wanted) if n.float_type == FLOAT else n.add("Cast", x, to=FLOAT, name=wanted)
+
+    def distilled(self, x: str, wanted: str) -> str:
+        """Two tokens: two classifiers, and the mean of both; as features their mean."""
+        n = self.n
+        pairs = n.reshape(x, [-1, 2, self.e])
+        if wanted == "features":
+            return n.mean(pairs, axis=1)
+        a, b = (n.add("Gather", pairs, n.ints([k]), axis=1) for k in (0, 1))
+        a, b = n.reshape(a, [-1, self.e]), n.reshape(b, [-1, self.e])
+        both = n.add("Add", self.linear(a, "head", True), self.linear(b, "distillation_head", True))
+        return n.add("Mul", both, n.number(0.5))
+
+    def pool(self, x: str) -> str:
+        """(B*T, E) to (B, E); with token pooling the last attention has left one token already."""
+        n, kind = self.n, self.anatomy.pooling
+        if kind == "token":
+            return x
+        x = n.reshape(x, [-1, self.tokens, self.e])
+        tokens = self.tokens
+        if self.prefix and not self.wiring.pool_prefix:
+            x = n.add("Slice", x, n.ints([self.prefix]), n.ints([self.tokens]), n.ints([1]))
+            tokens = self.anatomy.patches
+        if self.anatomy.attention_pool is not None:
+            return self.attention_pool(n.reshape(x, [-1, self.e]), tokens)
+        if kind == "avg":
+            return n.mean(x, axis=1)
+        largest = n.mean(x, axis=1, op="ReduceMax")
+        if kind == "max":
+            return largest
+        return n.add("Mul", n.add("Add", n.mean(x, axis=1), largest), n.number(0.5))
+
+    def attention_pool(self, x: str, tokens: int) -> str:
+        """One query, the same for every image, attends to all tokens; then an MLP with its own residual."""
+        n, pool = self.n, self.anatomy.attention_pool
+        assert pool is not None
+        assert self.wiring.pool_activation is not None
+        seen = n.reshape(self.weighted(n.weight("pool.asked"), x, tokens), [-1, pool.heads, 1, self.e])
+        values = self.value_matrices("pool.v", pool.heads, self.e // pool.heads)
+        y = n.reshape(n.add("MatMul", seen, values), [-1, self.e])
+        y = n.add("Gemm", y, n.weight("pool.proj.weight"), n.weight("pool.proj.bias"))
+        hidden = self.activate(self.linear(self.norm(y, "pool.norm"), "pool.fc1", True), self.wiring.pool_activation)
+        return n.add("Add", y, n.add("Gemm", hidden, n.weight("pool.fc2.weight"), n.weight("pool.fc2.bias")))
+
+
+def _gelu(n: Nodes, x: str) -> str:
+    if n.opset >= 20:
+        return n.add("Gelu", x)
+    erf = n.add("Erf", n.add("Div", x, n.number(math.sqrt(2))))  # in the form that runtimes know to fuse
+    return n.add("Mul", n.add("Mul", x, n.add("Add", erf, n.number(1.0))), n.number(0.5))
+
+
+def _gelu_tanh(n: Nodes, x: str) -> str:
+    if n.opset >= 20:
+        return n.add("Gelu", x, approximate="tanh")
+    cube = n.add("Mul", n.add("Mul", n.add("Mul", x, x), x), n.number(0.044715))
+    inner = n.add("Mul", n.add("Add", x, cube), n.number(math.sqrt(2 / math.pi)))
+    return n.add("Mul", n.add("Mul", x, n.add("Add", n.add("Tanh", inner), n.number(1.0))), n.number(0.5))
+
+
+def _quick_gelu(n: Nodes, x: str) -> str:
+    return n.add("Mul", x, n.add("Sigmoid", n.add("Mul", x, n.number(1.702))))
+
+
+ACTIVATIONS: dict[str, Callable[[Nodes, str], str]] = {
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
+    "silu": lambda n, x: n.add("Mul", x, n.add("Sigmoid", x)),
+    "relu": lambda n, x: n.add("Relu", x),
+}
+
+
+def can_reorder(anatomy: Anatomy, i: int, numerics: Numerics) -> bool:
+    """Whether nothing stands between the tokens, their keys and values, and the output of a head."""
+    in_floats = not numerics.is_int8(f"blocks.{i}.k")
+    plain = not anatomy.blocks[i].attn_norm
+    return in_floats and plain and drops_key_bias(anatomy, i) and moves_value_bias(anatomy, i)

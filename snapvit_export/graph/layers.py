@@ -1,0 +1,60 @@
+"""A linear layer in each precision, as nodes. Light.
+
+Weights are stored (out, in), or (in, out) in proj and fc2. In int8 the inputs are turned into whole numbers once, also
+where three layers read them (q, k, v):
+
+    int8-dynamic   DynamicQuantizeLinear -> MatMulInteger -> x scales -> + bias; ONNX Runtime makes one operator of it.
+                   MatMulInteger wants (in, out); the Transpose before it is of a constant, so a runtime does it once.
+    int8-static    QuantizeLinear -> DequantizeLinear -> Gemm of a dequantised weight: runtimes know this pattern. ONNX
+                   Runtime wants uint8 inputs and int32 biases, TensorRT int8 inputs about zero and float biases.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .nodes import Nodes
+from .precision import FLOAT, INT32, Range
+
+
+def gemm(n: Nodes, x: str, layer: str, biased: bool, in_first: bool) -> str:
+    """x W^T + b in the floats of this part."""
+    inputs = [x, n.weight(f"{layer}.weight")] + ([n.weight(f"{layer}.bias")] if biased else [])
+    return n.add("Gemm", *inputs, transB=int(not in_first))
+
+
+def dynamic_int8(n: Nodes, x: str, layer: str, biased: bool, in_first: bool) -> str:
+    """Inputs are scaled by the largest and smallest of them when they are seen."""
+    whole, scale, zero = n.once(x, lambda: n.add_many("DynamicQuantizeLinear", x, count=3))
+    weight = n.weight(f"{layer}.weight")
+    if not in_first:
+        weight = n.add("Transpose", weight, perm=[1, 0])
+    product = n.add("Cast", n.add("MatMulInteger", whole, weight, zero), to=FLOAT)
+    y = n.add("Mul", product, n.add("Mul", scale, n.weight(f"{layer}.scale")))
+    return n.add("Add", y, n.weight(f"{layer}.bias")) if biased else y
+
+
+def static_int8(
+    n: Nodes, x: str, layer: str, biased: bool, in_first: bool, out: int, span: Range, symmetric: bool, whole_bias: bool
+) -> str:
+    """Inputs are scaled by the range that calibration images had; `symmetric`: as TensorRT wants it.
+
+    `whole_bias`: the bias is there in int32.
+    """
+
+    def quantised() -> list[str]:
+        scale, zero = span.step(symmetric)
+        steps = n.array(f"{layer}.input.scale", scale), n.array(f"{layer}.input.zero", zero)
+        return [n.add("DequantizeLinear", n.add("QuantizeLinear", x, *steps), *steps)]
+
+    read = n.once(x, quantised)[0]
+    zeros = n.array(f"zeros.{out}", np.zeros(out, np.int8))  # without them ONNX Runtime does not see the pattern
+    stored = n.weight(f"{layer}.weight"), n.weight(f"{layer}.scale"), zeros
+    weight = n.add("DequantizeLinear", *stored, axis=1 if in_first else 0)
+    bias = []
+    if biased and whole_bias:
+        whole, step = n.weight(f"{layer}{INT32}"), n.weight(f"{layer}.bias.step")
+        bias = [n.add("DequantizeLinear", whole, step, axis=0)]
+    elif biased:
+        bias = [n.weight(f"{layer}.bias")]
+    return n.add("Gemm", read, weight, *bias, transB=int(not in_first))

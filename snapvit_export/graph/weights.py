@@ -1,0 +1,233 @@
+"""Weights as a graph reads them: an Elastic's tensors with everything folded in that is the same for all Plans. Light.
+
+| folded                           | into                       | holds if                                         |
+|----------------------------------|----------------------------|--------------------------------------------------|
+| 1 / sqrt(h) of attention         | q                          | no norm runs over q                              |
+| LayerScale                       | proj, fc2 and their biases | always                                           |
+| bias of the patch embedding      | positions                  | there are positions                              |
+| neighbouring rotary pairs        | q, k and the tables        | always: both are permuted alike within each head |
+| mean and deviation of the pixels | patch embedding            | the graph takes pixels as bytes                  |
+
+Two biases vanish as well: that of k, since softmax ignores what is the same for all keys (not where keys are turned or
+normed); and that of v, which passes through attention unchanged, since its weights sum to one, into the bias of proj
+(not where a norm stands between). The bias of proj then depends on the heads that are kept, so it belongs to a variant.
+
+All of it is exact but for the rounding of float32. Heads and neurons stay along axis 0 in rank order: any Plan is a
+prefix, and ten variants share one file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from ..calibration.preprocessing import Preprocessing
+from ..elastic.format import Wiring
+from ..model.anatomy import Anatomy
+from ..model.plan import Plan
+
+Array = npt.NDArray[np.float32]
+Tensors = dict[str, Array]
+FOLDED = ("pool.latent", "pool.q.weight", "pool.q.bias", "pool.k.weight", "pool.k.bias", "pool.v.bias")
+SCALES = (".scale1", ".scale2")
+ADDED = "added"  # what removed sub-layers before all others would add to every token
+STANDS_IN = ".added"  # after the name of a proj or fc2 that is gone: what is added in its place, after LayerScale
+BYTES = ".bytes"  # after the name of a tensor that takes bytes / 256
+# What may hold a vector for all patches, the first that is there; and the tokens before them.
+EMBEDDING = (f"positions{BYTES}", "positions", f"patch.bias{BYTES}", "patch.bias", "prefix")
+
+
+def has_patch_bias(anatomy: Anatomy) -> bool:
+    """Whether the patch embedding keeps a bias of its own: without positions there is nothing to hold it."""
+    return anatomy.patch_bias and not anatomy.positions
+
+
+def drops_key_bias(anatomy: Anatomy, block: int) -> bool:
+    """Whether the bias of k changes nothing."""
+    return anatomy.rope == "none" and not anatomy.blocks[block].qk_norm
+
+
+def moves_value_bias(anatomy: Anatomy, block: int) -> bool:
+    """Whether the bias of v can be added after attention."""
+    return not anatomy.blocks[block].attn_norm
+
+
+def prepare(dense: Mapping[str, npt.NDArray[np.float32]], anatomy: Anatomy, wiring: Wiring) -> Tensors:
+    """The tensors that all variants share, from those of the dense model by canonical name (`elastic.names`)."""
+    found = {name: tensor for name, tensor in dense.items() if not name.startswith("blocks.")}
+    found |= _embedding(dense, anatomy) | _rotary(dense, anatomy, wiring) | _pool(dense, anatomy)
+    for i in range(len(anatomy.blocks)):
+        prefix = f"blocks.{i}."
+        own = {name.removeprefix(prefix): tensor for name, tensor in dense.items() if name.startswith(prefix)}
+        found |= {prefix + name: tensor for name, tensor in _block(own, anatomy, wiring, i).items()}
+        for layer in ("proj", "fc2"):
+            found |= _output_layer(dense, dense, anatomy, i, layer)
+    return {name: tensor for name, tensor in found.items() if name not in FOLDED and not name.endswith(SCALES)}
+
+
+def own_tensors(dense: Mapping[str, Array], anatomy: Anatomy, plan: Plan, corrected: Mapping[str, Array]) -> Tensors:
+    """What a variant does not share: proj and fc2 where they were corrected, and the bias of proj where v has one.
+
+    `dense` are the canonical tensors of the dense model; `corrected` those of the variant that differ from them. A
+    sub-layer of which nothing is kept only adds its bias, so the one before it adds that as well; or what `corrected`
+    has to stand in for it, which is the bias of a proj or fc2 without rows, or `STANDS_IN`.
+    """
+    return _without_removed(_all_own(dense, anatomy, plan, corrected), dense, anatomy, plan)
+
+
+def _without_removed(found: Tensors, dense: Mapping[str, Array], anatomy: Anatomy, plan: Plan) -> Tensors:
+    """Move the biases of sub-layers without heads or neurons to the last layer before them, or to `ADDED`."""
+    held = ADDED
+    for i in range(len(anatomy.blocks)):
+        for layer, keep in (("proj", plan.heads[i]), ("fc2", plan.neurons[i])):
+            name = f"blocks.{i}.{layer}.bias"
+            if keep:
+                held = name
+                continue
+            found.pop(f"blocks.{i}.{layer}.weight", None)
+            bias = found.pop(name, None)
+            bias = _shared_bias(dense, anatomy, i, layer) if bias is None else bias
+            if bias is not None:
+                before = found.get(held)
+                if before is None and held != ADDED:
+                    _, number, of, _ = held.split(".")
+                    before = _shared_bias(dense, anatomy, int(number), of)
+                found[held] = bias if before is None else before + bias
+    return found
+
+
+def into_embedding(own: Tensors, embedding: Tensors, anatomy: Anatomy) -> Tensors:
+    """Let the embedding add what removed sub-layers before all others leave; a norm or no bias at all prevents that."""
+    rest = {name: tensor for name, tensor in own.items() if name != ADDED}
+    if not own[ADDED].any():
+        return rest
+    holders = [name for name in EMBEDDING[:-1] if name in embedding]
+    if anatomy.pre_norm or not holders:
+        return own
+    tokens = [name for name in (holders[0], EMBEDDING[-1]) if name in embedding]
+    return rest | {name: embedding[name] + own[ADDED] for name in tokens}
+
+
+def _shared_bias(dense: Mapping[str, Array], anatomy: Anatomy, block: int, layer: str) -> Array | None:
+    """The bias of a layer that a variant has in common with the dense model."""
+    return _output_layer(dense, dense, anatomy, block, layer).get(f"blocks.{block}.{layer}.bias")
+
+
+def _all_own(dense: Mapping[str, Array], anatomy: Anatomy, plan: Plan, corrected: Mapping[str, Array]) -> Tensors:
+    found: Tensors = {}
+    for i, block in enumerate(anatomy.blocks):
+        for layer, rows in (("proj", plan.heads[i] * block.head_dim), ("fc2", plan.neurons[i])):
+            name = f"blocks.{i}.{layer}"
+            if name + STANDS_IN in corrected:
+                found[f"{name}.bias"] = corrected[name + STANDS_IN]
+            elif f"{name}.weight" in corrected:
+                found |= _output_layer(dense, corrected, anatomy, i, layer)
+            elif layer == "proj" and f"blocks.{i}.v.bias" in dense and moves_value_bias(anatomy, i):
+                kept = {**dense, f"{name}.weight": dense[f"{name}.weight"][:rows]}
+                found[f"{name}.bias"] = _output_layer(dense, kept, anatomy, i, layer)[f"{name}.bias"]
+    return found
+
+
+def _output_layer(
+    dense: Mapping[str, Array], weights: Mapping[str, Array], anatomy: Anatomy, block: int, layer: str
+) -> Tensors:
+    """proj or fc2 with LayerScale, and in proj the bias of v."""
+    prefix = f"blocks.{block}."
+    name = prefix + layer
+    gain = dense.get(prefix + ("scale1" if layer == "proj" else "scale2"), np.float32(1))
+    weight = weights[f"{name}.weight"].astype(np.float64)  # (in, E)
+    bias = weights.get(f"{name}.bias")
+    values = dense.get(f"{prefix}v.bias") if layer == "proj" and moves_value_bias(anatomy, block) else None
+    found = {f"{name}.weight": np.ascontiguousarray(weight * gain, np.float32)}
+    if bias is not None or values is not None:
+        added = 0.0 if values is None else values[: len(weight)].astype(np.float64) @ weight
+        total = (added + (0.0 if bias is None else bias)) * gain
+        found[f"{name}.bias"] = np.ascontiguousarray(total, np.float32)
+    return found
+
+
+def takes_bytes(prepared: Tensors, preprocessing: Preprocessing) -> Tensors:
+    """The patch embedding for bytes / 256, instead of that for normalised pixels."""
+    mean, std = (np.array(values, np.float64) for values in (preprocessing.mean, preprocessing.std))
+    weight = prepared["patch.weight"].astype(np.float64)  # (E, C, ph, pw)
+    bias = prepared.get("patch.bias", np.zeros(len(weight))) if "positions" not in prepared else np.zeros(len(weight))
+    bias = bias - (weight * (mean / std)[:, None, None]).sum((1, 2, 3))
+    scaled = weight * (256 / (255 * std))[:, None, None]
+    holder = "positions" if "positions" in prepared else "patch.bias"
+    held = (prepared.get("positions", 0.0) + bias).astype(np.float32)
+    rest = {name: tensor for name, tensor in prepared.items() if name not in ("patch.weight", "patch.bias", holder)}
+    return {f"patch.weight{BYTES}": scaled.astype(np.float32), f"{holder}{BYTES}": held, **rest}
+
+
+def _embedding(dense: Mapping[str, Array], anatomy: Anatomy) -> Tensors:
+    """Positions with the bias of the patches in them; the convolution then has none."""
+    if "positions" not in dense or "patch.bias" not in dense:
+        return {}
+    positions = dense["positions"].astype(np.float64) + dense["patch.bias"]
+    return {"positions": positions.astype(np.float32)}
+
+
+def _rotary(dense: Mapping[str, Array], anatomy: Anatomy, wiring: Wiring) -> Tensors:
+    """Tables for all tokens and for pairs half a head apart: x cos + (x with its halves swapped) sin."""
+    if anatomy.rope == "none":
+        return {}
+    order = _pairs_apart(dense["rope.sin"].shape[1], wiring)
+    sin, cos = dense["rope.sin"][:, order], dense["rope.cos"][:, order]  # (patches, h)
+    half = sin.shape[1] // 2
+    sin = np.concatenate([-sin[:, :half], sin[:, half:]], axis=1)
+    prefix = anatomy.tokens - anatomy.patches  # tokens that are not turned
+    turned = np.zeros((prefix, 2 * half), np.float32), np.ones((prefix, 2 * half), np.float32)
+    return {
+        "rope.sin": np.concatenate([turned[0], sin]).astype(np.float32),  # (T, h)
+        "rope.cos": np.concatenate([turned[1], cos]).astype(np.float32),
+    }
+
+
+def _pairs_apart(head_dim: int, wiring: Wiring) -> npt.NDArray[np.int64]:
+    """The order of a head's features in which rotary partners lie half a head apart."""
+    order = np.arange(head_dim)
+    return order if wiring.rotate_half else np.concatenate([order[::2], order[1::2]])
+
+
+def _block(own: Tensors, anatomy: Anatomy, wiring: Wiring, i: int) -> Tensors:
+    block = anatomy.blocks[i]
+    for name in ("q", "k"):
+        if anatomy.rope != "none":
+            own |= _reordered(own, name, block.head_dim, _pairs_apart(block.head_dim, wiring))
+    if not block.qk_norm:
+        scale = np.float32(block.head_dim**-0.5)
+        own |= {name: tensor * scale for name, tensor in own.items() if name in ("q.weight", "q.bias")}
+    if drops_key_bias(anatomy, i):
+        own.pop("k.bias", None)
+    if moves_value_bias(anatomy, i):
+        own.pop("v.bias", None)
+    return own
+
+
+def _reordered(own: Tensors, name: str, head_dim: int, order: npt.NDArray[np.int64]) -> Tensors:
+    """The rows of every head of q or k, and their norm, in another order."""
+    found: Tensors = {}
+    for part in ("weight", "bias"):
+        if (tensor := own.get(f"{name}.{part}")) is not None:
+            heads = tensor.reshape(-1, head_dim, *tensor.shape[1:])
+            found[f"{name}.{part}"] = np.ascontiguousarray(heads[:, order]).reshape(tensor.shape)
+        if (norm := own.get(f"{name}_norm.{part}")) is not None:
+            found[f"{name}_norm.{part}"] = norm[order]
+    return found
+
+
+def _pool(dense: Mapping[str, Array], anatomy: Anatomy) -> Tensors:
+    """Attention pooling: its query is the same for every image, so what it asks of a token is computed here."""
+    if anatomy.attention_pool is None:
+        return {}
+    size = anatomy.embed_dim // anatomy.attention_pool.heads
+    names = ("latent", "q.weight", "q.bias", "k.weight", "v.bias", "proj.weight", "proj.bias")
+    latent, weight, bias, keys, values, proj, added = (dense[f"pool.{name}"].astype(np.float64) for name in names)
+    query = (latent @ weight.T + bias) * size**-0.5  # (1, E)
+    asked = np.einsum("nh,nhe->ne", query.reshape(-1, size), keys.reshape(-1, size, keys.shape[1]))
+    return {
+        "pool.asked": asked[None].astype(np.float32),  # (1, heads, E)
+        "pool.proj.bias": (added + values @ proj).astype(np.float32),
+    }

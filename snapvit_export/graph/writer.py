@@ -1,0 +1,196 @@
+"""Write the variants of one model into a folder: one weight file, and a small graph for each Plan. Light.
+
+>>> elastic = Elastic.load("elastic")
+>>> emitter = Emitter(Blueprint.of(elastic), Path("family"))
+>>> emitter.write("s30", plan, elastic.corrected_layers(plan))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import __version__
+from ..calibration.preprocessing import Preprocessing
+from ..elastic.folder import Elastic
+from ..elastic.format import Wiring
+from ..errors import GateFailed, SnapvitError, first_line
+from ..model.anatomy import Anatomy
+from ..model.plan import Plan
+from ..storage.atomic import sha256, write_atomically
+from ..storage.json import to_json
+from ..storage.mapped import Buffer, write_buffer
+from ..target import Precision
+from .file import PROTOBUF_LIMIT, Sources, make_model, rows_kept, shared_sources, write_own
+from .forward import Options, emit_nodes
+from .nodes import Nodes
+from .precision import INT32, Tensors, int32_biases, stored
+from .weights import ADDED, EMBEDDING, into_embedding, own_tensors, prepare, takes_bytes
+
+WEIGHTS = "weights.bin"
+Arrays = Mapping[str, npt.NDArray[np.float32]]
+
+
+@dataclass(frozen=True, eq=False)
+class Blueprint:
+    """A model in rank order: all that a graph of any Plan is made from, in memory or mapped from an Elastic folder."""
+
+    model: str
+    anatomy: Anatomy
+    wiring: Wiring
+    preprocessing: Preprocessing
+    labels: tuple[str, ...]
+    dense: Arrays  # by canonical name, `elastic.names`
+
+    @staticmethod
+    def of(elastic: Elastic) -> Blueprint:
+        d = elastic.description
+        return Blueprint(d.model, d.anatomy, d.wiring, d.preprocessing, d.labels, elastic.dense)
+
+
+@dataclass(frozen=True)
+class Written:
+    """The files of one variant."""
+
+    graph: Path
+    weights: tuple[Path, ...]  # that it points into: the shared one, and its own if it has any
+    read_bytes: int  # of them
+    layer_inputs: Mapping[str, str]  # the value that each linear layer reads, by its name in the graph
+
+    @property
+    def size_bytes(self) -> int:
+        """What a device needs that has only this variant."""
+        return self.graph.stat().st_size + self.read_bytes
+
+
+class Emitter:
+    """Makes graphs of one model in one precision; `folder` gets the weight file when the first of them is written."""
+
+    def __init__(
+        self, blueprint: Blueprint, folder: Path | str, takes_bytes: bool = False, precision: Precision = "fp32"
+    ) -> None:
+        """`takes_bytes`: graphs take images as (B, H, W, C) bytes, and their weights do the normalising."""
+        self.blueprint, self.folder, self.takes_bytes = blueprint, Path(folder), takes_bytes
+        self.precision = precision
+        self.anatomy, self.wiring = blueprint.anatomy, blueprint.wiring
+
+    @property
+    def shared(self) -> Tensors:
+        """What all variants read, as it is stored."""
+        return self._made[0]
+
+    @cached_property
+    def _made(self) -> tuple[Tensors, Tensors]:
+        """What all variants read, as it is stored; and, in float32, what is added to the tokens at the start."""
+        made = prepare(self.blueprint.dense, self.anatomy, self.wiring)
+        made = takes_bytes(made, self.blueprint.preprocessing) if self.takes_bytes else made
+        return stored(made, self.precision), {name: made[name] for name in EMBEDDING if name in made}
+
+    @cached_property
+    def buffer(self) -> Buffer:
+        """The index of `weights.bin`, which is written now."""
+        return write_buffer(self.folder / WEIGHTS, self.shared.items())
+
+    def write(
+        self,
+        name: str,
+        plan: Plan,
+        corrected: Arrays | None = None,
+        *,
+        options: Options = Options(),
+        single_file: bool = False,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Written:
+        """Write NAME.onnx, and NAME.bin if it has matrices of its own: the `corrected` proj and fc2, or positions."""
+        plan.check_fits(self.anatomy)
+        if options.numerics.precision != self.precision:
+            raise ValueError(f"an emitter of {self.precision} cannot write {options.numerics.precision}")
+        own = own_tensors(self.blueprint.dense, self.anatomy, plan, corrected or {})
+        if ADDED in own:
+            own = into_embedding(own, self._made[1], self.anatomy)
+        own = stored(own, self.precision)
+        own |= self._int32_biases(plan, own, options)
+        path, own_path = self.folder / f"{name}.onnx", self.folder / f"{name}.bin"
+        if single_file:
+            sources = Sources(inside=self._inside(plan, own))
+        else:
+            mine = write_own(own_path, own)
+            sources = Sources({**shared_sources(self.buffer, self.anatomy, plan), **mine.placed}, mine.inside)
+        nodes = self._nodes(plan, sources, options)
+        placed = [sources.placed[weight] for weight in nodes.weights if weight not in sources.inside]
+        files = sorted({each.file for each in placed}, reverse=True)
+        hashes = {file: self._hash(self.folder / file) for file in files}
+        told = {**self._described(name, options), "snapvit.plan": to_json(plan).decode(), **(metadata or {})}
+        described = {**told, "snapvit.weights": to_json(hashes).decode()}
+        write_atomically(path, self._serialised(nodes, plan, sources, options, described))
+        weights, read = tuple(self.folder / file for file in files), sum(each.size_bytes for each in placed)
+        return Written(path, weights, read, nodes.layer_inputs)
+
+    def _hash(self, path: Path) -> str:
+        """The graph names what its weights must be; the shared file is hashed once."""
+        return self.weights_sha256 if path.name == WEIGHTS else sha256(path)
+
+    @cached_property
+    def weights_sha256(self) -> str:
+        """Of the shared weight file."""
+        return sha256(self.folder / self.buffer.file)
+
+    def _int32_biases(self, plan: Plan, own: Tensors, options: Options) -> Tensors:
+        if options.numerics.precision != "int8-static" or options.flavour == "portable":
+            return {}
+        return int32_biases(self._inside(plan, own), options.numerics)
+
+    def _inside(self, plan: Plan, own: Tensors) -> Tensors:
+        rows = {name: rows_kept(name, self.anatomy, plan, len(tensor)) for name, tensor in self.shared.items()}
+        return {name: tensor[: rows[name]] for name, tensor in self.shared.items()} | own
+
+    def _nodes(self, plan: Plan, sources: Sources, options: Options) -> Nodes:
+        layers = [f"blocks.{i}.{layer}" for i in range(len(self.anatomy.blocks)) for layer in ("proj", "fc2")]
+        biased = {layer: f"{layer}.bias" in sources.inside or f"{layer}.bias" in sources.placed for layer in layers}
+        biased |= {name: True for name in sources.inside if name == ADDED or name.endswith(INT32)}
+        options = replace(options, takes_bytes=self.takes_bytes)
+        return emit_nodes(self.anatomy.with_counts(plan), self.wiring, biased, options)
+
+    def _serialised(
+        self, nodes: Nodes, plan: Plan, sources: Sources, options: Options, metadata: Mapping[str, str]
+    ) -> bytes:
+        inside = sum(tensor.nbytes for name, tensor in sources.inside.items() if name in nodes.weights)
+        if inside > PROTOBUF_LIMIT:
+            raise SnapvitError(
+                f"{inside / 1e9:.1f} GB of weights are more than one ONNX file holds. Leave --single-file out"
+            )
+        options = replace(options, takes_bytes=self.takes_bytes)
+        model = make_model(nodes, self.anatomy.with_counts(plan), options, sources, metadata)
+        _check(model)
+        data: bytes = model.SerializeToString()
+        return data
+
+    def _described(self, name: str, options: Options) -> dict[str, str]:
+        numerics = options.numerics
+        kept_wide = {"snapvit.float32_parts": to_json(sorted(numerics.wide)).decode()} if numerics.wide else {}
+        return {
+            "snapvit.version": __version__,
+            "snapvit.precision": numerics.precision,
+            "snapvit.input": "uint8 NHWC, not normalised" if self.takes_bytes else "float32 NCHW, normalised",
+            **kept_wide,
+            "snapvit.model": self.blueprint.model,
+            "snapvit.variant": name,
+            "snapvit.preprocessing": to_json(self.blueprint.preprocessing).decode(),
+            "snapvit.labels": to_json(self.blueprint.labels).decode(),
+        }
+
+
+def _check(model: Any) -> None:
+    """Every operator gets inputs of types and shapes that it takes, up to the declared output."""
+    import onnx
+
+    try:
+        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    except Exception as error:  # onnx's own exception types share no base
+        raise GateFailed(f"the emitted graph is not a valid one: {first_line(error)}") from error

@@ -1,0 +1,124 @@
+"""Plans: how many heads and neurons each block keeps. Light: no torch.
+
+A Plan is pure counts: prefixes of the order that a ranking gives. Who makes them for a sparsity, a FLOPs target or a
+measured cost is `planner`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import SnapvitError
+from ..storage.json import Kept, Ratio, Value, read_json, write_json
+
+if TYPE_CHECKING:
+    from .anatomy import Anatomy
+
+Part = Literal["attention", "mlp"]  # of a block: a sub-layer
+
+
+class Plan(Value, frozen=True, kw_only=True):
+    """How many heads and neurons each block keeps: prefixes of the ranking's order.
+
+    A block that keeps 0 heads has no attention, one that keeps 0 neurons no MLP; with neither, the block is gone.
+
+    >>> Plan(heads=(6, 5), neurons=(768, 0))
+    """
+
+    format_version: Literal[1] = 1
+    heads: tuple[Kept, ...]
+    neurons: tuple[Kept, ...]
+
+    def __post_init__(self) -> None:
+        if not self.heads or len(self.heads) != len(self.neurons):
+            raise ValueError("a plan needs head and neuron counts for the same number of blocks, at least one")
+
+    @staticmethod
+    def dense(anatomy: Anatomy) -> Plan:
+        """The Plan that cuts nothing."""
+        return Plan(heads=anatomy.heads, neurons=anatomy.neurons)
+
+    def save(self, path: Path | str) -> None:
+        """Write the counts as JSON."""
+        write_json(Path(path), self)
+
+    @staticmethod
+    def load(path: Path | str) -> Plan:
+        """Read counts that `save` wrote, or that somebody wrote by hand."""
+        return read_json(Path(path), Plan)
+
+    def check_fits(self, anatomy: Anatomy) -> None:
+        """Refuse counts that the model does not have, and those that cut the path from the image to the output."""
+        if len(self.heads) != len(anatomy.blocks):
+            raise SnapvitError(f"the plan is for {len(self.heads)} blocks, the model has {len(anatomy.blocks)}")
+        for kind in ("heads", "neurons"):
+            for i, (keep, have) in enumerate(zip(getattr(self, kind), getattr(anatomy, kind))):
+                if not 0 <= keep <= have:
+                    raise SnapvitError(f"block {i}: the plan keeps {keep} {kind} of {have}. Keep 0 to {have}")
+        if anatomy.reads_token and not any(self.heads):
+            raise SnapvitError("the plan keeps no attention, so the class token would never see the image. Keep one")
+        if not any(self.heads + self.neurons):
+            raise SnapvitError("the plan keeps neither heads nor neurons: nothing of the blocks is left. Keep some")
+
+    def keeps_all_of(self, other: Plan) -> bool:
+        """Whether everything that `other` keeps is kept here too."""
+        return all(a >= b for a, b in zip(self.heads + self.neurons, other.heads + other.neurons))
+
+    @property
+    def removed(self) -> tuple[tuple[int, Part], ...]:
+        """The sub-layers that are gone, by block and part."""
+        attention: list[tuple[int, Part]] = [(i, "attention") for i, n in enumerate(self.heads) if not n]
+        return (*attention, *((i, "mlp") for i, n in enumerate(self.neurons) if not n))
+
+    @property
+    def last_attention(self) -> int:
+        """The last block that has an attention, -1 if none has: after it no token learns anything of others."""
+        return max((i for i, kept in enumerate(self.heads) if kept), default=-1)
+
+    def sparsity(self, anatomy: Anatomy) -> float:
+        """The fraction of the prunable parameters that is gone."""
+        return 1 - anatomy.prunable_params(self) / anatomy.prunable_params()
+
+    def flops_ratio(self, anatomy: Anatomy) -> float:
+        """FLOPs of the blocks relative to the dense blocks."""
+        return anatomy.block_flops(self) / anatomy.block_flops()
+
+
+class Protection(Value, frozen=True, kw_only=True):
+    """The best part of each block that is never cut, whatever the ratio; at least one head and one neuron.
+
+    Where sub-layers are not protected, one may be removed whole; what of it remains otherwise is never less.
+    """
+
+    neurons: Ratio = 0.05
+    heads: Ratio = 0.2
+    sublayers: bool = True
+
+    def kept_neurons(self, total: int) -> int:
+        return max(1, int(total * self.neurons))
+
+    def kept_heads(self, total: int) -> int:
+        return max(1, int(total * self.heads))
+
+    def may_go(self, anatomy: Anatomy, without: npt.ArrayLike) -> list[tuple[bool, bool]]:
+        """Of each block, whether its attention and its MLP may be removed whole; `without`: the damage of that, (L, 2).
+
+        One must stay, so that there is a way from the image to the output: the one with the most damage. If only the
+        class token is read, it is an attention, since nothing else brings patches to that token.
+        """
+        ends = np.array(without, np.float64)
+        if self.sublayers:
+            return [(False, False)] * len(ends)
+        if anatomy.reads_token:
+            ends[:, 1] = -1
+        stays = np.unravel_index(int(ends.argmax()), ends.shape)
+        return [((i, 0) != stays, (i, 1) != stays) for i in range(len(ends))]
+
+    def least(self, anatomy: Anatomy) -> Plan:
+        """The Plan of what is protected and nothing else."""
+        heads = tuple(self.kept_heads(n) for n in anatomy.heads)
+        return Plan(heads=heads, neurons=tuple(self.kept_neurons(n) for n in anatomy.neurons))

@@ -1,0 +1,85 @@
+"""A block without its attention, its MLP or both: of a removed part nothing is left, neither norm nor LayerScale.
+
+Parts that are there keep timm's names, so that weights are saved and loaded under them. What a removed part would add
+to every token (its bias, or its mean) is a vector of the block, `attention_added` or `mlp_added`, and is added to the
+bias of the last layer before it wherever there is one that can hold it (`fold`): then it costs nothing. Before the
+first layer there is none, and the vector stays. It is a buffer: no training should move what only stands for a mean.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .halves import PARTS, Part, attention_half, gain_of, mlp_half, output_of
+from .timm_blocks import blocks_of
+
+MEMBERS: dict[Part, tuple[str, ...]] = {
+    "attention": ("norm1", "attn", "ls1", "gamma_1", "drop_path1"),
+    "mlp": ("norm2", "mlp", "ls2", "gamma_2", "drop_path2"),
+}
+LEAST_GAIN = 1e-4  # of the largest: a LayerScale below it cannot take over a vector without losing digits
+
+
+class ShortBlock(nn.Module):
+    """Takes over the members of a timm block of which some are None already.
+
+    >>> model.blocks[3] = ShortBlock(block, head_dim=64)
+    """
+
+    attention_added: Tensor | None
+    mlp_added: Tensor | None
+
+    def __init__(self, block: Any, head_dim: int) -> None:
+        super().__init__()
+        self.head_dim = head_dim  # also where no head is left to tell
+        for part in PARTS:
+            for name in MEMBERS[part]:
+                if hasattr(block, name):
+                    setattr(self, name, getattr(block, name))
+            self.register_buffer(f"{part}_added", None)
+
+    def forward(self, x: Tensor, **extra: Any) -> Tensor:
+        return mlp_half(self, attention_half(self, x, extra), extra)
+
+    def add(self, part: Part, vector: Tensor) -> None:
+        """Let a removed part add this to every token, beside what it adds already."""
+        before = getattr(self, f"{part}_added")
+        setattr(self, f"{part}_added", vector.detach().clone() if before is None else before + vector)
+
+
+def removed_parts(block: Any) -> tuple[Part, ...]:
+    """The parts that a block lacks."""
+    return tuple(part for part in PARTS if output_of(block, part) is None)
+
+
+def added_by(block: Any, part: Part) -> Tensor | None:
+    """What a removed part still adds by itself, (E,)."""
+    return getattr(block, f"{part}_added")
+
+
+@torch.no_grad()
+def fold(module: nn.Module) -> None:
+    """Move what removed parts add into the bias of the last layer before them. Changes `module`, not its output.
+
+    A layer takes it if it has a bias, and if its LayerScale, by which the vector must be divided, is nowhere nearly 0.
+    """
+    holder: tuple[nn.Linear, Tensor | None] | None = None
+    for block in blocks_of(module):
+        for part in PARTS:
+            linear = output_of(block, part)
+            if linear is not None:
+                holder = (linear, gain_of(block, part))
+            elif holder is not None and (vector := added_by(block, part)) is not None and _can_hold(*holder):
+                linear, gain = holder
+                assert linear.bias is not None
+                linear.bias.add_(vector if gain is None else (vector.double() / gain.double()).to(vector))
+                setattr(block, f"{part}_added", None)
+
+
+def _can_hold(linear: nn.Linear, gain: Tensor | None) -> bool:
+    if linear.bias is None:
+        return False
+    return gain is None or bool(gain.abs().min() >= LEAST_GAIN * gain.abs().max() > 0)

@@ -1,0 +1,151 @@
+"""Where the heads and neurons of a timm block live: one table that slicing, masking and scoring all read.
+
+A structure owns rows or columns of several tensors. `Share` names one such tensor: along `axis` it holds `sections`
+equal parts (q, k and v of a fused qkv; gate and up of a packed SwiGLU), each with `unit` consecutive entries per
+structure (head_dim for a head, 1 for a neuron).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from timm.layers.mlp import GluMlp, Mlp, SwiGLU
+from torch import Tensor, nn
+
+if TYPE_CHECKING:  # which imports this file
+    from ..models.load import Model
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of one parameter or buffer that belongs to the structures of a block."""
+
+    module: nn.Module
+    name: str
+    axis: int
+    unit: int
+    sections: int = 1
+
+    @property
+    def tensor(self) -> Tensor:
+        return getattr(self.module, self.name)
+
+    def indices(self, keep: Tensor) -> Tensor:
+        """Positions along `axis` of the structures in `keep`, section by section."""
+        part = self.tensor.shape[self.axis] // self.sections
+        rows = (keep[:, None] * self.unit + torch.arange(self.unit)).flatten()  # (kept*unit,)
+        return (rows + part * torch.arange(self.sections)[:, None]).flatten()  # (sections*kept*unit,)
+
+    def taken(self, keep: Tensor) -> Tensor:
+        """A copy of only those entries: a view would keep the dense storage alive."""
+        return self.tensor.detach().index_select(self.axis, self.indices(keep)).contiguous()
+
+
+def as_module(model: Model | nn.Module) -> nn.Module:
+    """The module of what `load_model` returned, or a timm module as it is; `load.as_model` goes the other way."""
+    return model if isinstance(model, nn.Module) else model.module
+
+
+def blocks_of(model: nn.Module) -> list[Any]:
+    """The transformer blocks, first to last."""
+    return list(model.blocks)  # type: ignore[arg-type]
+
+
+def block_outputs(model: nn.Module, images: Tensor) -> dict[int, npt.NDArray[np.float32]]:
+    """What every block gives for these images, (B, T, E)."""
+    found: dict[int, npt.NDArray[np.float32]] = {}
+
+    def keep(i: int) -> Any:
+        def hook(_: nn.Module, __: Any, output: Tensor) -> None:
+            found[i] = output.detach().cpu().float().numpy()
+
+        return hook
+
+    hooks = [block.register_forward_hook(keep(i)) for i, block in enumerate(blocks_of(model))]
+    try:
+        with torch.no_grad():
+            model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def head_shares(attn: Any) -> Iterator[Share]:
+    """Every tensor that heads own: rows of q, k, v and their biases, an inner norm, columns of proj."""
+    if attn is None:
+        return
+    unit = attn.head_dim
+    if getattr(attn, "qkv", None) is not None:
+        yield Share(attn.qkv, "weight", 0, unit, sections=3)
+        if attn.qkv.bias is not None:
+            yield Share(attn.qkv, "bias", 0, unit, sections=3)
+    else:
+        for projection in (attn.q_proj, attn.k_proj, attn.v_proj):
+            yield from _rows(projection, unit)
+    for name in ("q_bias", "k_bias", "v_bias"):  # EVA keeps them apart from a fused qkv; k_bias is a buffer of zeros
+        if getattr(attn, name, None) is not None:
+            yield Share(attn, name, 0, unit)
+    yield from _rows(attn.norm, unit)
+    yield head_columns(attn)
+
+
+def neuron_shares(mlp: Any) -> Iterator[Share]:
+    """Every tensor that neurons own: rows of fc1 (twice for a gated MLP), an inner norm, columns of fc2."""
+    if mlp is None:
+        return
+    for linear, sections in inputs_of(mlp):
+        yield from _rows(linear, 1, sections)
+    yield from _rows(mlp.norm, 1)
+    yield neuron_columns(mlp)
+
+
+def inputs_of(mlp: Any) -> list[tuple[nn.Linear, int]]:
+    """The linear layers before fc2 and how many rows each holds per neuron; the gate comes first."""
+    if isinstance(mlp, SwiGLU):
+        return [(mlp.fc1_g, 1), (mlp.fc1_x, 1)]
+    if isinstance(mlp, GluMlp):
+        return [(mlp.fc1, 2)]
+    if isinstance(mlp, Mlp):
+        return [(mlp.fc1, 1)]
+    raise TypeError(f"{type(mlp).__name__} is not an MLP that read_anatomy accepts")
+
+
+def scored_neuron_weight(mlp: Any) -> Share:
+    """The rows whose gradient scores a neuron: fc1, or the gate of a gated MLP."""
+    linear, sections = inputs_of(mlp)[0]
+    return Share(linear, "weight", 0, 1, sections)
+
+
+def scored_head_weight(attn: Any) -> Share:
+    """The tensor that holds the value rows, whose gradient scores a head: the last section of it."""
+    if getattr(attn, "qkv", None) is not None:
+        return Share(attn.qkv, "weight", 0, attn.head_dim, sections=3)
+    return Share(attn.v_proj, "weight", 0, attn.head_dim)
+
+
+def head_columns(attn: Any) -> Share:
+    """The columns of proj that read a head: where its output leaves the block."""
+    return Share(attn.proj, "weight", 1, attn.head_dim)
+
+
+def neuron_columns(mlp: Any) -> Share:
+    """The column of fc2 that reads a neuron."""
+    return Share(mlp.fc2, "weight", 1, 1)
+
+
+def give_bias(linear: nn.Linear) -> None:
+    """A bias of zeros where there is none: a corrected layer needs one."""
+    if linear.bias is None:
+        linear.bias = nn.Parameter(linear.weight.new_zeros(linear.out_features), linear.weight.requires_grad)
+
+
+def _rows(module: nn.Module, unit: int, sections: int = 1) -> Iterator[Share]:
+    for name in ("weight", "bias"):
+        if isinstance(getattr(module, name, None), Tensor):
+            yield Share(module, name, 0, unit, sections)

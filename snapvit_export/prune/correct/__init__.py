@@ -1,0 +1,1 @@
+"""Corrected modules: from factors, along the stream of tokens, or refitted on the images."""

@@ -1,0 +1,78 @@
+"""How what was cut is repaired in an export: in no time for a probe, as well as we can for what is kept.
+
+All corrections change the same weights, so none of them changes the latency: a budget may be met with probes that are
+corrected from factors, and only what will be shipped is fitted on the images.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from torch import nn
+
+from ...allocation.recipe import CORRECTIONS
+from ...calibration.images import Images
+from ...correction.damping import Damping
+from ...correction.factors import Factors
+from ...errors import UsageError
+from ...model.plan import Plan
+from ...model.ranking import Ranking
+from ...progress import Progress
+from ..models.load import Model
+from ..models.slicing import shrink
+from ..stats.observe import observe, warn_of_few
+from ..stats.token_weights import as_read
+from .elastic import correct_module, make_factors
+from .refit import refit
+from .sequential import correct_in_sequence
+
+
+class Repair:
+    """Makes the cut module of any Plan, by one correction or none.
+
+    >>> module, how = Repair(model, ranking, "refit", images, progress).kept(plan)
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        ranking: Ranking,
+        correction: str | None,
+        images: Images,
+        progress: Progress,
+        factors: Factors | None = None,  # None: made when first needed
+        damping: Damping = Damping(),
+    ) -> None:
+        if correction is not None and correction not in CORRECTIONS:
+            raise UsageError(f"no correction is called '{correction}'. Known: {', '.join(CORRECTIONS)}")
+        self.model, self.ranking, self.correction = model, ranking, correction
+        self.images, self.progress, self.damping = images, progress, damping
+        self._factors = factors
+        if correction is not None and factors is None:
+            warn_of_few(model, len(images), as_read(model.anatomy), progress)
+
+    @cached_property
+    def factors(self) -> Factors:
+        if self._factors is not None:
+            return self._factors
+        statistics = observe(self.model, self.images, self.progress, warn=False)  # told when this was made
+        return make_factors(self.model, self.ranking, statistics, self.damping)
+
+    def probe(self, plan: Plan) -> tuple[nn.Module, str | None]:
+        """The module of a Plan that may not be kept, and how it was corrected."""
+        small = shrink(self.model.module, self.ranking, plan)
+        if self.correction in (None, "sparsegpt") or plan == Plan.dense(self.model.anatomy):
+            return small, None
+        correct_module(small, self.ranking, plan, self.factors)
+        return small, "elastic"
+
+    def kept(self, plan: Plan) -> tuple[nn.Module, str | None]:
+        """The module of a Plan that is kept, and how it was corrected."""
+        if self.correction in (None, "elastic") or plan == Plan.dense(self.model.anatomy):
+            return self.probe(plan)
+        given = (self.model, self.ranking, plan, self.images)
+        if self.correction == "refit":
+            return refit(*given, damping=self.damping, progress=self.progress), "refit"
+        way = "sparsegpt" if self.correction == "sparsegpt" else "elastic"
+        small = correct_in_sequence(*given, damping=self.damping, correction=way, progress=self.progress)  # type: ignore[arg-type]
+        return small, self.correction

@@ -1,0 +1,122 @@
+"""Sequential correction of one Plan: every layer is fitted to what really reaches it, not to what the dense model saw.
+
+After a deep cut the input of a late layer is no longer distributed as in the dense model. So the blocks are walked
+once with the images: at each layer the moments of its full input are taken on the stream of the blocks before it, cut
+and corrected already; the layer is corrected by them; the stream goes on through the result. The work is for one Plan,
+and the tokens of all images are held (N T E float32), where `correct` serves every Plan without any image.
+
+Within a block, fc2 sees the attention cut and corrected. The released code differs there, and "sparsegpt" does as it
+does: the moments of both layers come from the block as it was, after cut blocks.
+
+A sub-layer that is gone leaves the mean of what the dense one would give on this stream; in the released way only its
+bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...calibration.images import Images
+from ...correction.damping import Damping
+from ...errors import SnapvitError
+from ...model.plan import Plan
+from ...model.ranking import Ranking
+from ...progress import Progress, Silent
+from ..blocks.halves import HALVES, PARTS, Part, output_of
+from ..blocks.pruned_block import fold
+from ..blocks.timm_blocks import blocks_of, give_bias
+from ..models.load import Model
+from ..models.slicing import shrink_unfolded
+from ..stats.stream import Stream
+from ..stats.token_weights import TokenWeights, checked_weights
+from .elastic import Correction, Layer, layers_of, put_factor, put_left_to_right, put_mean
+
+
+@torch.no_grad()
+def correct_in_sequence(
+    model: Model,
+    ranking: Ranking,
+    plan: Plan,
+    images: Images,
+    damping: Damping = Damping(),
+    correction: Correction = "elastic",
+    progress: Progress | None = None,
+    token_weights: TokenWeights | None = None,
+) -> nn.Module:
+    """A cut and corrected copy of the model, layer after layer; `model` itself is left unchanged.
+
+    >>> small = correct_in_sequence(model, ranking, planner.sparsity(0.6), images)
+    """
+    if not len(images):
+        raise SnapvitError("sequential correction needs images. Give --data")
+    progress = progress or Silent()
+    if correction == "sparsegpt" and token_weights is None:
+        token_weights = [None] * len(plan.heads)  # the released code has all tokens alike
+    weights = checked_weights(model.anatomy, token_weights, plan)
+    small = shrink_unfolded(model.module, ranking, plan)
+    stream = Stream.of(model, images)
+    correct_block = _correct_block if correction == "elastic" else _correct_block_as_released
+    progress.phase("correcting block by block", len(weights))
+    for i, (dense, cut) in enumerate(zip(blocks_of(model.module), blocks_of(small))):
+        step = _Step(i, dense, cut, layers_of(dense, ranking, i), (plan.heads[i], plan.neurons[i]), weights[i], damping)
+        correct_block(step, stream)
+        progress.advance()
+    fold(small)
+    return small
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One block: dense and cut, its proj and fc2, and how many structures each keeps."""
+
+    number: int
+    dense: Any
+    cut: Any
+    layers: tuple[Layer, Layer]
+    keep: tuple[int, int]
+    weights: Tensor | None  # of the tokens
+    damping: Damping
+
+    def names(self) -> tuple[str, str]:
+        return f"blocks.{self.number}.attn.proj", f"blocks.{self.number}.mlp.fc2"
+
+    def targets(self) -> tuple[nn.Linear | None, nn.Linear | None]:
+        return output_of(self.cut, "attention"), output_of(self.cut, "mlp")
+
+    def is_cut(self) -> Sequence[bool]:
+        return [keep < len(layer.order) for layer, keep in zip(self.layers, self.keep)]
+
+
+def _correct_block(step: _Step, stream: Stream) -> None:
+    """proj by what the dense heads give, then fc2 by what the full MLP gives after the corrected attention."""
+    for part, layer, target, keep, name, is_cut in zip(
+        PARTS, step.layers, step.targets(), step.keep, step.names(), step.is_cut()
+    ):
+        if target is not None:
+            give_bias(target)
+        if is_cut:
+            moments = stream.moments(half_of(part, step.dense), layer.linear, name, step.weights)
+            if target is None:
+                put_mean(step.cut, part, layer.weight @ moments.mean, layer.gain)
+            else:
+                put_factor(target, layer, layer.factored(moments, step.damping), keep)
+        stream.go_through(half_of(part, step.cut))
+
+
+def _correct_block_as_released(step: _Step, stream: Stream) -> None:
+    """Both layers by what the dense block gives, each from left to right."""
+    for layer, target, keep, name, is_cut in zip(step.layers, step.targets(), step.keep, step.names(), step.is_cut()):
+        if is_cut and target is not None:
+            moments = stream.moments(step.dense, layer.linear, name, step.weights)
+            put_left_to_right(target, layer, moments, keep, step.damping)
+    stream.go_through(step.cut)
+
+
+def half_of(part: Part, block: Any) -> Callable[..., Tensor]:
+    """One half of a block, called as the block is."""
+    return lambda x, **extra: HALVES[part](block, x, extra)

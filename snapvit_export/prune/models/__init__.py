@@ -1,0 +1,1 @@
+"""Models in torch: loaded, understood, cut, masked, and run for their features."""

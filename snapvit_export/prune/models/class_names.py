@@ -1,0 +1,43 @@
+"""Names of the classes that a model tells apart: its own, or those of ImageNet for a timm model with such a head.
+
+ImageNet's are given as WordNet id and description, "n01496331 electric ray, ...": folders of images bear the id, and
+people read the rest. timm knows them for each number of classes that it trained heads for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ...calibration.images import Images
+from ...evaluate.head import columns_for
+from .load import Model
+
+
+def as_outputs(images: Images, model: Model, criterion: str) -> Images:
+    """The same images with the head's outputs for labels, as `snapvit evaluate` maps them; `criterion` asks for them.
+
+    A source numbers its own classes, and has perhaps only some of those that the head tells apart.
+    """
+    if images.labels is None or not images.classes:  # without names a number can only be the output's own
+        return images
+    advice = f"Criterion {criterion} needs folders named as the head's classes; self-supervised needs none"
+    outputs = columns_for(images.classes, model.anatomy.classes, class_names(model), advice=advice)
+    return replace(images, labels=outputs[np.asarray(images.labels)])
+
+
+def class_names(model: Model) -> tuple[str, ...]:
+    """One name for each output of the head; none if they are not known."""
+    if model.description.labels or not model.anatomy.classes:
+        return model.description.labels
+    if model.name != model.description.architecture:  # somebody's own
+        return ()
+    from timm.data import ImageNetInfo, infer_imagenet_subset
+
+    subset = infer_imagenet_subset({"num_classes": model.anatomy.classes})
+    if subset is None:
+        return ()
+    known = ImageNetInfo(subset)
+    numbers = range(model.anatomy.classes)
+    return tuple(f"{known.index_to_label_name(i)} {known.index_to_description(i)}" for i in numbers)

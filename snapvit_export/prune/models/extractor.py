@@ -1,0 +1,83 @@
+"""What a model makes of images: the embedding that its head reads, the head's logits, and its patch tokens.
+
+The embedding of a distilled model is the mean of its two tokens, as in the exported graphs. Patch tokens come after the
+final norm, or after the one that the model applies to what it has pooled where it has no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...calibration.images import Images
+from ...calibration.preprocessing import Preprocessing
+from ...evaluate.features import Array
+from ...progress import Progress, Silent
+from .checks import weights_fingerprint
+from .class_names import class_names
+from .load import Model
+
+BATCH = 32
+
+
+@dataclass(frozen=True)
+class TorchExtractor:
+    """A model in torch, in the form that `evaluating` asks for."""
+
+    model: Model
+    runtime = "torch"
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return self.model.preprocessing
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return class_names(self.model)
+
+    @property
+    def outputs(self) -> int:
+        return self.model.anatomy.classes
+
+    @cached_property
+    def weights_sha256(self) -> str:
+        return weights_fingerprint(self.model.module)
+
+    def features(self, images: Images, progress: Progress | None = None) -> tuple[Array, Array | None]:
+        """Embeddings (N, E), and logits (N, C) if the model has a head."""
+        module: Any = self.model.module
+        embedded, classified = [], []
+        for tokens in self._batches(images, progress or Silent()):
+            embedded.append(module.forward_head(tokens, pre_logits=True).numpy())
+            if self.outputs:
+                classified.append(module.forward_head(tokens).numpy())
+        return np.concatenate(embedded), np.concatenate(classified) if classified else None
+
+    def tokens(self, images: Images, progress: Progress | None = None) -> Array:
+        """Patch tokens in their places: (N, h, w, E)."""
+        module: Any = self.model.module
+        anatomy = self.model.anatomy
+        h, w = (side // step for side, step in zip(anatomy.image, anatomy.patch))
+        found = []
+        for tokens in self._batches(images, progress or Silent()):
+            patches = tokens[:, anatomy.tokens - anatomy.patches :]  # prefix tokens come first
+            patches = patches if anatomy.final_norm else module.fc_norm(patches)
+            found.append(patches.reshape(len(patches), h, w, -1).numpy())
+        return np.concatenate(found)
+
+    def _batches(self, images: Images, progress: Progress) -> Iterator[Tensor]:
+        module: Any = self.model.module
+        with torch.no_grad():
+            for batch in images.batches(BATCH):
+                yield module.forward_features(torch.from_numpy(batch))  # (B, T, E)
+                progress.advance(len(batch))

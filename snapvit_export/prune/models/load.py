@@ -1,0 +1,352 @@
+"""Load a model: by timm name (from the hub or a local checkpoint), from a folder of ours, or the bundled one.
+
+A model folder holds `model.json` (how to build the module, its preprocessing, and the Plan if it is pruned) and
+`model.safetensors`. Foreign `.pth` files are read with `weights_only=True`: nothing in them is executed.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ...calibration.preprocessing import Preprocessing
+from ...errors import FileFormatError, SnapvitError, UsageError, first_line
+from ...model.anatomy import Anatomy
+from ...model.plan import Plan
+from ...model.ranking import Ranking
+from ...storage.atomic import staged_folder, write_atomically
+from ...storage.json import Value, read_json, write_json
+from ..blocks.halves import PARTS, output_of
+from ..blocks.pruned_block import removed_parts
+from ..blocks.timm_blocks import as_module, blocks_of, give_bias
+from .read_anatomy import read_anatomy
+from .slicing import shrink
+
+BUNDLED = "bundled"
+# What may shape a module; nothing that names files or fetches weights.
+SHAPE_ARGUMENTS = frozenset(
+    [
+        "img_size",
+        "patch_size",
+        "in_chans",
+        "num_classes",
+        "global_pool",
+        "embed_dim",
+        "depth",
+        "num_heads",
+        "mlp_ratio",
+        "qkv_bias",
+        "qk_norm",
+        "init_values",
+        "class_token",
+        "reg_tokens",
+        "num_reg_tokens",
+        "no_embed_class",
+        "pre_norm",
+        "fc_norm",
+        "dynamic_img_size",
+    ]
+)
+MODEL_FILES = ("model.json", "model.safetensors")
+
+
+class ModelDescription(Value, frozen=True, kw_only=True):
+    """How to build the module that the weights of a model folder belong to."""
+
+    format_version: Literal[1] = 1
+    name: str
+    architecture: str  # a timm name
+    kwargs: dict[str, Any]
+    preprocessing: Preprocessing
+    labels: tuple[str, ...] = ()
+    plan: Plan | None = None  # None: dense
+
+
+@dataclass(frozen=True)
+class Model:
+    """A module ready to use (eval mode, float32), and everything that is known about it."""
+
+    module: nn.Module
+    anatomy: Anatomy
+    description: ModelDescription
+
+    @property
+    def name(self) -> str:
+        return self.description.name
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return self.description.preprocessing
+
+
+def load_model(name: str = BUNDLED, checkpoint: Path | str | None = None) -> Model:
+    """Load `name`: "bundled", a folder saved by `save_model`, or a timm name with weights from a file or the hub.
+
+    >>> model = load_model("deit_tiny_patch16_224", checkpoint="deit_tiny.safetensors")
+    """
+    folder = Path(name)
+    if name == BUNDLED or (folder / "model.json").is_file():
+        if checkpoint is not None:
+            raise UsageError(f"--checkpoint does not go with {name}, which has its own weights")
+        return _load_folder(Path(str(resources.files("snapvit_export.bundled"))) if name == BUNDLED else folder)
+    if folder.exists():
+        raise SnapvitError(f"{name}: not a model folder (no model.json in it). Give a timm name or a folder of ours")
+    return _load_timm(name, Path(checkpoint) if checkpoint is not None else None)
+
+
+def as_model(model: Model | nn.Module) -> Model:
+    """A timm module as `load_model` would return it, named by its architecture; a loaded model as it is.
+
+    >>> model = as_model(timm.create_model("deit_tiny_patch16_224", pretrained=True))
+    """
+    if isinstance(model, Model):
+        return model
+    config = getattr(model, "pretrained_cfg", None) or {}
+    name = str(config.get("architecture") or type(model).__name__)
+    anatomy = read_anatomy(model, name)
+    _check_ready(model, name)
+    described = ModelDescription(
+        name=name, architecture=name, kwargs=_shape_arguments(anatomy), preprocessing=_preprocessing(model, anatomy)
+    )
+    return Model(model, anatomy, described)
+
+
+def _check_ready(module: nn.Module, name: str) -> None:
+    """Refuse what `load_model` never returns; changing somebody's module unasked would be worse."""
+    for tensor in module.parameters():
+        if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise SnapvitError(f"{name}: its weights are {dtype} on {tensor.device}. Give module.float().cpu()")
+    for part in module.modules():
+        if part.training and (getattr(part, "p", 0) or getattr(part, "drop_prob", 0)):
+            raise SnapvitError(f"{name}: is being trained, and {type(part).__name__} drops at random. Call .eval()")
+
+
+def _shape_arguments(anatomy: Anatomy) -> dict[str, Any]:
+    """What timm must be told to build the module that this was, also if heads of it are gone."""
+    return dict(
+        img_size=list(anatomy.image),
+        patch_size=list(anatomy.patch),
+        embed_dim=anatomy.embed_dim,
+        depth=len(anatomy.blocks),
+        num_heads=anatomy.embed_dim // anatomy.blocks[0].head_dim,
+        num_classes=anatomy.classes,
+        global_pool=anatomy.pooling,
+    )
+
+
+def anatomy_of(name: str) -> Anatomy:
+    """The Anatomy of a timm model by name, without its weights."""
+    return read_anatomy(_create(name, name), name)
+
+
+def save_model(model: Model | nn.Module, description: ModelDescription, folder: Path | str) -> None:
+    """Write a model, dense or pruned, so that `load_model(folder)` gives it back.
+
+    >>> save_model(small, as_model(model).description, "small")     # cut from `model`, loaded or a timm module
+    """
+    from safetensors.torch import save
+
+    module = as_module(model)
+    anatomy = read_anatomy(module, description.name)
+    state = {name: tensor.detach().contiguous() for name, tensor in module.state_dict().items()}
+    plan, whole = Plan.dense(anatomy), _build(description).anatomy
+    if not _is_cut_from(anatomy, whole):
+        raise SnapvitError(f"{description.name}: {description.architecture} with {description.kwargs} is another model")
+    described = ModelDescription(
+        name=description.name,
+        architecture=description.architecture,
+        kwargs=description.kwargs,
+        preprocessing=description.preprocessing,
+        labels=description.labels,
+        plan=None if plan == Plan.dense(whole) else plan,
+    )
+    with staged_folder(Path(folder), replaceable=MODEL_FILES) as stage:
+        write_atomically(stage / "model.safetensors", save(state))
+        write_json(stage / "model.json", described)
+
+
+def _is_cut_from(anatomy: Anatomy, whole: Anatomy) -> bool:
+    """Whether a Plan makes one of the other: a folder that says otherwise could never be loaded."""
+    plan = Plan.dense(anatomy)
+    try:
+        plan.check_fits(whole)
+    except SnapvitError:
+        return False
+    return whole.with_counts(plan).same_structures(anatomy)
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read a state dict from safetensors, or from a torch file without executing anything in it."""
+    if not path.is_file():
+        raise SnapvitError(f"{path}: no such checkpoint file")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return _bare_names(load_file(path))
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file can fail anywhere inside the readers
+        raise FileFormatError(f"{path}: not a readable checkpoint: {first_line(error)}") from error
+    return _state_dict_in(loaded, path)
+
+
+def _state_dict_in(loaded: Any, path: Path) -> dict[str, Tensor]:
+    """Find the weights in what training scripts save: bare, or under one of the customary keys."""
+    for key in ("state_dict_ema", "model_ema", "state_dict", "model", "teacher"):
+        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
+            loaded = loaded[key]
+            break
+    if not isinstance(loaded, Mapping) or not loaded or not all(isinstance(v, Tensor) for v in loaded.values()):
+        raise FileFormatError(f"{path}: holds no state dict (names and tensors)")
+    return _bare_names(loaded)
+
+
+def _bare_names(weights: Mapping[Any, Tensor]) -> dict[str, Tensor]:
+    """Without the prefixes that data-parallel training and feature extractors put before every name."""
+    return {str(name).removeprefix("module.").removeprefix("backbone."): value for name, value in weights.items()}
+
+
+def _load_folder(folder: Path) -> Model:
+    description = read_json(folder / "model.json", ModelDescription)
+    built = _build(description)
+    module = built.module
+    if description.plan is not None:
+        module = shrink(module, Ranking.flat(built.anatomy), description.plan)  # rows are filled below
+    weights = read_weights(folder / "model.safetensors")
+    _give_biases(module, weights)
+    _fill(module, weights, folder / "model.safetensors")
+    return Model(module, read_anatomy(module, description.name), description)
+
+
+def _give_biases(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Make room for what the file has beside the architecture.
+
+    Correction gives proj and fc2 a bias where there is none, and a removed part may leave a vector behind.
+    """
+    for i, block in enumerate(blocks_of(module)):
+        for name, part in zip(("attn.proj", "mlp.fc2"), PARTS):
+            linear = output_of(block, part)
+            if linear is not None and f"blocks.{i}.{name}.bias" in weights:
+                give_bias(linear)
+        for part in removed_parts(block):
+            left = weights.get(f"blocks.{i}.{part}_added")
+            setattr(block, f"{part}_added", None if left is None else torch.zeros_like(left))
+
+
+def _build(description: ModelDescription) -> Model:
+    module = _create(description.architecture, description.name, **description.kwargs)
+    return Model(module, read_anatomy(module, description.name), description)
+
+
+def _load_timm(name: str, checkpoint: Path | None) -> Model:
+    _check_known(name)
+    if checkpoint is None:
+        module, kwargs = _from_hub(name), {}
+    else:
+        weights = read_weights(checkpoint)
+        kwargs = _classes_in(weights)
+        module = _create(name, name, **kwargs)
+        read_anatomy(module, name)  # refuse what is not a ViT before blaming its checkpoint
+        _fill(module, _converted(weights, module, checkpoint), checkpoint)
+    anatomy = read_anatomy(module, name)
+    description = ModelDescription(
+        name=name, architecture=name, kwargs=kwargs, preprocessing=_preprocessing(module, anatomy)
+    )
+    return Model(module, anatomy, description)
+
+
+def _check_known(name: str) -> None:
+    import timm
+
+    architecture = name.partition(".")[0]
+    if not timm.is_model(architecture):
+        near = difflib.get_close_matches(architecture, timm.list_models(), n=3)
+        hint = f"Did you mean {', '.join(near)}?" if near else "See: snapvit models"
+        raise SnapvitError(f"{name}: no such model folder, and timm knows no model of that name. {hint}")
+
+
+def _create(architecture: str, name: str, **kwargs: Any) -> nn.Module:
+    import timm
+
+    _check_known(architecture)
+    if unknown := sorted(set(kwargs) - SHAPE_ARGUMENTS):
+        raise SnapvitError(f"{name}: {unknown[0]} is not an argument that a model folder may set")
+    try:
+        return timm.create_model(architecture, pretrained=False, **kwargs).float().eval()
+    except Exception as error:  # arguments come from files: they can be anything
+        raise SnapvitError(f"{name}: timm cannot build {architecture} with {kwargs}: {first_line(error)}") from error
+
+
+def _from_hub(name: str) -> nn.Module:
+    import timm
+
+    read_anatomy(_create(name, name), name)  # before a long download
+    try:
+        return timm.create_model(name, pretrained=True).float().eval()
+    except Exception as error:  # the hub's client raises its own, requests' and the system's errors
+        raise SnapvitError(
+            f"{name}: its weights could not be fetched ({first_line(error)}). "
+            f"Download them elsewhere and give --checkpoint FILE"
+        ) from error
+
+
+def _classes_in(weights: Mapping[str, Tensor]) -> dict[str, int]:
+    head = weights.get("head.weight")
+    return {"num_classes": 0 if head is None or head.ndim != 2 else int(head.shape[0])}
+
+
+def _converted(weights: dict[str, Tensor], module: nn.Module, path: Path) -> dict[str, Tensor]:
+    """Let timm rename the keys of original releases and resample position embeddings."""
+    from timm.models import eva, vision_transformer
+
+    convert = eva.checkpoint_filter_fn if isinstance(module, eva.Eva) else vision_transformer.checkpoint_filter_fn
+    try:
+        return convert(dict(weights), module)
+    except (RuntimeError, KeyError, ValueError, IndexError, AssertionError, AttributeError) as error:
+        raise FileFormatError(f"{path}: its weights do not suit {type(module).__name__}: {error}") from error
+
+
+def _fill(module: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
+    """Load every weight by name and shape; say the first thing that does not match."""
+    wanted = module.state_dict()
+    missing = [name for name in wanted if name not in weights]
+    surplus = [name for name in weights if name not in wanted]
+    wrong = [name for name in wanted if name in weights and weights[name].shape != wanted[name].shape]
+    if wrong:
+        name = wrong[0]
+        raise FileFormatError(
+            f"{path}: {name} has shape {tuple(weights[name].shape)}, the model needs {tuple(wanted[name].shape)}. "
+            f"Is it a checkpoint of this model?"
+        )
+    for names, what in ((missing, "lacks"), (surplus, "has unknown")):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise FileFormatError(f"{path}: {what} {names[0]}{more}. Is it a checkpoint of this model?")
+    bad = [name for name, value in weights.items() if value.is_floating_point() and not value.isfinite().all()]
+    if bad:
+        raise FileFormatError(f"{path}: {bad[0]} holds values that are not finite numbers")
+    module.load_state_dict(dict(weights))
+
+
+def _preprocessing(module: nn.Module, anatomy: Anatomy) -> Preprocessing:
+    from timm.data import resolve_model_data_config
+
+    config = resolve_model_data_config(module)
+    if config["crop_mode"] not in ("center", "squash"):
+        raise SnapvitError(f"crop mode '{config['crop_mode']}' is not supported")
+    return Preprocessing(
+        input_size=(anatomy.channels, *anatomy.image),
+        interpolation=config["interpolation"],
+        crop_pct=config["crop_pct"],
+        crop_mode=config["crop_mode"],
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+    )

@@ -1,0 +1,142 @@
+"""Physical slicing: a Plan and a Ranking make a new, truly smaller timm module.
+
+Every tensor that heads or neurons own is cut by the table in `parts`; the rest of the module is copied. The dense
+module is left unchanged, and no dense matrix is ever duplicated: the copy is told beforehand which smaller tensor
+stands for which dense one.
+
+A sub-layer of which nothing is kept is gone with its norm, LayerScale and drop-path (`short_block`); the bias that it
+would add is added by the layer before it.
+
+Where a norm runs over what is cut (EVA-02's inner MLP norm, scale-norm attention), the smaller model normalises over
+what is kept; `masking` means the same, so both stay equal.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from timm.models.eva import EvaAttention
+from torch import Tensor, nn
+
+from ...allocation.planner import Planner
+from ...model.plan import Plan
+from ...model.ranking import Ranking
+from ..blocks.eva_attention import ElasticEvaAttention
+from ..blocks.halves import PARTS, Part, gain_of, output_of
+from ..blocks.pruned_block import MEMBERS, ShortBlock, fold
+from ..blocks.timm_blocks import as_module, blocks_of, head_shares, neuron_shares
+from .read_anatomy import read_anatomy
+
+if TYPE_CHECKING:  # which imports this file
+    from .load import Model
+
+
+def kept(ranking: Ranking, plan: Plan, block: int) -> tuple[Tensor, Tensor]:
+    """Heads and neurons that a block keeps, in their original order."""
+    heads = torch.from_numpy(ranking.head_order(block)[: plan.heads[block]].copy()).sort().values
+    neurons = torch.from_numpy(ranking.neuron_order(block)[: plan.neurons[block]].copy()).sort().values
+    return heads, neurons  # (heads kept,), (neurons kept,)
+
+
+def shrink(model: Model | nn.Module, ranking: Ranking, plan: Plan) -> nn.Module:
+    """Return a smaller copy of the module; `model`, which `load_model` returned or timm made, is left unchanged.
+
+    >>> small = shrink(model, ranking, planner.sparsity(0.3))
+    """
+    small = shrink_unfolded(as_module(model), ranking, plan)
+    fold(small)
+    return small
+
+
+def shrink_unfolded(model: nn.Module, ranking: Ranking, plan: Plan) -> nn.Module:
+    """The same, but what removed sub-layers add is still beside them: for corrections that change what is added."""
+    anatomy = read_anatomy(model, ranking.model or "model")
+    ranking.check_fits(anatomy)
+    plan.check_fits(anatomy)
+    keep = [kept(ranking, plan, i) for i in range(len(anatomy.blocks))]
+    gone: list[list[Part]] = [[part for part, kept in zip(PARTS, pair) if not len(kept)] for pair in keep]
+    small: Any = copy.deepcopy(model, _replacements(model, keep) | _nothing(model, gone))
+    for i, (block, dense, parts) in enumerate(zip(blocks_of(small), blocks_of(model), gone)):
+        if parts:
+            small.blocks[i] = block = _shortened(block, dense, anatomy.blocks[i].head_dim, parts)
+        _settle(block, len(keep[i][0]))
+    return small
+
+
+def _replacements(model: nn.Module, keep: list[tuple[Tensor, Tensor]]) -> dict[int, Any]:
+    """A memo for deepcopy: wherever it meets a dense tensor, it takes the smaller one instead of copying."""
+    memo: dict[int, Any] = {}
+    for block, (heads, neurons) in zip(blocks_of(model), keep):
+        for shares, chosen in ((head_shares(block.attn), heads), (neuron_shares(block.mlp), neurons)):
+            for share in shares:
+                smaller = share.taken(chosen)
+                is_parameter = isinstance(share.tensor, nn.Parameter)
+                memo[id(share.tensor)] = nn.Parameter(smaller, share.tensor.requires_grad) if is_parameter else smaller
+    return memo
+
+
+def _nothing(model: nn.Module, gone: list[list[Part]]) -> dict[int, Any]:
+    """The same for all members of removed sub-layers: nothing stands for them."""
+    return {
+        id(getattr(block, name)): None
+        for block, parts in zip(blocks_of(model), gone)
+        for part in parts
+        for name in MEMBERS[part]
+        if hasattr(block, name)
+    }
+
+
+def _shortened(block: Any, dense: Any, head_dim: int, parts: list[Part]) -> ShortBlock:
+    short = ShortBlock(block, head_dim)
+    for part in parts:
+        linear, gain = output_of(dense, part), gain_of(dense, part)
+        if linear is not None and linear.bias is not None:
+            short.add(part, linear.bias.detach() if gain is None else linear.bias.detach() * gain)
+    return short
+
+
+def _settle(block: Any, heads: int) -> None:
+    """Make the settings of the modules say what their tensors now are."""
+    attn = block.attn
+    if isinstance(attn, EvaAttention):
+        block.attn = attn = ElasticEvaAttention(attn)
+    elif attn is not None and not isinstance(attn, ElasticEvaAttention):
+        attn.attn_dim = heads * attn.head_dim
+    if attn is not None:
+        attn.num_heads = heads
+    for module in (part for half in (attn, block.mlp) if half is not None for part in half.modules()):
+        if isinstance(module, nn.Linear):
+            module.out_features, module.in_features = module.weight.shape
+        elif hasattr(module, "normalized_shape") and getattr(module, "weight", None) is not None:
+            module.normalized_shape = tuple(module.weight.shape)
+
+
+class ElasticViT(nn.Module):
+    """One set of dense weights, any sparsity: `prune` goes up and down without reading weights again.
+
+    `model` is what `load_model` returned, or a timm module.
+
+    >>> elastic = ElasticViT(model, ranking)
+    >>> elastic.prune(0.5)(images); elastic.prune(0.1)(images)
+    """
+
+    def __init__(self, model: Model | nn.Module, ranking: Ranking) -> None:
+        super().__init__()
+        self.dense, self.ranking = as_module(model), ranking
+        self.anatomy = read_anatomy(self.dense, ranking.model or "model")
+        self.planner = Planner(ranking, self.anatomy, ranking.protection)
+        self.plan = Plan.dense(self.anatomy)
+        self.current = self.dense
+
+    def prune(self, to: Plan | float) -> ElasticViT:
+        """Become the model of a Plan or of a sparsity, cut from the dense weights whatever came before."""
+        plan = to if isinstance(to, Plan) else self.planner.sparsity(to)
+        dense = plan == Plan.dense(self.anatomy)
+        self.current = self.dense if dense else shrink(self.dense, self.ranking, plan)
+        self.plan = plan
+        return self
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.current(images)

@@ -1,0 +1,90 @@
+"""The state of a long run on disk, so that it can be killed at any moment and go on as if it had not been.
+
+One safetensors file: arrays, and JSON in the metadata. It is written whole under another name and renamed. `settings`
+says what the run is; a checkpoint of other settings is refused by naming the first difference.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import FileFormatError, SnapvitError
+from ...storage.checksummed import Arrays, load_sealed, save_sealed
+
+KIND = "snapvit-checkpoint"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a checkpoint holds: the phase of the run, arrays by name, and anything that is not an array."""
+
+    phase: str
+    arrays: dict[str, np.ndarray]
+    rest: dict[str, Any]
+
+    @staticmethod
+    def packed(saved: Saved | None) -> dict[str, Any] | None:
+        """As plain values: one process reads the file and tells the others, which may be on other machines."""
+        if saved is None:
+            return None
+        arrays = {name: [a.dtype.str, list(a.shape), a.tobytes()] for name, a in saved.arrays.items()}
+        return {"phase": saved.phase, "arrays": arrays, "rest": saved.rest}
+
+    @staticmethod
+    def unpacked(packed: dict[str, Any] | None) -> Saved | None:
+        if packed is None:
+            return None
+        arrays = {n: np.frombuffer(data, kind).reshape(shape) for n, (kind, shape, data) in packed["arrays"].items()}
+        return Saved(packed["phase"], arrays, packed["rest"])
+
+
+class Checkpoint:
+    """A file bound to the settings of one run."""
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self.path = path
+        self.settings = json.loads(json.dumps(settings))  # as it will be read back
+
+    def save(self, phase: str, arrays: Arrays, rest: Mapping[str, Any]) -> None:
+        """Replace the file by this state."""
+        described = json.dumps({"settings": self.settings, "phase": phase, "rest": rest})
+        save_sealed(self.path, KIND, arrays, described)
+
+    def load(self) -> Saved | None:
+        """The state on disk, None if there is none; refused if it is damaged or of another run."""
+        if not self.path.exists():
+            return None
+        try:
+            arrays, described = load_sealed(self.path, KIND)
+        except FileFormatError as error:
+            raise FileFormatError(f"{error}. Remove it to start again") from error
+        content = json.loads(described)
+        if difference := _difference(content["settings"], self.settings):
+            raise SnapvitError(
+                f"{self.path}: is of another run: {difference}. Remove it to start again, or give another --out"
+            )
+        return Saved(content["phase"], arrays, content["rest"])
+
+
+def _difference(theirs: Any, ours: Any, where: str = "") -> str | None:
+    """The first place where two settings differ, in words."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for key in [*ours, *(key for key in theirs if key not in ours)]:
+            place = f"{where}.{key}" if where else key
+            if found := _difference(theirs.get(key), ours.get(key), place):
+                return found
+        return None
+    if theirs == ours:
+        return None
+    return f"{where} was {_short(theirs)}, now it is {_short(ours)}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

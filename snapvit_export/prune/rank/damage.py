@@ -1,0 +1,91 @@
+"""A Ranking from Statistics: an order of the structures in every layer, and the damage of every width along it.
+
+The damage of a layer is the squared error of its output, after LayerScale, that correction cannot give back. Errors of
+all layers are added to the same residual stream, so that heads and neurons of all blocks can be weighed against each
+other as they are; a search may then put a factor on each layer's curve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...correction.cholesky import Factor
+from ...correction.damping import Damping
+from ...correction.factors import Factors
+from ...correction.moments import Moments, Statistics
+from ...correction.orders import ORDERS, product
+from ...errors import UsageError
+from ...model.ranking import Order, Ranking, check_whole
+from ...model.scores import Scores
+from ..blocks.timm_blocks import blocks_of
+from ..correct.elastic import Layer, check_statistics, unordered_layers
+from ..models.load import Model
+from ..single_thread import one_thread
+
+
+def damage_ranking(
+    model: Model,
+    statistics: Statistics,
+    order: str = "backward",
+    scores: Scores | None = None,
+    damping: Damping = Damping(),
+    provenance: Mapping[str, Any] | None = None,
+) -> tuple[Ranking, Factors]:
+    """The ranking with its damage curves, and the factors that correct any Plan of it.
+
+    `order` is one of `ORDERS`; "criterion" takes the order of `scores`, "product" that of both together.
+
+    >>> ranking, factors = damage_ranking(model, observe(model, images))
+    """
+    check_whole(model.anatomy)
+    found = ordered_layers(model, statistics, order, scores, damping)
+    attention, mlps = ([part for part in parts if part is not None] for parts in zip(*found))
+    damage = tuple((a.factor.errors(), m.factor.errors()) for a, m in zip(attention, mlps))
+    orders = [part.order for part in attention], [part.order for part in mlps]
+    ranking = Ranking.from_orders(*orders, damage, model.name, model.anatomy, provenance or {})
+    proj, fc2 = (tuple(part.factor for part in parts) for parts in (attention, mlps))
+    return ranking, Factors(proj, fc2, ranking.order_sha256, damping, statistics.images)
+
+
+class Ordered(NamedTuple):
+    """One attention or MLP: its structures best first, and the factor that corrects any number of them."""
+
+    order: Order
+    factor: Factor
+
+
+def ordered_layers(
+    model: Model, statistics: Statistics, order: str, scores: Scores | None, damping: Damping
+) -> list[tuple[Ordered | None, Ordered | None]]:
+    """The attention and the MLP of every block; None for one that the model lacks."""
+    check_statistics(model, statistics)
+    if order not in (*ORDERS, "criterion", "product"):
+        raise UsageError(f"no order is called '{order}'. Known: {', '.join((*ORDERS, 'criterion', 'product'))}")
+    if scores is None and order in ("criterion", "product"):
+        raise UsageError(f"order {order} needs scores")
+    found = []
+    with one_thread():  # so that the number of cores cannot decide between two structures that are nearly equal
+        for i, block in enumerate(blocks_of(model.module)):
+            given = (None, None) if scores is None else (scores.heads[i], scores.neurons[i])
+            layers, moments = unordered_layers(block), (statistics.proj[i], statistics.fc2[i])
+            proj, fc2 = (_ordered(*part, order, damping) for part in zip(layers, moments, given))
+            found.append((proj, fc2))
+    return found
+
+
+def _ordered(layer: Layer | None, moments: Moments, scores: Any, order: str, damping: Damping) -> Ordered | None:
+    if layer is None:
+        return None
+    best_first = _order(layer, moments, order, scores, damping)
+    return Ordered(best_first, layer.with_order(best_first).factored(moments, damping))
+
+
+def _order(layer: Layer, moments: Moments, order: str, scores: Any, damping: Damping) -> Any:
+    if order == "criterion":
+        return np.argsort(-scores, kind="stable")
+    weight = layer.weight if layer.gain is None else layer.weight * layer.gain[:, None]  # (E, d)
+    ordered = ORDERS["backward" if order == "product" else order](weight, moments, layer.unit, damping)
+    return (product(ordered, scores) if order == "product" else ordered).order

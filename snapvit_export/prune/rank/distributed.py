@@ -1,0 +1,106 @@
+"""One process or several: `torchrun` starts them, this finds out, and the rest of the code need not care.
+
+gloo on the CPU, NCCL on GPUs. Every operation means the same with one process. A lost peer becomes one clear error.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...errors import SnapvitError, first_line
+
+T = TypeVar("T")
+CPU = torch.device("cpu")
+PATIENCE = timedelta(hours=2)  # for the slowest peer; a peer that dies is noticed at once
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among `count`; number 0 writes files and speaks."""
+
+    number: int = 0
+    count: int = 1
+    device: torch.device = CPU
+
+    @property
+    def is_first(self) -> bool:
+        return self.number == 0
+
+    def share(self, items: Sequence[T]) -> list[T]:
+        """The items that fall to this process: every count-th."""
+        return list(items[self.number :: self.count])
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What process 0 makes, in all processes."""
+        if self.count == 1:
+            return make()
+        return self._exchange(make() if self.is_first else None)[0]
+
+    def gather(self, mine: Sequence[T]) -> list[T]:
+        """Undo `share`: the results of all processes in the order of the items."""
+        if self.count == 1:
+            return list(mine)
+        boxes = self._exchange(list(mine))
+        return [box[i] for i in range(len(boxes[0])) for box in boxes if i < len(box)]
+
+    def summed(self, totals: Sequence[Tensor]) -> list[Tensor]:
+        """The element-wise sum over all processes, without changing `totals`."""
+        sums = [total.to(self.device, copy=True) for total in totals]
+        if self.count > 1:
+            with _peers():
+                for total in sums:
+                    dist.all_reduce(total)
+        return [total.cpu() for total in sums]
+
+    def _exchange(self, mine: Any) -> list[Any]:
+        """What every process has, in all processes, as MessagePack: plain values and bytes, nothing that executes."""
+        data = torch.frombuffer(bytearray(msgspec.msgpack.encode(mine)), dtype=torch.uint8)
+        with _peers():
+            lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
+            dist.all_gather(lengths, torch.tensor([len(data)]))
+            longest = max(int(length) for length in lengths)
+            boxes = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.count)]
+            dist.all_gather(boxes, torch.nn.functional.pad(data, (0, longest - len(data))))
+        return [msgspec.msgpack.decode(box[: int(n)].numpy().tobytes()) for box, n in zip(boxes, lengths)]
+
+
+@contextmanager
+def join(device: str) -> Iterator[Processes]:
+    """Join the run that torchrun started, or be the only process."""
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count == 1:
+        yield Processes(device=torch.device(device))
+        return
+    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+    with _peers():
+        dist.init_process_group(backend, timeout=PATIENCE)
+    try:
+        yield Processes(dist.get_rank(), count, _own_device(device))
+    finally:
+        dist.destroy_process_group()
+
+
+def _own_device(device: str) -> torch.device:
+    """With several processes on GPUs, one GPU each."""
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if device == "cuda" else torch.device(device)
+
+
+@contextmanager
+def _peers() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # what torch.distributed raises when a peer is gone
+        raise SnapvitError(
+            f"another process of this run was lost ({first_line(error)}). "
+            f"The checkpoint is whole: run the same command again to continue"
+        ) from error

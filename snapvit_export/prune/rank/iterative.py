@@ -1,0 +1,240 @@
+"""Iterative ranking (as IDAP++ has it): prune a little, look again, repeat, while the model stays itself.
+
+The curves of the dense model do not know what a cut does to what is left. So the model is cut a little and refitted,
+and what it keeps is ordered anew by the statistics of that smaller model; then it is cut a little more. A round ends
+the work if the answers of its model have moved further from the dense model's than was allowed. That is judged on
+images which nothing was fitted on: on the others a refit looks many times better than it is.
+
+What a round cuts stays cut: no layer of a later round's Plan keeps more than in an earlier one, and what was cut goes
+behind everything that is kept (`refine`). So all Plans of rounds are prefixes of one order, and each is part of every
+earlier one.
+
+Where the recipe ranks by scores alone, as `idap` does, the cut model is not refitted but looked at as it is: its scores
+are made anew, and Plans lie on the published line, which is nested by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from ...allocation.costs import flops_costs
+from ...allocation.depth import Cases
+from ...allocation.knapsack import Allocator
+from ...allocation.planner import Planner, check_reach
+from ...allocation.recipe import DEFAULT, RECIPES, Settings, uses_scores
+from ...allocation.removal import Removal
+from ...allocation.rounds import Rounds
+from ...calibration.images import Images
+from ...calibration.sampling import shuffled
+from ...correction.damping import Damping
+from ...correction.moments import Statistics
+from ...errors import UsageError
+from ...model.plan import Plan, Protection
+from ...model.ranking import Ranking
+from ...model.scores import Scores
+from ...model.sublayer import KEY
+from ...progress import Progress, Silent
+from ...storage.json import as_builtins
+from ..correct.refit import refit
+from ..models.load import Model
+from ..models.read_anatomy import read_anatomy
+from ..models.slicing import shrink
+from ..stats.observe import observe
+from ..stats.output_divergence import Divergence, DivergenceName
+from ..stats.sublayer_stats import IMAGES, measure_sublayers
+from .checkpoint import Checkpoint, Saved
+from .damage import damage_ranking, ordered_layers
+from .rank import check, criterion_of, divergence_of, provenance_of, score
+from .refine import refined, rescored
+
+HELD_BACK = 4  # one image in so many judges, and nothing is fitted on it
+LEAST_IMAGES = 16  # so that at least four judge
+
+
+def rank_in_rounds(
+    model: Model,
+    images: Images,
+    rounds: Rounds = Rounds(),
+    settings: Settings = RECIPES[DEFAULT],
+    *,
+    checkpoint: Path | None = None,
+    progress: Progress | None = None,
+) -> Ranking:
+    """A ranking made in rounds, until the answers have moved too far.
+
+    Provenance says under `rounds` what each one found; the last of them may be the one that went too far, and then has
+    no part in the ranking. With a `checkpoint` path, what was begun there goes on after the last round that is whole.
+
+    >>> rank_in_rounds(model, images, Rounds((0.8, 0.6))).provenance["rounds"]
+    """
+    progress = progress or Silent()
+    _check(model, images, rounds, settings)
+    name = divergence_of(settings, model)
+    limit = rounds.limit(name)
+    fitted, held_back = _split(images, settings.seed)
+    made = {
+        **provenance_of(model, images, settings, criterion_of(settings), {}),
+        "rounds_settings": {
+            "flops": list(rounds.flops),
+            "divergence": name,
+            "most_moved": limit if isfinite(limit) else None,
+            "held_back": len(held_back),
+        },
+    }
+    work, state = _Work(model, fitted, settings, progress), None if checkpoint is None else Checkpoint(checkpoint, made)
+    found = _restored(None if state is None else state.load(), model) or work.begin()
+    if found.rounds:
+        progress.note(f"going on after round {len(found.rounds)} of {len(rounds.flops)}")
+    judge = _Judge(name, model, held_back)
+    for fraction in rounds.flops[len(found.rounds) :]:
+        if state is not None:
+            found.save(state)
+        plan = work.plan(found, fraction)
+        module = work.cut(found.ranking, plan)
+        moved = judge.moved(module)
+        goes_on = moved <= limit  # nothing is, if it is no number
+        found.rounds.append({"flops": fraction, "moved": moved, "kept": goes_on, "plan": as_builtins(plan)})
+        if not goes_on:
+            progress.note(f"stopped at {fraction:g} of the FLOPs: the answers moved by {moved:.3g}, beyond {limit:.3g}")
+            break
+        smaller = Model(module, read_anatomy(module, model.name), model.description)
+        found.ranking = work.again(found.ranking, plan, smaller)
+    return replace(found.ranking, provenance={**made, "rounds": found.rounds, **found.ranking.provenance})
+
+
+@dataclass
+class _Found:
+    """What is known after some rounds."""
+
+    ranking: Ranking  # whose provenance has the sub-layers of the whole model, if they were measured
+    rounds: list[dict[str, Any]]
+
+    @property
+    def plan(self) -> Plan:
+        """Of the last round."""
+        assert self.ranking.anatomy is not None
+        return msgspec.convert(self.rounds[-1]["plan"], Plan) if self.rounds else Plan.dense(self.ranking.anatomy)
+
+    def save(self, state: Checkpoint) -> None:
+        known = {"provenance": dict(self.ranking.provenance), "rounds": self.rounds}
+        state.save("rounds", self.ranking.arrays(), known)
+
+
+def _restored(saved: Saved | None, model: Model) -> _Found | None:
+    if saved is None:
+        return None
+    ranking = Ranking.of_arrays(saved.arrays, model.name, model.anatomy, saved.rest["provenance"])
+    return _Found(ranking, saved.rest["rounds"])
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Looking at models and allocating, always in the same way."""
+
+    model: Model
+    images: Images
+    settings: Settings
+    progress: Progress
+
+    @property
+    def damping(self) -> Damping:
+        return Damping.parse(self.settings.damping)
+
+    @property
+    def by_damage(self) -> bool:
+        """Whether there are damage curves; otherwise there are scores alone."""
+        return self.settings.allocation == "joint"
+
+    def begin(self) -> _Found:
+        """The ranking of the whole model."""
+        if self.by_damage:
+            ranking, _ = damage_ranking(self.model, *self._statistics(self.model), self.damping)
+        else:
+            scores = self._scores(self.model)
+            ranking = Ranking(scores.heads, scores.neurons, self.model.name, self.model.anatomy)
+        if self.by_damage or self.settings.depth:
+            sublayers = measure_sublayers(self.model, self.images.first(IMAGES), progress=self.progress)
+            ranking = replace(ranking, provenance={KEY: as_builtins(sublayers)})
+        return _Found(ranking, [])
+
+    def cut(self, ranking: Ranking, plan: Plan) -> nn.Module:
+        """The model of a Plan: refitted, unless the recipe is one that does not correct."""
+        if not self.by_damage:
+            return shrink(self.model.module, ranking, plan)
+        return refit(self.model, ranking, plan, self.images, self.damping, progress=self.progress)
+
+    def again(self, ranking: Ranking, plan: Plan, smaller: Model) -> Ranking:
+        """The ranking, with what `plan` keeps ordered by the smaller model."""
+        if not self.by_damage:
+            return rescored(ranking, plan, self._scores(smaller))
+        return refined(ranking, plan, ordered_layers(smaller, *self._statistics(smaller), self.damping))
+
+    def _scores(self, model: Model) -> Scores:
+        return score(model, self.images, self.settings, self.progress)
+
+    def _statistics(self, model: Model) -> tuple[Statistics, str, Scores | None]:
+        """Statistics, the order's name, and scores if it needs them."""
+        statistics = observe(model, self.images, self.progress, warn=model is self.model)
+        scores = self._scores(model) if uses_scores(self.settings) else None
+        self.progress.phase("ordering heads and neurons")
+        return statistics, self.settings.order, scores
+
+    def plan(self, found: _Found, fraction: float) -> Plan:
+        """The Plan with the least damage for these FLOPs that keeps nothing which was cut before."""
+        anatomy, ranking = self.model.anatomy, found.ranking
+        if ranking.damage is None:
+            return Planner(ranking, anatomy).flops(fraction)  # at this ratio or a larger one what was cut goes first
+        given = flops_costs(anatomy), protection_of(self.settings).least(anatomy)
+        allocator = (
+            Allocator(ranking.damage, *given, most=found.plan)
+            if protection_of(self.settings).sublayers
+            else Cases(Removal.of(ranking.damage, ranking.sublayers), *given, anatomy, most=found.plan)
+        )
+        return allocator.within(fraction * anatomy.block_flops())
+
+
+def protection_of(settings: Settings) -> Protection:
+    """Whole sub-layers may go where the settings allow it, but scores are only made of models that have all."""
+    return Protection(sublayers=not settings.depth or uses_scores(settings))
+
+
+class _Judge:
+    """Tells how far the answers have moved, on images of its own."""
+
+    def __init__(self, name: DivergenceName, model: Model, images: Images) -> None:
+        self.images = images
+        self.divergence = Divergence(name, model, _embedding(model.module, images))
+
+    def moved(self, module: Any) -> float:
+        return float(self.divergence(_embedding(module, self.images), slice(0, len(self.images))).mean())
+
+
+@torch.no_grad()
+def _embedding(module: Any, images: Images) -> torch.Tensor:
+    batches = (torch.from_numpy(batch) for batch in images.batches(16))
+    return torch.cat([module.forward_head(module.forward_features(batch), pre_logits=True) for batch in batches])
+
+
+def _split(images: Images, seed: int) -> tuple[Images, Images]:
+    """The images to fit on, and those that judge: a quarter, by seed."""
+    order, judges = shuffled(len(images), seed), len(images) // HELD_BACK
+    return images.only(sorted(order[judges:])), images.only(sorted(order[:judges]))
+
+
+def _check(model: Model, images: Images, rounds: Rounds, settings: Settings) -> None:
+    """Refuse before any work what can be refused then."""
+    check(criterion_of(settings), model, images, settings)
+    if settings.evaluations:
+        raise UsageError("rounds go without a search. Use settings without evaluations")
+    if len(images) < LEAST_IMAGES:
+        raise UsageError(
+            f"{len(images)} images are too few for rounds, of which a quarter judges. Give {LEAST_IMAGES} or more"
+        )
+    check_reach(model.anatomy, protection_of(settings), flops=rounds.flops)

@@ -1,0 +1,115 @@
+"""Fitness of a set of factors as published: how far the pruned model's embedding turns away from the dense one's.
+
+| symbol | meaning                                            | shape      |
+|--------|----------------------------------------------------|------------|
+| z      | pre-logits embedding of the dense model            | (N, E)     |
+| P      | PCA of z: centred, exact, not whitened             | (E, pca)   |
+| z'     | embedding of the model pruned to one (mlp, head) pair | (N, E)  |
+
+Loss (to minimise) = mean over pairs of 1 - mean_i cos(P z'_i, P z_i).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ....allocation.planner import Planner
+from ....allocation.recipe import SEARCH_PAIRS
+from ....calibration.images import Images
+from ....errors import SnapvitError
+from ....model.plan import Protection
+from ....model.ranking import Ranking
+from ....model.scores import Scores
+from ...models.load import Model
+from ...single_thread import one_thread
+from .candidate_runner import Bench
+from .engine import Autocast, EngineName
+
+PerImage = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The PCA that both embeddings go through; the identity where it would not reduce anything."""
+
+    mean: Tensor  # (E,)
+    components: Tensor | None  # (E, pca)
+
+    @staticmethod
+    def fit(z: Tensor, dimensions: int) -> Projection:
+        if dimensions >= z.shape[1]:
+            return Projection(torch.zeros(z.shape[1]), None)
+        check_enough_images(len(z), dimensions, z.shape[1])
+        mean = z.mean(0)
+        _, _, rows = torch.linalg.svd(z - mean, full_matrices=False)
+        return Projection(mean, rows[:dimensions].T.contiguous())
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return z if self.components is None else (z - self.mean) @ self.components
+
+
+def check_enough_images(images: int, pca: int, embed_dim: int) -> None:
+    """Refuse a PCA that so few images cannot give."""
+    if images < pca < embed_dim:
+        raise SnapvitError(
+            f"a PCA to {pca} dimensions needs as many images, not {images}. Give more --images or less --pca"
+        )
+
+
+class Fitness:
+    """Evaluates factors; everything that does not depend on them is computed once, by the bench.
+
+    >>> fitness = Fitness(model, scores, images)
+    >>> fitness(np.ones(scores.factors))
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        scores: Scores,
+        images: Images,
+        pairs: Sequence[tuple[float, float]] = SEARCH_PAIRS,
+        pca: int = 192,
+        protection: Protection = Protection(),
+        engine: EngineName | None = None,
+        device: str | torch.device = "cpu",
+        autocast: Autocast | None = "none",  # None: whatever is fastest and faithful here, by trying
+        agree: Callable[[Callable[[], Any]], Any] = lambda make: make(),  # one process decides for all
+    ) -> None:
+        self.bench = Bench(model, images, engine, device, autocast, agree)
+        self.model, self.scores, self.pairs, self.protection = model, scores, tuple(pairs), protection
+        with torch.no_grad(), one_thread():
+            self.projection = Projection.fit(self.bench.dense, pca)
+            self.teacher = self.projection(self.bench.dense)  # (N, pca)
+
+    def __call__(self, factors: npt.ArrayLike) -> float:
+        """The loss of these factors over all images."""
+        return float(self.per_image(factors).mean())
+
+    @property
+    def sizes(self) -> int:
+        """How many sizes a candidate is cut to."""
+        return len(self.pairs)
+
+    def per_image(self, factors: npt.ArrayLike, chunks: range | None = None) -> PerImage:
+        """1 - cos for every pair and image of the given chunks: (pairs, images)."""
+        chunks = range(self.bench.chunks) if chunks is None else chunks
+        scaled = self.scores.scaled(factors)
+        ranking = Ranking(scaled.heads, scaled.neurons)
+        planner = Planner(ranking, self.model.anatomy, self.protection)
+        found = []
+        with torch.no_grad():
+            for mlp, head in self.pairs:
+                z = self.bench.embedding(*self.bench.weights(ranking, planner.pair(mlp, head)), chunks)
+                with one_thread():
+                    z = self.projection(z)  # (n, pca)
+                cosine = torch.nn.functional.cosine_similarity(z, self.teacher[self.bench.rows(chunks)], dim=1)
+                found.append(1 - cosine.double().numpy())
+        return np.stack(found)

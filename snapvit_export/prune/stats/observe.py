@@ -1,0 +1,126 @@
+"""Observe a model: one pass over the images gives the mean and covariance of every proj and fc2 input.
+
+Memory does not grow with the number of images: a layer's input is added to its sums while the pass goes on, and
+forgotten. What is kept is one float64 matrix per layer, which correction needs anyway.
+
+Which tokens count, and how much, is in `tokens`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...calibration.images import Images
+from ...correction.moments import Moments, Statistics
+from ...errors import SnapvitError
+from ...progress import Progress, Silent
+from ..blocks.halves import PARTS, Part, output_of
+from ..blocks.timm_blocks import blocks_of
+from ..models.checks import check_device, weights_fingerprint
+from ..models.load import Model
+from .moments import RunningMoments
+from .token_weights import TokenWeights, batch_size, checked_weights, counted, passed_over
+
+EMPTY = Moments(0.0, np.zeros(0), np.zeros((0, 0)))  # of a layer that is gone
+
+
+def observe(
+    model: Model,
+    images: Images,
+    progress: Progress | None = None,
+    device: str = "cpu",
+    token_weights: TokenWeights | None = None,
+    warn: bool = True,
+) -> Statistics:
+    """Take the statistics of the dense model over all images; tokens count `as_read` unless weights are given.
+
+    A model may lack sub-layers: nothing goes into their layers, and their moments are empty.
+
+    >>> statistics = observe(load_model(), images)
+    """
+    check_device(device)
+    if not len(images):
+        raise SnapvitError("statistics need images. Give --data")
+    progress = progress or Silent()
+    weights = checked_weights(model.anatomy, token_weights)
+    if warn:
+        warn_of_few(model, len(images), weights, progress)
+    progress.phase("observing the dense model", len(images))
+    sums = running_sums(model.module)
+    module: Any = model.module.to(device)
+    try:
+        with torch.no_grad():
+            for number, batch in enumerate(images.batches(batch_size(model.anatomy, len(images)))):
+                counts = [counted(model.anatomy, len(images), number, own) for own in weights]
+                with _added_to(sums, module, counts):
+                    module.forward_features(torch.from_numpy(batch).to(device))
+                progress.advance(len(batch))
+    finally:
+        module.to("cpu")
+    proj, fc2 = (tuple(EMPTY if layer is None else layer.result() for layer in kind) for kind in zip(*sums))
+    made_from = {
+        "model": model.name,
+        "weights_sha256": weights_fingerprint(module),
+        "data": images.fingerprint,
+        "passed_over": passed_over(model.anatomy, len(images)),
+    }
+    return Statistics(proj, fc2, len(images), made_from)
+
+
+def running_sums(module: nn.Module) -> list[tuple[RunningMoments | None, RunningMoments | None]]:
+    """Empty sums for the proj and fc2 of every block; None for what was removed."""
+    return [
+        (_sums(block, "attention", f"blocks.{i}.attn.proj"), _sums(block, "mlp", f"blocks.{i}.mlp.fc2"))
+        for i, block in enumerate(blocks_of(module))
+    ]
+
+
+def _sums(block: Any, part: Part, name: str) -> RunningMoments | None:
+    linear = output_of(block, part)
+    return None if linear is None else RunningMoments(name, linear.in_features)
+
+
+@contextmanager
+def _added_to(
+    sums: Sequence[tuple[RunningMoments | None, RunningMoments | None]],
+    module: nn.Module,
+    weights: Sequence[Tensor | None],
+) -> Iterator[None]:
+    """Within the block, what goes into proj and fc2 is added to the sums."""
+    hooks = []
+    try:
+        for block, pair, own in zip(blocks_of(module), sums, weights):
+            for part, layer in zip(PARTS, pair):
+                linear = output_of(block, part)
+                if linear is not None and layer is not None:
+                    hooks.append(linear.register_forward_pre_hook(_adder(layer, own)))
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _adder(layer: RunningMoments, weights: Tensor | None) -> Any:
+    def hook(_: nn.Module, inputs: tuple[Tensor]) -> None:
+        layer.add(inputs[0], weights)
+
+    return hook
+
+
+def warn_of_few(model: Model, images: int, weights: Sequence[Tensor | None], progress: Progress) -> None:
+    """With fewer tokens than columns a covariance is singular: damping keeps it usable, images would make it good."""
+    needed = 0
+    for block, own in zip(model.anatomy.blocks, weights):
+        used = model.anatomy.tokens if own is None else int((own > 0).sum())
+        needed = max(needed, -(-max(block.hidden, block.heads * block.head_dim) // used))
+    if images < needed:
+        progress.note(
+            f"{images} images have fewer tokens than the widest layer has columns, so damping decides much of the "
+            f"correction. Give at least {needed} images, better ten times as many"
+        )

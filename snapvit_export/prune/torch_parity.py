@@ -1,0 +1,44 @@
+"""How far exported files are from the torch modules that they were cut from, on real images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..calibration.images import Images
+from ..checks.gates import agreement
+from ..evaluate.features import Split
+from ..model.plan import Plan
+from ..model.ranking import Ranking
+from .models.checks import check_same_weights
+from .models.extractor import TorchExtractor
+from .models.load import Model, load_model
+from .models.read_anatomy import read_anatomy
+from .models.slicing import shrink
+
+MOST_IMAGES = 64
+
+
+def parities(
+    name: str,
+    checkpoint: Path | None,
+    ranking_path: Path,
+    plans: Mapping[str, Plan],
+    images: Images,
+    outputs: Mapping[str, Split],
+) -> dict[str, float]:
+    """The largest difference of each file's outputs to torch, in units of the largest output.
+
+    `plans` are of variants without correction: torch has no other weights than the dense model's.
+    """
+    model, ranking = load_model(name, checkpoint), Ranking.load(ranking_path)
+    check_same_weights(ranking, model, f"{ranking_path}: ")
+    some = images.first(MOST_IMAGES)
+    found = {}
+    for variant, plan in plans.items():
+        module = shrink(model.module, ranking, plan)
+        features, logits = TorchExtractor(Model(module, read_anatomy(module, name), model.description)).features(some)
+        ours = outputs[variant]
+        mine = ours.features if logits is None or ours.logits is None else ours.logits  # (N, E) or (N, C)
+        found[variant] = agreement(features if logits is None else logits, mine[: len(some)]).max_abs
+    return found

@@ -1,0 +1,373 @@
+"""The numbers of a report, gathered from manifests: everything a page, a plot or a table shows is in this one value.
+
+A latency is the one that the budget was compared with where there is one (`Measurement.latency_ms`: at the machine's
+usual pace), since variants that were timed at different moments can only be told apart there; otherwise it is the
+profile's. Strings lose their control characters here, so that no plot or terminal meets them. Light.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ..budget import Budget
+from ..errors import SnapvitError, UsageError
+from ..evaluate.pareto import Point as Bargain
+from ..evaluate.pareto import dominated
+from ..family.evaluation import HEADLINE, Evaluation, Measure
+from ..family.manifest import Manifest, Measurement, Variant
+from ..family.validation import Validation
+from ..profiling.conditions import worst_warnings
+from ..profiling.profile import Percentile, Profile
+from ..storage.json import Value
+
+MOST_SAMPLES = 2000  # in the picture of all variants; a strip of more is only slower
+_STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufffe\uffff]")
+LEAST_SAMPLES, ENOUGH_SAMPLES = 40, 160  # of one variant
+
+
+class Spread(Value, frozen=True, kw_only=True):
+    """How the runs of a variant are spread."""
+
+    runs: int
+    p1_ms: float
+    p25_ms: float
+    p50_ms: float
+    p75_ms: float
+    p99_ms: float
+    shown_ms: tuple[float, ...]  # of the runs: every so many of them in the order of their latency
+
+
+class Point(Value, frozen=True, kw_only=True):
+    """A variant as the report shows it."""
+
+    family: str
+    name: str
+    precision: str
+    runtime: str
+    sparsity: float
+    params: int
+    flops: int
+    flops_ratio: float
+    size_bytes: int
+    latency_ms: float | None
+    between_ms: tuple[float, float] | None
+    p90_ms: float | None
+    quality: float | None  # by the measure of the report
+    error: float | None
+    agreement: float | None
+    cosine: float | None
+    parity: float | None
+    dominated_by: str | None
+    is_dense: bool
+    is_chosen: bool  # in the report's own family; others may have been chosen for another budget
+
+
+class Look(Value, frozen=True, kw_only=True):
+    """A measurement on the way to the choice."""
+
+    name: str
+    sparsity: float
+    latency_ms: float
+    between_ms: tuple[float, float]
+    quality: float | None
+    error: float | None
+    correction: str | None
+    fits: bool
+
+
+class Generation(Value, frozen=True, kw_only=True):
+    """Where a search stood."""
+
+    evaluations: int
+    best: float
+    mean: float | None = None
+    least: float | None = None
+
+
+class Search(Value, frozen=True, kw_only=True):
+    """What the search for factors found."""
+
+    start_fitness: float | None = None
+    best_fitness: float | None = None
+    history: tuple[Generation, ...]
+
+
+class SubLayer(Value, frozen=True, kw_only=True):
+    """What one attention or MLP does to the stream, and what the model loses without it."""
+
+    block: int
+    part: str
+    divergence: float | None = None
+    turned: float | None = None
+    damage: float | None = None
+
+
+class Widths(Value, frozen=True, kw_only=True):
+    """What each block of a variant keeps."""
+
+    name: str
+    heads: tuple[int, ...]
+    neurons: tuple[int, ...]
+
+
+class Numbers(Value, frozen=True, kw_only=True):
+    """Everything that a report shows."""
+
+    model: str
+    families: tuple[str, ...]  # the first is the report's own
+    measure: Measure | None  # of quality; None: nothing was evaluated
+    judged: str | None  # on what
+    at: Percentile
+    budget_ms: float | None
+    chosen: str | None
+    next_denser: str | None
+    decided: bool
+    doubt: str | None
+    points: tuple[Point, ...]
+    looks: tuple[Look, ...]
+    dense_heads: tuple[int, ...]
+    dense_neurons: tuple[int, ...]
+    widths: tuple[Widths, ...]
+    spreads: dict[str, Spread]  # by variant of the own family
+    search: Search | None
+    sublayers: tuple[SubLayer, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def own(self) -> tuple[Point, ...]:
+        """The variants of the report's own family."""
+        return tuple(point for point in self.points if point.family == self.families[0])
+
+    def point(self, name: str) -> Point:
+        """A variant of the own family."""
+        return next(point for point in self.own if point.name == name)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A family that was read, and where it lies."""
+
+    folder: Path
+    manifest: Manifest
+    validation: Validation | None = None
+
+
+def plain(text: str) -> str:
+    """The text without what could steer a terminal, a page's writing direction or an XML reader."""
+    return _STEERING.sub("\ufffd", text.encode("utf-8", "replace").decode())
+
+
+def gather(own: Source, beside: Sequence[Source] = (), budget: Budget | None = None) -> Numbers:
+    """The numbers of a family, and of others of the same model in the same picture."""
+    manifest = own.manifest
+    for other in beside:
+        if other.manifest.anatomy != manifest.anatomy or other.manifest.model != manifest.model:
+            theirs, ours = other.manifest.model, manifest.model
+            raise SnapvitError(f"{other.folder}: a family of {theirs}, not of {ours}. Give families of the same model")
+        theirs_on, ours_on = ({_images(v.evaluation) for v in m.variants} for m in (other.manifest, manifest))
+        if theirs_on != ours_on and None not in theirs_on | ours_on:
+            raise SnapvitError(f"{other.folder}: was judged on other images. Validate both families on the same --data")
+    sources = [own, *beside]
+    labels = _labels(sources)
+    at: Percentile = manifest.choice.limits.at if manifest.choice else "p50"
+    measure = _measure([v for source in sources for v in source.manifest.variants])
+    choice = manifest.choice
+    points = [
+        point
+        for source, label in zip(sources, labels)
+        for point in _points(source.manifest, label, at, measure, choice.variant if choice and source is own else None)
+    ]
+    return Numbers(
+        model=plain(manifest.model),
+        families=tuple(labels),
+        measure=measure,
+        judged=_judged(manifest, measure),
+        at=at,
+        budget_ms=_budget_ms(manifest, budget),
+        chosen=plain(choice.variant) if choice else None,
+        next_denser=plain(choice.next_denser) if choice and choice.next_denser else None,
+        decided=choice.decided if choice else True,
+        doubt=plain(choice.doubt) if choice and choice.doubt else None,
+        points=tuple(points),
+        looks=tuple(_look(m, measure, manifest) for m in choice.measurements) if choice else (),
+        dense_heads=tuple(block.heads for block in manifest.anatomy.blocks),
+        dense_neurons=tuple(block.hidden for block in manifest.anatomy.blocks),
+        widths=tuple(Widths(name=plain(v.name), heads=v.heads, neurons=v.neurons) for v in _ordered(manifest)),
+        spreads=_spreads(_ordered(manifest)),
+        search=_search(manifest.recipe),
+        sublayers=_sublayers(manifest.recipe),
+        warnings=tuple(worst_warnings(v.profile.conditions for v in manifest.variants if v.profile)),
+    )
+
+
+def _labels(sources: Sequence[Source]) -> list[str]:
+    """What tells the families apart: precision and runtime, and the folder where those are the same."""
+    targets = [source.manifest.target for source in sources]
+    labels = [f"{target.precision}, {target.runtime}" for target in targets]
+    named = [
+        f"{label} ({plain(source.folder.resolve().name)})" if labels.count(label) > 1 else label
+        for label, source in zip(labels, sources)
+    ]
+    return [f"{label} #{i + 1}" if named.count(label) > 1 else label for i, label in enumerate(named)]
+
+
+def _ordered(manifest: Manifest) -> list[Variant]:
+    """From dense to sparse."""
+    return sorted(manifest.variants, key=lambda variant: (variant.name != manifest.dense, variant.sparsity))
+
+
+def _measure(variants: Sequence[Variant]) -> Measure | None:
+    """The best measure that all evaluated variants have; or the best that one has."""
+    taken = [set(v.evaluation.measures) for v in variants if v.evaluation is not None and v.evaluation.measures]
+    if not taken:
+        return None
+    everywhere = set.intersection(*taken)
+    return next((m for m in HEADLINE if m in everywhere), next((m for m in HEADLINE if m in set.union(*taken)), None))
+
+
+def _quality(evaluation: Evaluation | None, measure: Measure | None) -> tuple[float | None, float | None]:
+    value = None if evaluation is None or measure is None else evaluation.value(measure)
+    if evaluation is None or measure is None or value is None:
+        return None, None
+    return value, evaluation.error(measure)
+
+
+def _points(manifest: Manifest, label: str, at: Percentile, measure: Measure | None, chosen: str | None) -> list[Point]:
+    rows: list[tuple[Variant, float | None, tuple[float, float] | None]] = []
+    for variant in _ordered(manifest):
+        found = manifest.latency(variant.name, at)
+        rows.append((variant, *(found or (None, None))))
+    qualities = {v.name: _quality(v.evaluation, measure)[0] for v, _, _ in rows}
+    by = dominated(
+        {v.name: Bargain(ms, q) for v, ms, _ in rows if ms is not None and (q := qualities[v.name]) is not None}
+    )
+    return [_point(manifest, label, row, measure, by.get(row[0].name), row[0].name == chosen) for row in rows]
+
+
+def _point(
+    manifest: Manifest,
+    label: str,
+    row: tuple[Variant, float | None, tuple[float, float] | None],
+    measure: Measure | None,
+    dominated_by: str | None,
+    is_chosen: bool,
+) -> Point:
+    variant, latency, between = row
+    quality, error = _quality(variant.evaluation, measure)
+    by = dominated_by
+    return Point(
+        family=label,
+        name=plain(variant.name),
+        precision=variant.precision,
+        runtime=manifest.target.runtime,
+        sparsity=variant.sparsity,
+        params=variant.params,
+        flops=variant.flops,
+        flops_ratio=variant.flops_ratio,
+        size_bytes=variant.size_bytes,
+        latency_ms=latency,
+        between_ms=between,
+        p90_ms=variant.profile.p90_ms if variant.profile else None,
+        quality=quality,
+        error=error,
+        agreement=variant.evaluation.agreement if variant.evaluation else None,
+        cosine=variant.evaluation.cosine if variant.evaluation else None,
+        parity=variant.parity,
+        dominated_by=plain(by) if by else None,
+        is_dense=variant.name == manifest.dense,
+        is_chosen=is_chosen,
+    )
+
+
+def _look(measurement: Measurement, measure: Measure | None, manifest: Manifest) -> Look:
+    """Its quality only if that is on the images that the report speaks of: the family may have been validated since."""
+    same = _images(measurement.evaluation) in {_images(v.evaluation) for v in manifest.variants}
+    quality, error = _quality(measurement.evaluation if same else None, measure)
+    return Look(
+        name=plain(measurement.variant),
+        sparsity=measurement.sparsity,
+        latency_ms=measurement.latency_ms,
+        between_ms=measurement.between_ms,
+        quality=quality,
+        error=error,
+        correction=plain(measurement.correction) if measurement.correction else None,
+        fits=measurement.fits,
+    )
+
+
+def _images(evaluation: Evaluation | None) -> tuple[str, int] | None:
+    return None if evaluation is None else (evaluation.source, evaluation.images)
+
+
+def _judged(manifest: Manifest, measure: Measure | None) -> str | None:
+    seen = {(v.evaluation.images, v.evaluation.source) for v in manifest.variants if v.evaluation is not None}
+    if measure is None or not seen:
+        return None
+    return "; ".join(f"{images} images of {plain(source)}" for images, source in sorted(seen))
+
+
+def _budget_ms(manifest: Manifest, budget: Budget | None) -> float | None:
+    if manifest.choice is not None:
+        if budget is not None:
+            raise UsageError(
+                f"the family was chosen for {manifest.choice.budget_ms:.4g}ms, which the report draws. "
+                f"Leave --budget out, or choose again: snapvit choose FAMILY --budget {budget}"
+            )
+        return manifest.choice.budget_ms
+    if budget is None:
+        return None
+    profile = manifest.variant(manifest.dense).profile
+    if profile is None and budget.is_relative:
+        raise UsageError(
+            f"--budget {budget} is a share of the dense latency, which was not measured. Give milliseconds"
+        )
+    return budget.to_ms(profile.p50_ms if profile else 0.0, manifest.target.batch)
+
+
+def _spreads(variants: Sequence[Variant]) -> dict[str, Spread]:
+    timed = [(variant.name, variant.profile) for variant in variants if variant.profile and variant.profile.samples_ms]
+    most = min(ENOUGH_SAMPLES, max(LEAST_SAMPLES, MOST_SAMPLES // max(1, len(timed))))
+    return {plain(name): _spread(profile, most) for name, profile in timed}
+
+
+def _spread(profile: Profile, most: int) -> Spread:
+    samples = np.sort(np.asarray(profile.samples_ms, np.float64))  # (runs,)
+    chosen = np.linspace(0, len(samples) - 1, min(most, len(samples))).round().astype(int)
+    p1, p25, p50, p75, p99 = (float(value) for value in np.percentile(samples, [1, 25, 50, 75, 99]))
+    shown = tuple(float(ms) for ms in samples[chosen])
+    return Spread(runs=len(samples), p1_ms=p1, p25_ms=p25, p50_ms=p50, p75_ms=p75, p99_ms=p99, shown_ms=shown)
+
+
+def _search(recipe: dict[str, Any]) -> Search | None:
+    """The history of the ranking made here, or of the one that was given."""
+    given = recipe.get("ranking")
+    for story in (recipe, given if isinstance(given, dict) else {}):
+        found = _known(story.get("search"), Search)
+        if found is not None and found.history:
+            return found
+    return None
+
+
+def _sublayers(recipe: dict[str, Any]) -> tuple[SubLayer, ...]:
+    listed = recipe.get("sublayers")
+    found = [_known(item, SubLayer) for item in listed] if isinstance(listed, list) else []
+    kept = [item for item in found if item is not None and item.divergence is not None]
+    return tuple(msgspec.structs.replace(item, part=plain(item.part)) for item in kept)
+
+
+def _known(record: object, kind: type[Any]) -> Any:
+    """A part of the recipe, which is free in form; None if it is not of this kind."""
+    if not isinstance(record, dict):
+        return None
+    try:
+        fields = {name: record[name] for name in kind.__struct_fields__ if name in record}
+        return msgspec.convert(fields, kind, strict=False)
+    except msgspec.ValidationError:
+        return None

@@ -1,0 +1,226 @@
+"""Tables of a family for the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from ..checks.inspect import Inspection
+from ..family.evaluation import TITLES, Evaluation, Measure
+from ..family.manifest import Manifest, Measurement, Variant
+from ..model.ranking import Ranking
+from ..profiling.conditions import worst_warnings
+from . import text as words
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+    from ..selection.on_device import FamilyProfile
+
+PLAIN_WIDTH = 120  # columns when the output is not a terminal
+
+
+def print_family(manifest: Manifest, file: TextIO | None = None) -> None:
+    """One row per artefact that was timed; the chosen one is marked, and the last line says why."""
+    choice = manifest.choice
+    rows: Sequence[Variant | Measurement] = choice.measurements if choice else manifest.variants
+    columns = ("variant", "sparsity", "params", "GFLOPs", "p50 ms", "p90 ms", "size MB", "top-1 %", "fits")
+    table = _table(columns, left={"variant", "fits"})
+    for row in rows:
+        name = row.variant if isinstance(row, Measurement) else row.name
+        chosen = choice is not None and name == choice.variant
+        cells = [*_cells(row, name), _verdict(row, chosen)]
+        table.add_row(*map(_literal, cells), style="bold" if chosen else None)
+    print_table(table, file)
+    if choice:
+        print(_sentence(manifest), file=file or sys.stdout)
+
+
+def print_validation(manifest: Manifest, file: TextIO | None = None) -> None:
+    """Latency and quality of every variant, with bars; the budget and the chosen one are marked."""
+    from .bars import bars, can_write, spread_bars
+    from .data import Source, gather
+
+    numbers = gather(Source(Path(), manifest))
+    ascii_only = not can_write(file or sys.stdout, "█▏┊±–")
+    points = numbers.own
+    latencies = bars([p.latency_ms for p in points], numbers.budget_ms, 10, ascii_only)
+    qualities = spread_bars([p.quality for p in points], 10, ascii_only)
+    title = words.measure_title(numbers) if numbers.measure else "quality"
+    columns = [
+        ("variant", [p.name for p in points]),
+        (f"{numbers.at} ms", [_number(p.latency_ms, 2) for p in points]),
+        ("", latencies),
+        (title, [words.quality(numbers.measure, p.quality, p.error) for p in points]),
+        (" ", qualities),
+        ("agrees", [words.share(p.agreement) for p in points]),
+        ("cosine", [words.cosine(p.cosine) for p in points]),
+        ("MB", [_number(p.size_bytes / 1e6, 1) for p in points]),
+        ("parity", [words.small(p.parity) for p in points]),
+        ("dominated by", [p.dominated_by or words.UNKNOWN for p in points]),
+        ("  ", ["chosen" if p.is_chosen else "" for p in points]),
+    ]
+    kept = [(name, cells) for name, cells in columns if any(cell.strip(words.UNKNOWN) for cell in cells)]
+    table = _table([name for name, _ in kept], left={"variant", "", " ", "dominated by", "  "})
+    for point, row in zip(points, zip(*(cells for _, cells in kept))):
+        cells = [cell.replace("±", "+-").replace(words.UNKNOWN, "-") if ascii_only else cell for cell in row]
+        table.add_row(*map(_literal, cells), style="bold" if point.is_chosen else None)
+    if ascii_only:
+        from rich import box
+
+        table.box = box.ASCII_DOUBLE_HEAD
+    print_table(table, file)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return words.UNKNOWN if value is None else f"{value:.{digits}f}"
+
+
+def print_ranking(ranking: Ranking, path: Path) -> None:
+    """Where the scores of each block lie, and what the search found."""
+    rows = [
+        (str(i), *(f"{value:.3g}" for scores in (heads, neurons) for value in (min(scores), max(scores))))
+        for i, (heads, neurons) in enumerate(zip(ranking.head_scores, ranking.neuron_scores))
+    ]
+    print_rows(("block", "heads from", "to", "neurons from", "to "), rows, left=set())
+    found = ranking.provenance.get("search")
+    if found:
+        evaluations = found["history"][-1]["evaluations"] if found["history"] else 0
+        print(f"Fitness {found['start_fitness']:.5f} at the start, {found['best_fitness']:.5f} after {evaluations}.")
+    print(f"Written to {path}: {ranking.model}, {sum(ranking.heads)} heads, {sum(ranking.neurons)} neurons")
+
+
+def print_profiles(found: FamilyProfile) -> None:
+    """How long each variant takes, and what to know of the machine."""
+    device = found.target.device
+    by = f"{found.target.threads} thread(s)" if device.accelerator is None else device.accelerator.name
+    print(f"{found.model} on {device.cpu}, {by}, batch {found.target.batch}")
+    columns = ("variant", "p50 ms", "between", "p90 ms", "p99 ms", "CPU ms", "mJ")
+    rows = [
+        (
+            name,
+            f"{p.p50_ms:.2f}",
+            "{:.2f} - {:.2f}".format(*p.intervals_ms["p50"]),
+            f"{p.p90_ms:.2f}",
+            f"{p.p99_ms:.2f}",
+            "-" if p.cpu_ms is None else f"{p.cpu_ms:.2f}",
+            "-" if p.energy_mj is None else f"{p.energy_mj:.0f}",
+        )
+        for name, p in found.profiles.items()
+    ]
+    print_rows(columns, rows, left={"variant", "between"})
+    for warning in worst_warnings(p.conditions for p in found.profiles.values()):
+        print(f"Beware: {warning}.")
+
+
+def print_inspection(found: Inspection) -> None:
+    """What an ONNX file is, and what each block of it keeps."""
+    if found.plan is not None:
+        blocks = zip(found.plan.heads, found.plan.neurons)
+        print_rows(("block", "heads", "neurons"), [(str(i), str(k), str(n)) for i, (k, n) in enumerate(blocks)], set())
+    ours = (found.model, found.variant, found.precision, f"correction {found.correction or 'unknown'}")
+    whose = ", ".join(filter(None, ours)) if found.model else "not made by snapvit"
+    print(f"{found.file}: {whose}")
+    kinds = ", ".join(f"{kind} {size / 1e6:.1f} MB" for kind, size in found.weights.items())
+    print(f"opset {found.opset}, {found.nodes} nodes, {found.size_bytes / 1e6:.1f} MB, weights in {kinds or 'no file'}")
+    print(f"reads {', '.join(found.reads)}" if found.reads else "holds all of its weights")
+    for kind, ports in (("takes", found.inputs), ("gives", found.outputs)):
+        print(f"{kind} " + ", ".join(f"{p.name} {p.type} [{', '.join(map(str, p.shape))}]" for p in ports))
+
+
+def print_evaluation(found: Evaluation) -> None:
+    """One row per measure, with its standard error."""
+    rows = [(TITLES[measure], f"{_percent(found, measure)} %", str(found.images)) for measure in found.measures]
+    print_rows(("measure", "value", "images"), rows, left={"measure"})
+    print(f"On {found.source}.")
+
+
+def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], left: set[str]) -> None:
+    """Print a plain table to standard output."""
+    table = _table(columns, left)
+    for row in rows:
+        table.add_row(*map(_literal, row))
+    print_table(table)
+
+
+def print_table(table: Table, file: TextIO | None = None) -> None:
+    from rich.console import Console
+
+    stream = file or sys.stdout
+    Console(file=stream, width=None if stream.isatty() else PLAIN_WIDTH, highlight=False, markup=False).print(table)
+
+
+def _table(columns: Sequence[str], left: set[str]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column in left else "right", overflow="fold")
+    return table
+
+
+def _literal(cell: str) -> Text:
+    """The text as it is: brackets in names and commands are not markup."""
+    from rich.text import Text
+
+    return Text(cell)
+
+
+def _cells(row: Variant | Measurement, name: str) -> list[str]:
+    profile, evaluation = row.profile, row.evaluation
+    return [
+        name,
+        f"{row.sparsity:.3f}",
+        f"{row.params / 1e6:.2f} M",
+        f"{row.flops / 1e9:.2f}",
+        f"{profile.p50_ms:.2f}" if profile else "-",
+        f"{profile.p90_ms:.2f}" if profile else "-",
+        f"{row.size_bytes / 1e6:.1f}",
+        _percent(evaluation, "top1"),
+    ]
+
+
+def _percent(evaluation: Evaluation | None, measure: Measure) -> str:
+    value = None if evaluation is None else evaluation.value(measure)
+    if evaluation is None or value is None:
+        return "-"
+    return f"{100 * value:.1f} ± {100 * evaluation.error(measure):.1f}"
+
+
+def _verdict(row: Variant | Measurement, chosen: bool) -> str:
+    if not isinstance(row, Measurement):
+        return "-"
+    return "yes, chosen" if chosen else "yes" if row.fits else "no"
+
+
+def _sentence(manifest: Manifest) -> str:
+    choice = manifest.choice
+    assert choice is not None
+    by_name = {row.variant: row for row in choice.measurements}
+    chosen = by_name[choice.variant]
+    at = choice.limits.at
+    text = f"{choice.variant}: {at} {_between(chosen)} fits {choice.budget_ms:.4g} ms"
+    looked_at = [chosen]
+    if choice.next_denser is None:
+        text += "; it is the dense model, nothing had to be cut."
+    else:
+        denser = by_name[choice.next_denser]
+        looked_at.append(denser)
+        text += f"; the next denser, {choice.next_denser}, takes {_between(denser)}"
+        keeps_budget = denser.between_ms[1] <= choice.budget_ms
+        text += ", but is too large." if keeps_budget and not denser.fits else "."
+    if choice.doubt is not None:
+        names = " and ".join(filter(None, [choice.next_denser, choice.variant]))
+        text += f" Too noisy to decide between {names}: {choice.doubt}."
+    return " ".join(
+        [text, *(f"Beware: {warning}." for warning in worst_warnings(m.profile.conditions for m in looked_at))]
+    )
+
+
+def _between(row: Measurement) -> str:
+    low, high = row.between_ms
+    return f"{row.latency_ms:.2f} ms ({low:.2f} to {high:.2f})"

@@ -1,0 +1,95 @@
+"""The device card: on what a latency was measured. Light: standard library and msgspec."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import msgspec
+
+from ..storage.json import Count, Value
+
+LIMIT = " max"  # end of the names of clocks that the power mode sets; the others tell what a clock was just then
+
+
+class Accelerator(Value, frozen=True, kw_only=True):
+    """The GPU that did the work, and what drives it; "unknown" where it does not tell."""
+
+    name: str
+    software: dict[str, str]  # versions: jetpack, l4t, tensorrt, cuda, driver
+    power_mode: str
+    clocks_mhz: dict[str, float]  # "gpu" and "cpu0" just then, "gpu max" and "cpu0 max" in this power mode
+    temperatures_c: dict[str, float]
+    memory_bytes: Count  # a Jetson's is shared with the processor
+
+    def at_rest(self) -> Accelerator:
+        """The same without what changes from one minute to the next."""
+        limits = {name: mhz for name, mhz in self.clocks_mhz.items() if name.endswith(LIMIT)}
+        return msgspec.structs.replace(self, clocks_mhz=limits, temperatures_c={})
+
+
+class DeviceCard(Value, frozen=True, kw_only=True):
+    """The machine, as far as it tells; "unknown" where it does not."""
+
+    cpu: str
+    cores: Count  # that this process may use
+    core_numbers: tuple[Count, ...] = ()  # which: a phone's are of several kinds
+    governor: str
+    memory_bytes: Count
+    system: str
+    runtime_version: str
+    accelerator: Accelerator | None = None  # None: the processor did the work
+
+    def same_machine(self, other: DeviceCard) -> bool:
+        """Whether latencies of one hold for the other: equal in all but heat and what the clocks were just then."""
+        return self._at_rest() == other._at_rest()
+
+    def _at_rest(self) -> DeviceCard:
+        return msgspec.structs.replace(self, accelerator=self.accelerator and self.accelerator.at_rest())
+
+
+def this_device(runtime_version: str, accelerator: Accelerator | None = None) -> DeviceCard:
+    """Describe the machine this runs on."""
+    numbers = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(usable_cores()))
+    return DeviceCard(
+        cpu=_cpu_model(),
+        cores=usable_cores(),
+        core_numbers=tuple(numbers),
+        governor=_first_line(f"/sys/devices/system/cpu/cpu{numbers[0]}/cpufreq/scaling_governor"),
+        memory_bytes=_memory_bytes(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        runtime_version=runtime_version,
+        accelerator=accelerator,
+    )
+
+
+def usable_cores() -> int:
+    """Cores that this process may use, which can be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("model name", "Model")):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
+
+
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return 0
+
+
+def _first_line(path: str) -> str:
+    try:
+        return Path(path).read_text().split("\n")[0].strip() or "unknown"
+    except OSError:
+        return "unknown"

@@ -1,0 +1,1 @@
+"""TensorRT: networks parsed and built, engines kept with their record, what a version supports."""

@@ -1,0 +1,54 @@
+"""In what the matrix products of a network compute, and whether that is what it is called. Light: standard library.
+
+A builder that is told "fp16" and finds fp32 in the graph may build fp32, run it and be timed under the wrong name. So
+the products are counted in the parsed network, before anything is built.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ...errors import GateFailed
+from ...target import Precision
+
+
+@dataclass(frozen=True)
+class Product:
+    """One matrix product."""
+
+    name: str  # of its node, which begins with the part of the model: blocks.3.mlp
+    kind: str  # fp32, fp16, int8, ...
+    of_weight: bool = True  # False: of two values that both depend on the image, as in attention
+
+
+@dataclass(frozen=True)
+class Census:
+    """All matrix products of a network."""
+
+    products: tuple[Product, ...]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many compute in what."""
+        return dict(sorted(Counter(product.kind for product in self.products).items()))
+
+
+def require_precision(found: Census, precision: Precision, where: str, wide: Collection[str] = ()) -> None:
+    """Refuse a network whose products are not in the precision it is called; `wide`: parts that stay in float32."""
+    told = ", ".join(f"{count} in {kind}" for kind, count in found.counts.items()) or "none"
+    if not found.products:
+        raise GateFailed(f"{where}: has no matrix products, so it is no {precision} model")
+    if precision.startswith("int8"):  # the linear layers of all blocks; attention stays in floats
+        linear = [p for p in found.products if p.of_weight and p.name.startswith("blocks.")]
+        wrong = [p for p in linear or found.products if p.kind != "int8"]
+    else:
+        wrong = [p for p in found.products if p.kind != precision and not (p.kind == "fp32" and _within(p.name, wide))]
+    if wrong:
+        name, kind = wrong[0].name, wrong[0].kind
+        raise GateFailed(f"{where}: called {precision}, but {name} computes in {kind} (products: {told})")
+
+
+def _within(name: str, parts: Collection[str]) -> bool:
+    return any(name == part or name.startswith(f"{part}.") for part in parts)

@@ -1,0 +1,291 @@
+"""TensorRT: the only module that touches it. It gets the package, `tensorrt` or `tensorrt_rtx`, as an argument.
+
+One path from 10.3 to 11.x: the network is strongly typed, so precision lives in the ONNX graph and an engine computes
+in what the graph says. Nothing of TensorRT raises: `None` and False are failures here, told with the first error of its
+log.
+Parsing and building need no GPU with TensorRT-RTX; everything after `load` does, and whoever calls it has asked
+`cuda.require_gpu` first, since without a driver TensorRT ends the process.
+
+Light: standard library and numpy. `tensorrt_api.NAMES` lists what is used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import SnapvitError
+from .matmul_dtypes import Census, Product
+
+ERRORS = ("INTERNAL_ERROR", "ERROR")  # severities
+KEPT_LINES = 200  # of errors; thousands of other lines come with every build
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BuildSettings:
+    """How an engine is built."""
+
+    batch: int = 1  # that it is fastest for; the only one, if the graph fixes it
+    most_batch: int | None = None  # None: `batch`
+    workspace_bytes: int = 1 << 30
+    level: int = 3  # of the builder, 0 to 5: how long it looks for faster kernels
+
+
+class TensorRT:
+    """The package, and the one logger that a process may have.
+
+    >>> import tensorrt_rtx
+    >>> engine = TensorRT(tensorrt_rtx).parse(Path("s30.onnx")).build(BuildSettings())
+    """
+
+    def __init__(self, trt: Any) -> None:
+        self.trt, self.log = trt, _logger(trt)
+
+    @property
+    def version(self) -> str:
+        """Such as 10.3.0."""
+        return str(self.trt.__version__)
+
+    def parse(self, path: Path) -> Parsed:
+        """Read a graph, with the weights beside it, into a strongly typed network."""
+        trt = self.trt
+        self.log.errors.clear()
+        try:
+            builder = trt.Builder(self.log)
+        except TypeError as error:  # its way to say that there is none
+            raise SnapvitError(f"TensorRT {self.version} gives no builder: {self.log.cause}") from error
+        network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+        parser = trt.OnnxParser(network, self.log)
+        if not parser.parse_from_file(str(path)):
+            raise SnapvitError(f"{path}: TensorRT {self.version} cannot parse it: {_first_error(parser, self.log)}")
+        if network.num_layers == 0:  # so it takes an empty file
+            raise SnapvitError(f"{path}: TensorRT {self.version} finds no layers in it")
+        return Parsed(self, path, builder, network, parser)
+
+    def load(self, engine: bytes, where: str) -> Engine:
+        """Make an engine ready to run. Needs a GPU: ask `cuda.require_gpu` before."""
+        self.log.errors.clear()
+        runtime = self.trt.Runtime(self.log)
+        found = runtime.deserialize_cuda_engine(engine)
+        if found is None:
+            raise SnapvitError(f"{where}: TensorRT {self.version} cannot load it: {self.log.cause}. Build it again")
+        return Engine(self, runtime, found, where)
+
+
+@dataclass(frozen=True, eq=False)
+class Parsed:
+    """A graph that TensorRT has understood. The builder and the parser must live as long as the network."""
+
+    api: TensorRT
+    path: Path
+    builder: Any
+    network: Any
+    parser: Any
+
+    @property
+    def inputs(self) -> tuple[str, Shape]:
+        """The name of the images and their shape, -1 for any."""
+        given = self.network.get_input(0)
+        return str(given.name), tuple(given.shape)
+
+    def census(self) -> Census:
+        """In what every matrix product computes: an engine that is called fp16 must be it."""
+        trt = self.api.trt
+        names = {getattr(trt.DataType, kind): told for kind, told in DTYPES.items()}
+        layers = [self.network.get_layer(n) for n in range(self.network.num_layers)]
+        made_by = {layer.get_output(n).name: layer for layer in layers for n in range(layer.num_outputs)}
+
+        def origin(tensor: Any, through: Any) -> Any:
+            """The kind of layer that a value comes from, through layers of some kinds, such as a new shape."""
+            layer = made_by.get(tensor.name)
+            while layer is not None and layer.type in through:
+                layer = made_by.get(layer.get_input(0).name)
+            return None if layer is None else layer.type
+
+        shapes = {trt.LayerType.SHUFFLE}
+        stored = {*shapes, trt.LayerType.DEQUANTIZE, trt.LayerType.CAST}
+
+        found = []
+        for layer in layers:
+            if layer.type == trt.LayerType.MATRIX_MULTIPLY:
+                read = [layer.get_input(n) for n in range(layer.num_inputs)]
+                whole = all(origin(tensor, shapes) == trt.LayerType.DEQUANTIZE for tensor in read)
+                kind = "int8" if whole else names.get(read[0].dtype, str(read[0].dtype))
+                of_weight = any(origin(tensor, stored) == trt.LayerType.CONSTANT for tensor in read)
+                found.append(Product(str(layer.name), kind, of_weight))
+        return Census(tuple(found))
+
+    def build(self, settings: BuildSettings, timing_cache: bytes | None = None) -> Built:
+        """Build and serialise.
+
+        `timing_cache` is what an earlier build of the same device and version gave, empty at first; None: use none, as
+        TensorRT-RTX, which times nothing while it builds.
+        """
+        trt, log = self.api.trt, self.api.log
+        log.errors.clear()
+        config = self.builder.create_builder_config()
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace_bytes)
+        config.builder_optimization_level = settings.level
+        config.clear_flag(trt.BuilderFlag.TF32)  # on by itself, and keeps 10 of the 23 bits that fp32 is called for
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+        if timing_cache is not None:
+            known = config.create_timing_cache(timing_cache) or config.create_timing_cache(b"")
+            if not config.set_timing_cache(known, False):  # of another device or version: begin anew
+                config.set_timing_cache(config.create_timing_cache(b""), False)
+        self._add_profile(config, settings)
+        plan = self.builder.build_serialized_network(self.network, config)
+        if plan is None:
+            raise SnapvitError(f"{self.path}: TensorRT {self.api.version} cannot build it: {log.cause}")
+        learnt = b"" if timing_cache is None else bytes(config.get_timing_cache().serialize())
+        return Built(bytes(plan), learnt)
+
+    def _add_profile(self, config: Any, settings: BuildSettings) -> None:
+        name, shape = self.inputs
+        if shape[0] not in (-1, settings.batch):
+            raise SnapvitError(f"{self.path}: takes exactly {shape[0]} images, not {settings.batch}")
+        if shape[0] == -1:
+            profile = self.builder.create_optimization_profile()
+            least, best, most = ((n, *shape[1:]) for n in (1, settings.batch, settings.most_batch or settings.batch))
+            profile.set_shape(name, least, best, most)
+            if config.add_optimization_profile(profile) < 0:
+                raise SnapvitError(f"{self.path}: TensorRT {self.api.version} refuses batches from 1 to {most[0]}")
+
+
+@dataclass(frozen=True)
+class Built:
+    """An engine, and what was learnt of kernels on the way."""
+
+    engine: bytes
+    timing_cache: bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Engine:
+    """An engine on the GPU of this machine."""
+
+    api: TensorRT
+    runtime: Any
+    engine: Any
+    where: str
+
+    def context(self) -> Context:
+        """One thread's way to run it."""
+        found = self.engine.create_execution_context()
+        if found is None:
+            raise SnapvitError(f"{self.where}: no memory to run it: {self.api.log.cause}")
+        return Context(self, found)
+
+    def layers(self) -> Any:
+        """What the builder made of the graph, as TensorRT's inspector tells it."""
+        told = self.engine.create_engine_inspector().get_engine_information(self.api.trt.LayerInformationFormat.JSON)
+        return json.loads(told)
+
+    def tensors(self) -> tuple[str, str]:
+        """The names of the input and of the first output."""
+        names = [self.engine.get_tensor_name(n) for n in range(self.engine.num_io_tensors)]
+        is_input = {name: self.engine.get_tensor_mode(name) == self.api.trt.TensorIOMode.INPUT for name in names}
+        return next(n for n in names if is_input[n]), next(n for n in names if not is_input[n])
+
+    def numpy_type(self, name: str) -> np.dtype[Any]:
+        """The type of a tensor's numbers."""
+        kinds = {getattr(self.api.trt.DataType, kind): told for kind, told in DTYPES.items()}
+        return np.dtype(NUMPY[kinds[self.engine.get_tensor_dtype(name)]])
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """Addresses that are set once, and runs on a stream."""
+
+    engine: Engine
+    context: Any
+
+    def set_shape(self, name: str, shape: Sequence[int]) -> None:
+        """Say how many images there will be."""
+        if not self.context.set_input_shape(name, tuple(shape)):
+            raise SnapvitError(f"{self.engine.where}: was not built for {shape[0]} images. Build it for that batch")
+
+    def shape(self, name: str) -> Shape:
+        """The shape of a tensor, once that of the input is set."""
+        return tuple(self.context.get_tensor_shape(name))
+
+    def bind(self, addresses: Mapping[str, int]) -> None:
+        """Say where the tensors lie on the GPU."""
+        for name, address in addresses.items():
+            if not self.context.set_tensor_address(name, address):
+                raise SnapvitError(f"{self.engine.where}: refuses an address for {name}")
+
+    def enqueue(self, stream: int) -> None:
+        """Begin one run; it has ended when the stream has."""
+        if not self.context.execute_async_v3(stream):
+            raise SnapvitError(f"{self.engine.where}: did not run: {self.engine.api.log.cause}")
+
+    def profile_layers(self, run: Any, runs: int = 20) -> dict[str, float]:
+        """Mean milliseconds of every layer, in runs of their own: being watched costs time."""
+        watch = _make_profiler(self.engine.api.trt)
+        self.context.profiler = watch
+        for _ in range(runs):
+            run()
+        return {name: ms / runs for name, ms in watch.total_ms.items()}
+
+
+DTYPES = {
+    "FLOAT": "fp32",
+    "HALF": "fp16",
+    "BF16": "bf16",
+    "INT8": "int8",
+    "INT32": "int32",
+    "INT64": "int64",
+    "UINT8": "uint8",
+}
+NUMPY = {"fp32": "float32", "fp16": "float16", "int8": "int8", "int32": "int32", "int64": "int64", "uint8": "uint8"}
+
+
+@cache
+def _logger(trt: Any) -> Any:
+    """One logger for a process, which is all that TensorRT allows: it keeps what is said instead of printing it."""
+
+    class Log(trt.ILogger):
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.errors: list[str] = []
+
+        def log(self, severity: Any, text: str) -> None:
+            if str(severity).rpartition(".")[2] in ERRORS and len(self.errors) < KEPT_LINES:
+                self.errors.append(" ".join(text.split())[:300])
+
+        @property
+        def cause(self) -> str:
+            """The first error: those after it are its consequences."""
+            return self.errors[0] if self.errors else "it gave no reason"
+
+    return Log()
+
+
+def _make_profiler(trt: Any) -> Any:
+    class Watch(trt.IProfiler):
+        def __init__(self) -> None:
+            trt.IProfiler.__init__(self)
+            self.total_ms: dict[str, float] = {}
+
+        def report_layer_time(self, name: str, ms: float) -> None:
+            self.total_ms[name] = self.total_ms.get(name, 0.0) + ms
+
+    return Watch()
+
+
+def _first_error(parser: Any, log: Any) -> str:
+    """Why a graph was not understood, with the node."""
+    if not parser.num_errors:
+        return str(log.cause)
+    error = parser.get_error(0)
+    node = f"node {error.node_name()} ({error.node_operator()}): " if error.node_name() else ""
+    code = str(error.code()).rpartition(".")[2]
+    also = f"; {log.errors[0]}" if log.errors else ""  # a file that is missing is named only there
+    return f"{node}{code}, {' '.join(str(error.desc()).split())[:200]}{also}"

@@ -1,0 +1,152 @@
+"""Time a family on another machine over the system's ssh, and bring the Profile back. Light.
+
+Keys, host names and known hosts are ssh's own business and stay as the user has set them: an unknown host is refused,
+nothing is asked. The files of the family go there in one stream, into a folder that is removed afterwards; the other
+machine needs Python with `snapvit-export[ort]`, and checks every hash before it times anything.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import subprocess
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import SnapvitError, UsageError
+from ..family.manifest import MANIFEST, own_files, read_family
+from ..progress import Progress
+from ..storage.json import from_json
+from .on_device import FamilyProfile
+
+CONNECT_SECONDS = 15
+_ADDRESS = re.compile(r"ssh://(?:(?P<user>[\w.-]+)@)?(?P<host>\[[0-9a-fA-F:]+\]|[\w.-]+)(?::(?P<port>\d+))?/?")
+ALIVE_SECONDS = 15  # between two signs of life; after three without one the connection is given up
+UNPACK = """
+import os, sys, tarfile
+archive = tarfile.open(fileobj=sys.stdin.buffer, mode="r|")
+for member in archive:
+    assert member.isfile() and member.name == os.path.basename(member.name), member.name
+    with open(os.path.join(sys.argv[1], member.name), "wb") as file:
+        file.write(archive.extractfile(member).read())
+"""
+NO_CONNECTION = 255  # what ssh itself exits with
+NO_PROGRAM = 127  # what a shell exits with
+
+
+@dataclass(frozen=True)
+class Host:
+    """Another machine, and its Python."""
+
+    name: str
+    user: str | None = None
+    port: int | None = None
+    python: str = "python3"
+    options: tuple[str, ...] = ()  # for ssh, such as a file with keys
+
+    @staticmethod
+    def parse(text: str, python: str = "python3") -> Host:
+        """Read ssh://user@host:port."""
+        match = _ADDRESS.fullmatch(text)
+        if match is None or match["host"].startswith("-"):
+            raise UsageError(
+                f"--target '{text}' is neither local nor ssh://user@host. Write it like ssh://pi@192.168.1.5"
+            )
+        if python.startswith("~"):
+            raise UsageError(f"--python {python}: the other machine's shell does not expand it. Write the whole path")
+        port = None if match["port"] is None else int(match["port"])
+        return Host(match["host"].strip("[]"), match["user"], port, python)
+
+    def command(self, *words: str) -> list[str]:
+        """The ssh call that runs a command there."""
+        where = self.name if self.user is None else f"{self.user}@{self.name}"
+        port = [] if self.port is None else ["-p", str(self.port)]
+        safe = ["-oBatchMode=yes", f"-oConnectTimeout={CONNECT_SECONDS}", f"-oServerAliveInterval={ALIVE_SECONDS}"]
+        return ["ssh", *safe, *self.options, *port, "--", where, shlex.join(words)]
+
+    @property
+    def by_hand(self) -> str:
+        """The ssh call that a person would type."""
+        where = self.name if self.user is None else f"{self.user}@{self.name}"
+        return f"ssh {where}" if self.port is None else f"ssh -p {self.port} {where}"
+
+    def run(self, *words: str, given: bytes = b"") -> bytes:
+        """Run a command there and return what it prints; clear words if it cannot."""
+        try:
+            done = subprocess.run(self.command(*words), input=given, capture_output=True, check=False)
+        except FileNotFoundError:
+            raise SnapvitError("there is no ssh program here. Install an OpenSSH client") from None
+        if done.returncode == 0:
+            return done.stdout
+        said = _last_line(done.stderr)
+        if done.returncode == NO_CONNECTION:
+            raise SnapvitError(f"{self.name}: no connection: {said}. Try it by hand: {self.by_hand}")
+        if done.returncode == NO_PROGRAM:
+            raise SnapvitError(f"{self.name}: no program is called {words[0]} there. Give --python PATH")
+        raise SnapvitError(f"{self.name}: {said.removeprefix('error: ')}")
+
+
+def profile_there(family: Path, host: Host, options: Sequence[str], progress: Progress) -> FamilyProfile:
+    """Copy a family to a machine, time it there, and return the latencies."""
+    manifest = read_family(family)
+    progress.phase(f"asking {host.name}")
+    _require_package(host)
+    folder = host.run(host.python, "-c", "import tempfile; print(tempfile.mkdtemp(prefix='snapvit-'))").decode().strip()
+    if not folder.startswith("/"):
+        raise SnapvitError(
+            f"{host.name}: said '{folder[:80]}' where a folder was expected. Is its shell quiet at login?"
+        )
+    try:
+        progress.phase(f"copying {len(manifest.variants)} variants to {host.name}")
+        host.run(host.python, "-c", UNPACK, folder, given=_packed(family))
+        progress.phase(f"timing on {host.name}")
+        program = (
+            "-m",
+            "snapvit_export.cli",
+            "profile",
+            folder,
+            "--json",
+            "--quiet",
+            "--out",
+            f"{folder}/profile.json",
+        )
+        told = host.run(host.python, *program, *options)
+    finally:
+        try:
+            host.run(host.python, "-c", "import shutil, sys; shutil.rmtree(sys.argv[1])", folder)
+        except SnapvitError as error:  # what was found is worth more than a clean folder
+            progress.note(f"{folder} stays on {host.name}: {error}")
+    found = from_json(told, FamilyProfile, f"the answer of {host.name}")
+    wanted = {variant.name: variant.sha256 for variant in manifest.variants}
+    if {name: profile.sha256 for name, profile in found.profiles.items()} != wanted:
+        raise SnapvitError(f"{host.name}: timed other files than those of {family}")
+    return found
+
+
+def _require_package(host: Host) -> None:
+    try:
+        host.run(host.python, "-c", "import snapvit_export.selection.on_device, onnxruntime")
+    except SnapvitError as error:
+        if "No module named" in str(error):
+            raise SnapvitError(
+                f"{error}. Install it there: {host.python} -m pip install 'snapvit-export[ort]'"
+            ) from error
+        raise
+
+
+def _packed(family: Path) -> bytes:
+    """The files of a family as one archive."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name in own_files(family) or [MANIFEST]:
+            if (family / name).is_file():
+                archive.add(family / name, arcname=name)
+    return buffer.getvalue()
+
+
+def _last_line(text: bytes) -> str:
+    lines = [line for line in text.decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "it gave no reason"

@@ -1,0 +1,1 @@
+"""Files: atomic writing, strict JSON, checksummed safetensors, many arrays in one mapped file. Light."""

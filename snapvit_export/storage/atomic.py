@@ -1,0 +1,151 @@
+"""Writing so that nothing is ever half there: a temporary name beside the goal, then one rename. Light.
+
+`write_atomically` is for one file, `staged_folder` for a family. Both turn the system's refusals (read-only place,
+full disk) into one line and remove what they had begun.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from ..errors import FileFormatError, SnapvitError
+
+_ADVICE = {
+    errno.ENOSPC: "the disk is full. Free some space or choose another place",
+    errno.EDQUOT: "the disk quota is used up. Free some space or choose another place",
+    errno.EACCES: "no permission to write there. Choose another place",
+    errno.EPERM: "no permission to write there. Choose another place",
+    errno.EROFS: "the place is read-only. Choose another one",
+}
+
+
+def cache_folder(what: str) -> Path:
+    """Where things of a kind are kept that can be made again, for this user."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "snapvit" / what
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say in one line why `path` could not be written."""
+    try:
+        yield
+    except OSError as error:
+        advice = _ADVICE.get(error.errno or 0, error.strerror or str(error))
+        raise SnapvitError(f"{path}: cannot be written: {advice}") from error
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file that appears whole or not at all."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner can read
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def staged_folder(goal: Path, replaceable: Collection[str] | None) -> Iterator[Path]:
+    """Yield an empty folder that becomes `goal` when the block ends well, and vanishes when it does not.
+
+    `replaceable` names the files that a folder already there may hold; None if nothing may be there. Whatever else
+    is found is somebody's work, and the whole is refused.
+    """
+    refuse_foreign(goal, replaceable)
+    with writing(goal):
+        goal.parent.mkdir(parents=True, exist_ok=True)
+        stage = Path(tempfile.mkdtemp(dir=goal.parent, prefix=f".{goal.name}."))
+    try:
+        yield stage
+        refuse_foreign(goal, replaceable)  # the work took a while: look again
+        with writing(goal):
+            stage.chmod(0o777 & ~_umask())
+            _swap(stage, goal)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def check_writable(goal: Path, replaceable: Collection[str] | None) -> None:
+    """Refuse, before long work, a folder that `staged_folder` would refuse after it."""
+    refuse_foreign(goal, replaceable)
+    with writing(goal):
+        goal.parent.mkdir(parents=True, exist_ok=True)
+        os.rmdir(tempfile.mkdtemp(dir=goal.parent, prefix=f".{goal.name}."))
+
+
+def check_place(path: Path) -> None:
+    """Refuse, before long work, a file that could not be written after it."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        os.unlink(name)
+
+
+def refuse_foreign(goal: Path, replaceable: Collection[str] | None) -> None:
+    """Refuse to replace anything but an empty folder or one with only `replaceable` files."""
+    if not goal.exists() and not goal.is_symlink():
+        return
+    if not goal.is_dir() or goal.is_symlink():
+        raise SnapvitError(f"{goal}: exists and is not a folder. Choose another --out")
+    foreign = sorted(entry.name for entry in goal.iterdir() if entry.name not in (replaceable or ()))
+    if foreign:
+        raise SnapvitError(f"{goal}: holds files that are not ours ({', '.join(foreign[:3])}). Choose another --out")
+
+
+def inside(folder: Path, name: str, listed_in: str) -> Path:
+    """The file of that name in `folder`; refuses names and links that leave it. `listed_in`: the file that names it."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or not path.parts:
+        raise FileFormatError(f"{folder / listed_in}: '{name}' leaves the folder")
+    found = folder / path
+    if not found.resolve().is_relative_to(folder.resolve()):
+        raise FileFormatError(f"{found}: a link that leaves the folder")
+    return found
+
+
+def sha256(path: Path) -> str:
+    """Hash a file without holding it in memory."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _swap(stage: Path, goal: Path) -> None:
+    """Put `stage` in the place of `goal`; whatever interrupts this, one of the two is there afterwards."""
+    if not goal.exists():
+        stage.rename(goal)
+        return
+    aside = Path(tempfile.mkdtemp(dir=goal.parent, prefix=f".{goal.name}.old."))
+    try:
+        goal.rename(aside / "old")
+        stage.rename(goal)
+    except BaseException:
+        if not goal.exists():
+            (aside / "old").rename(goal)
+        aside.rmdir()
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

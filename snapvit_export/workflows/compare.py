@@ -1,0 +1,146 @@
+"""`snapvit compare`: from a model, images and names of methods to a table and a picture of them.
+
+Importing this is light; torch is loaded when the work begins. All methods calibrate on the same images, and are judged
+on the same others: a data set of its own (`on`), or what calibration left of the images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ..allocation.planner import check_fraction, check_sparsity
+from ..allocation.recipe import Settings
+from ..calibration.dataset import DataSet, open_data_set
+from ..calibration.images import calibration_and_held_out, read_images
+from ..errors import SnapvitError, UsageError, needs
+from ..evaluate.comparison import COMPARISON, Axis, Comparison
+from ..evaluate.evaluator import Exam, Judging, likeness
+from ..family.evaluation import Evaluation
+from ..progress import Progress
+from ..storage.atomic import check_place, write_atomically
+from ..storage.json import as_builtins
+from .export import BUNDLED_MODEL, MOST_HELD_OUT, data_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+METHODS = ("default", "snapvit", "snip", "lamp", "magnitude", "random")
+SIZES: dict[Axis, tuple[float, ...]] = {"sparsity": (0.1, 0.2, 0.3, 0.4, 0.5), "flops": (0.9, 0.8, 0.7, 0.6, 0.5)}
+NAMES = (COMPARISON, "compare.md", "compare.svg", "compare.png")
+
+
+@dataclass(frozen=True)
+class CompareRequest:
+    """Which methods, on which model, at which sizes."""
+
+    model: str = BUNDLED_MODEL
+    checkpoint: Path | None = None
+    data: str | Sequence[str] | None = None  # to calibrate on
+    on: str | None = None  # a data set to judge on; None: what calibration left
+    recipes: Sequence[str] = METHODS
+    axis: Axis = "sparsity"
+    sizes: Sequence[float] = ()
+    out: Path = Path("snapvit-comparison")
+    images: int = 256
+    seed: int = 0
+    evaluations: int | None = None  # of recipes that search
+    judging: Judging = field(default_factory=Judging)
+
+
+def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
+    """Compare, and write the table, the picture and the numbers."""
+    sizes = _check(request)
+    from ..report.draw import check_there
+
+    check_there()
+    with needs("comparing methods", extra="prune"):
+        import torch  # noqa: F401
+    from ..prune.compare import compare, method, ordered, same_images
+    from ..prune.models.checks import weights_fingerprint
+    from ..prune.models.extractor import TorchExtractor
+    from ..prune.models.load import Model, load_model
+    from ..prune.models.read_anatomy import read_anatomy
+
+    methods = {name: same_images(method(name), request.images, request.seed) for name in request.recipes}
+    if request.evaluations is not None:
+        methods = {name: _searching(settings, request.evaluations) for name, settings in methods.items()}
+    check_place(request.out / COMPARISON)
+    progress.phase("finding images")
+    calibration, rest = calibration_and_held_out(data_of(request), request.images, request.seed, MOST_HELD_OUT)
+    if request.on is None and not rest.count:
+        raise SnapvitError(f"{rest.name}: no images are left to judge on. Give fewer --images, or --on another set")
+    data = DataSet(rest.name, None, None, rest) if request.on is None else open_data_set(request.on, request.seed)
+    progress.phase(f"loading {request.model}")
+    model = load_model(request.model, request.checkpoint)
+    images = read_images([calibration], model.preprocessing, progress)[0]
+    dense = TorchExtractor(model)
+    exam = Exam.set(dense, data, request.judging, progress, label_free=True)
+    whole = exam.features(dense, progress)
+
+    def judge(module: nn.Module) -> Evaluation:
+        extractor = TorchExtractor(Model(module, read_anatomy(module, model.name), model.description))
+        features = exam.features(extractor, progress)
+        return exam.evaluation(exam.measures(features, progress) | likeness(features, whole))
+
+    start = Comparison(
+        model=model.name,
+        weights_sha256=weights_fingerprint(model.module),
+        calibration=images.fingerprint,
+        judged_on={name: part.fingerprint for name, part in exam.images.items()},
+        settings={name: as_builtins(settings) for name, settings in methods.items()},
+        axis=request.axis,
+        dense=exam.evaluation(exam.measures(whole, progress) | likeness(whole, whole)),
+    )
+    found = compare(model, images, methods, sizes, judge, _continued(start, request.out), request.out, progress)
+    asked = ordered(found, list(methods), sizes)  # the file keeps what earlier runs found besides
+    _write(asked, request.out)
+    return asked
+
+
+def _check(request: CompareRequest) -> tuple[float, ...]:
+    sizes = tuple(request.sizes) or SIZES[request.axis]
+    for size in sizes:
+        check_sparsity(size) if request.axis == "sparsity" else check_fraction("FLOPs", size)
+    if not request.recipes:
+        raise UsageError("nothing to compare. Give --recipes default,magnitude")
+    if twice := [name for name in request.recipes if list(request.recipes).count(name) > 1]:
+        raise UsageError(f"--recipes names {twice[0]} twice. Name each once")
+    if request.judging.by is not None and "segment" in request.judging.by:
+        raise UsageError("--by segment judges one model at a time: see snapvit evaluate")
+    if request.out.exists() and not request.out.is_dir():
+        raise SnapvitError(f"{request.out}: exists and is not a folder. Choose another --out")
+    return sizes
+
+
+def _searching(settings: Settings, evaluations: int) -> Settings:
+    return replace(settings, evaluations=evaluations) if settings.evaluations else settings
+
+
+def _continued(start: Comparison, folder: Path) -> Comparison:
+    """With what an earlier run found under the same conditions; each method must have the same settings too."""
+    before = Comparison.load(folder)
+    if before is None:
+        return start
+    if not start.continues(before):
+        raise SnapvitError(
+            f"{folder / COMPARISON}: of another model, images or axis. Choose another --out, or remove it"
+        )
+    settings = {**before.settings, **start.settings}
+    same = [c for c in before.contestants if settings[c.recipe] == before.settings[c.recipe]]
+    return msgspec.structs.replace(start, contestants=tuple(same), settings=settings)
+
+
+def _write(found: Comparison, folder: Path) -> None:
+    from ..report.charts.methods import methods
+    from ..report.draw import png, svg
+    from ..report.methods_table import markdown
+
+    chart = methods(found)
+    write_atomically(folder / "compare.svg", svg(chart))
+    write_atomically(folder / "compare.png", png(chart))
+    write_atomically(folder / "compare.md", markdown(found).encode())

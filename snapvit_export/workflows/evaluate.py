@@ -1,0 +1,116 @@
+"""`snapvit evaluate`: how good one model is on a data set, in torch or as an exported file.
+
+Importing this is light; torch is loaded when a model is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..allocation.planner import check_fraction, check_sparsity
+from ..calibration.dataset import open_data_set
+from ..calibration.digits import BUNDLED as BUNDLED_IMAGES
+from ..errors import UsageError, needs
+from ..evaluate.about import SUFFIXES, about_file
+from ..evaluate.evaluator import Exam, Extractor, Judging, check_judging
+from ..evaluate.exported_model import opened
+from ..family.evaluation import Evaluation
+from ..model.ranking import Ranking
+from ..progress import Progress, Silent
+from ..storage.atomic import check_place
+from ..target import Runtime, Target
+from .export import BUNDLED_MODEL
+
+
+@dataclass(frozen=True)
+class EvaluateRequest:
+    """Which model to judge, cut or not, and how.
+
+    >>> evaluate_model(EvaluateRequest(judging=Judging(by=["knn"])))
+    """
+
+    model: str = BUNDLED_MODEL
+    checkpoint: Path | None = None
+    data: str | None = None  # None: the bundled digits, for the bundled model
+    ranking: Path | None = None  # cut by it, to one of:
+    sparsity: float | None = None
+    flops: float | None = None
+    judging: Judging = field(default_factory=Judging)
+    runtime: Runtime | None = None  # of an exported file
+
+
+def evaluate_model(request: EvaluateRequest, progress: Progress | None = None) -> Evaluation:
+    """Load a model, cut it if asked to, and judge it."""
+    progress = progress or Silent()
+    ranking = _check(request)
+    is_file = Path(request.model).suffix in SUFFIXES
+    if not is_file:
+        with needs("evaluating a model", extra="prune"):
+            import torch  # noqa: F401
+    progress.phase("finding images")
+    data = open_data_set(_data(request), request.judging.seed)
+    with _exported(request) if is_file else nullcontext(_in_torch(request, ranking, progress)) as extractor:
+        return Exam.set(extractor, data, request.judging, progress).judge(extractor, progress)
+
+
+def _check(request: EvaluateRequest) -> Ranking | None:
+    """Refuse what can be refused before any work; return the ranking that was given, if one was."""
+    how = request.judging
+    if request.runtime is not None and Path(request.model).suffix not in SUFFIXES:
+        raise UsageError("--runtime runs exported files, and models run in torch. Leave it out, or give a .onnx file")
+    check_judging(how)
+    if how.features is not None:
+        check_place(how.features)
+    sizes = [size for size in (request.sparsity, request.flops) if size is not None]
+    if request.ranking is None and sizes:
+        raise UsageError("--sparsity and --flops cut along a ranking. Give --ranking FILE, made by snapvit rank")
+    if request.ranking is not None and len(sizes) != 1:
+        raise UsageError(
+            "--ranking tells in which order to cut, not how far. Give either --sparsity 0.3 or --flops 0.6"
+        )
+    if request.sparsity is not None:
+        check_sparsity(request.sparsity)
+    if request.flops is not None:
+        check_fraction("FLOPs", request.flops)
+    return None if request.ranking is None else Ranking.load(request.ranking)
+
+
+def _data(request: EvaluateRequest) -> str:
+    if request.data is None and request.model != BUNDLED_MODEL:
+        raise UsageError(f"{request.model} needs images to be judged on. Give --data FOLDER")
+    return BUNDLED_IMAGES if request.data is None else request.data
+
+
+@contextmanager
+def _exported(request: EvaluateRequest) -> Iterator[Extractor]:
+    """A file of a family, in the runtime that was asked for."""
+    if request.ranking is not None or request.checkpoint is not None:
+        raise UsageError(f"{request.model} is cut and has its weights. Leave --ranking and --checkpoint out")
+    path = Path(request.model)
+    about, precision = about_file(path)
+    default: Runtime = "openvino" if path.suffix == ".xml" else "onnxruntime"
+    target = Target(runtime=request.runtime or default, precision=precision, batch=1, threads=1)
+    with opened(path, target, about) as artefact:
+        yield artefact
+
+
+def _in_torch(request: EvaluateRequest, ranking: Ranking | None, progress: Progress) -> Extractor:
+    from ..allocation.planner import Planner
+    from ..prune.models.checks import check_same_weights
+    from ..prune.models.extractor import TorchExtractor
+    from ..prune.models.load import Model, load_model
+    from ..prune.models.read_anatomy import read_anatomy
+    from ..prune.models.slicing import shrink
+
+    progress.phase(f"loading {request.model}")
+    model = load_model(request.model, request.checkpoint)
+    if ranking is None:
+        return TorchExtractor(model)
+    check_same_weights(ranking, model, f"{request.ranking}: ")
+    planner = Planner(ranking, model.anatomy, ranking.protection)
+    plan = planner.flops(request.flops) if request.flops is not None else planner.sparsity(request.sparsity or 0.0)
+    small = shrink(model.module, ranking, plan)
+    return TorchExtractor(Model(small, read_anatomy(small, model.name), model.description))

@@ -1,0 +1,78 @@
+"""From a model, its ranking and images to an Elastic folder. Light to import; torch is loaded when the work begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..allocation import recipe
+from ..calibration.images import calibration_and_held_out, read_images
+from ..correction.damping import Damping
+from ..elastic.format import Description, own_files
+from ..errors import SnapvitError, needs
+from ..model.ranking import Ranking
+from ..progress import Progress, Silent
+from ..storage.atomic import check_writable
+from .export import BUNDLED_MODEL, checkpoint_of, data_of
+
+
+@dataclass(frozen=True)
+class PackRequest:
+    """What to pack, in which order, and where the folder goes."""
+
+    model: str = BUNDLED_MODEL
+    checkpoint: Path | None = None
+    ranking: Path | None = None  # None: ranked anew
+    data: str | Sequence[str] | None = None  # None: the bundled digits, for the bundled model
+    out: Path = Path("snapvit-elastic")
+    recipe: str = recipe.DEFAULT
+    correct: bool = True  # False: no factors; only uncorrected weights come out
+    damping: str | None = None  # None, here and below: as the recipe says
+    images: int | None = None
+    seed: int | None = None
+    evaluations: int | None = None  # of the search
+
+
+def pack_model(request: PackRequest, progress: Progress | None = None) -> Description:
+    """Rank if no ranking is given, observe, factor, and write the folder."""
+    progress = progress or Silent()
+    changes = dict(damping=request.damping, images=request.images, seed=request.seed, evaluations=request.evaluations)
+    settings = recipe.make_settings(request.recipe, **changes)
+    settings = settings if request.correct else replace(settings, correction=None)
+    ranking = _check(request)
+    with needs("packing", extra="prune"):
+        import torch  # noqa: F401
+    from ..prune.correct.elastic import make_factors
+    from ..prune.models.checks import check_same_weights
+    from ..prune.models.load import load_model
+    from ..prune.pack import pack
+    from ..prune.rank.rank import rank_and_factor
+    from ..prune.stats.observe import observe
+
+    looks = ranking is None or request.correct  # at images
+    split = calibration_and_held_out(data_of(request), settings.images, settings.seed, 0)[:1] if looks else ()
+    progress.phase(f"loading {request.model}")
+    model = load_model(request.model, request.checkpoint)
+    if ranking is not None:
+        check_same_weights(ranking, model, f"{request.ranking}: ")
+    images = read_images(split, model.preprocessing, progress)
+    factors = None
+    if ranking is None:
+        ranking, factors = rank_and_factor(
+            model, images[0], settings, checkpoint=checkpoint_of(request.out), progress=progress
+        )
+    if request.correct and factors is None:
+        factors = make_factors(model, ranking, observe(model, images[0], progress), Damping.parse(settings.damping))
+    packed = pack(model, ranking, request.out, factors if request.correct else None, progress)
+    if request.ranking is None:
+        checkpoint_of(request.out).unlink(missing_ok=True)
+    return packed
+
+
+def _check(request: PackRequest) -> Ranking | None:
+    """Refuse what can be refused before any work; return the ranking that was given, if one was."""
+    if Path.cwd().is_relative_to(request.out.resolve()):
+        raise SnapvitError(f"{request.out}: you are inside that folder. Choose another --out")
+    check_writable(request.out, own_files(request.out))
+    return None if request.ranking is None else Ranking.load(request.ranking)

@@ -1,0 +1,323 @@
+"""Every variant of a family on real images, in the runtime that it will use: what each millisecond buys. Light.
+
+Each image is decoded once and each file runs once over all of them; accuracy with the head, k-NN, linear probe and the
+likeness to the dense model all come from what that run gave. Latencies are those in the manifest where a choice rests
+on them, or they were taken on this machine in the same way; otherwise all variants are timed now, side by side. Where
+torch and the weights are at hand, files whose weights were not corrected are compared with the module that they were
+cut from. The manifest gets the answers, and `validation.json` some images to look at. What every file said is kept
+until then, so that a run that was stopped goes on with the next file.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from ..calibration.dataset import DataSet, open_data_set, split_by_seed
+from ..calibration.digits import BUNDLED as BUNDLED_IMAGES
+from ..calibration.images import calibration_and_held_out
+from ..calibration.preprocessing import Preprocessing
+from ..calibration.source import Source
+from ..errors import FileFormatError, SnapvitError, UsageError, needs
+from ..evaluate.evaluator import Exam, Judging, check_judging, likeness
+from ..evaluate.exported_model import About, opened
+from ..evaluate.features import Features
+from ..evaluate.pareto import Point, dominated
+from ..evaluate.samples import pick_samples
+from ..family.evaluation import TITLES, Evaluation, Measure
+from ..family.manifest import KEPT, RANKING, Manifest, MeasuredOn, read_family, write_manifest
+from ..family.validation import Sample, Validation
+from ..profiling.profile import Percentile, Profile
+from ..progress import Progress
+from ..runtimes.device import DeviceCard
+from ..runtimes.session import device_for
+from ..selection.elastic_builder import plan_of
+from ..selection.on_device import FamilyProfile, Way, profile_family
+from ..target import Target
+from .export import BUNDLED_MODEL, BUNDLED_NAME
+
+
+@dataclass(frozen=True)
+class ValidateRequest:
+    """A family, images to judge it on, and what is asked.
+
+    >>> validate(ValidateRequest(Path("snapvit-family")), progress)
+    """
+
+    family: Path
+    data: str | None = None  # None: the bundled digits, for the bundled model
+    judging: Judging = field(default_factory=Judging)
+    way: Way = field(default_factory=Way)
+    known: FamilyProfile | None = None  # latencies that were taken before
+    measure: bool = False  # time again, whatever is known
+    seconds: float = 1.0  # of each variant, if they are timed
+    model: str | None = None  # what the family was made from, if its name does not say it
+    checkpoint: Path | None = None  # its weights, to compare with torch
+    needs_labels: bool = False  # whether an accuracy must come of it
+
+
+def validate(request: ValidateRequest, progress: Progress) -> Manifest:
+    """Judge every variant and write what was found into the family."""
+    began, folder = time.monotonic(), Path(request.family)
+    manifest = read_family(folder)
+    target = request.way.target(manifest)
+    device = device_for(target.runtime)
+    _check(request, manifest)
+    progress.phase("finding images")
+    data = _without_calibration(
+        open_data_set(_data(request, manifest), request.judging.seed), request, manifest, progress
+    )
+    exam = Exam.set(_Family(manifest), data, request.judging, progress, label_free=not request.needs_labels)
+    answers, found = _judged(folder, manifest, target, exam, progress)
+    parities = _parities(request, folder, manifest, exam, answers, progress)
+    profiles = _latencies(request, folder, manifest, target, device, progress)
+    on = manifest.target if manifest.choice else MeasuredOn.of(target, device)
+    on = on if request.known is None else request.known.target
+    judged = _described(manifest, profiles, found, parities, on)
+    samples = _samples(manifest, exam, answers)
+    validation = Validation(
+        source=exam.test.source,
+        images=len(exam.test),
+        sha256=str(exam.test.fingerprint["sha256"]),
+        runtime=target.runtime,
+        seconds=round(time.monotonic() - began, 3),
+        samples=samples,
+    )
+    validation.save(folder)
+    write_manifest(folder, judged)
+    for path in folder.glob(f"{KEPT}*"):
+        path.unlink()
+    return judged
+
+
+def require_accuracy(manifest: Manifest, least: float) -> None:
+    """Refuse a family of which some variant falls below the accuracy that was asked for."""
+    scores = {v.name: _headline(v.evaluation) for v in manifest.variants if v.evaluation is not None}
+    low = [name for name, (_, value) in scores.items() if value < least]
+    if not low:
+        return
+    worst = min(low, key=lambda name: scores[name][1])
+    measure, value = scores[worst]
+    shown = ", ".join(low[:5]) + (f" and {len(low) - 5} more" if len(low) > 5 else "")
+    raise SnapvitError(
+        f"below {100 * least:g} %: {shown}; {worst} has {TITLES[measure]} {100 * value:.1f} %. "
+        "Cut less, or lower --min-accuracy"
+    )
+
+
+@dataclass(frozen=True)
+class _Family:
+    """What the exam must know of all variants."""
+
+    manifest: Manifest
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return self.manifest.preprocessing
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.manifest.labels
+
+    @property
+    def outputs(self) -> int:
+        return self.manifest.anatomy.classes
+
+
+def _check(request: ValidateRequest, manifest: Manifest) -> None:
+    """Refuse what can be refused before any file is run."""
+    check_judging(request.judging)
+    if request.judging.by is not None and "segment" in request.judging.by:
+        raise UsageError("exported files give no patch tokens, so --by segment judges models: see snapvit evaluate")
+    if request.known is not None and request.measure:
+        raise UsageError("--profile and --measure contradict each other. Give one")
+    if manifest.choice is not None and (request.known is not None or request.measure):
+        raise UsageError(
+            f"{request.family} was chosen by its latencies, and others would contradict the proof. Choose again with "
+            f"them (snapvit choose {request.family} --budget {manifest.choice.budget_ms:.4g}ms), or leave them out"
+        )
+    if request.known is not None:
+        _require_all(request.known, manifest)
+    if request.checkpoint is not None and not request.checkpoint.is_file():
+        raise SnapvitError(f"{request.checkpoint}: no such checkpoint file")
+    if request.checkpoint is not None or request.model is not None:
+        with needs("comparing with torch", extra="prune"):
+            import torch  # noqa: F401
+
+
+def _data(request: ValidateRequest, manifest: Manifest) -> str:
+    if request.data is not None:
+        return request.data
+    if dict(manifest.recipe.get("data", {})).get("source") == BUNDLED_IMAGES:
+        return BUNDLED_IMAGES
+    raise UsageError(f"{manifest.model} needs images to be judged on. Give --data FOLDER")
+
+
+def _without_calibration(data: DataSet, request: ValidateRequest, manifest: Manifest, progress: Progress) -> DataSet:
+    """The data set without pictures that calibrated the family: who fits must not judge."""
+    used, seed = dict(manifest.recipe.get("data", {})), manifest.recipe.get("seed")
+    name = str(used.get("source", ""))
+    if not name or name == BUNDLED_IMAGES or not isinstance(seed, int):  # the bundled set has some set aside
+        return data
+    count = int(used.get("images", 0)) + int(used.get("unreadable", 0))
+    try:
+        calibrated, _ = calibration_and_held_out(name.split(" + "), count, seed, 0)  # draws the same again
+    except SnapvitError:
+        progress.note(
+            f"the family was calibrated on {name}, which is not here: whether it has these images is not known"
+        )
+        return data
+    known = {os.path.realpath(calibrated.title(i)) for i in range(calibrated.count)}
+    parts = {split: _others(source, known) for split, source in {"test": data.test, "heap": data.heap}.items()}
+    test, heap = parts["test"], parts["heap"]
+    before = data.heap or data.test
+    left_out = before.count - (heap or test or before).count
+    if not left_out:
+        return data
+    if not (heap or test or before).count:
+        raise SnapvitError(f"{data.name}: all of its images calibrated the family. Give --data others to judge it on")
+    progress.note(f"{data.name}: left out {left_out} images that calibrated the family")
+    if heap is not None:
+        return split_by_seed(data.name, heap, request.judging.seed)
+    assert test is not None
+    return replace(data, test=test)
+
+
+def _others(source: Source | None, known: set[str]) -> Source | None:
+    if source is None:
+        return None
+    return source.subset([i for i in range(source.count) if os.path.realpath(source.title(i)) not in known])
+
+
+def _judged(
+    folder: Path, manifest: Manifest, target: Target, exam: Exam, progress: Progress
+) -> tuple[dict[str, Features], dict[str, Evaluation]]:
+    """What every file says of the images, the dense one first, and what that is worth."""
+    answers: dict[str, Features] = {}
+    found: dict[str, Evaluation] = {}
+    for variant in sorted(manifest.variants, key=lambda v: v.name != manifest.dense):
+        about = About(
+            variant.name, variant.sha256, manifest.preprocessing, manifest.labels, manifest.input.type == "uint8"
+        )
+        resumable = replace(exam, how=replace(exam.how, features=folder / f"{KEPT}{variant.name}.safetensors"))
+        with opened(folder / variant.file, target, about) as artefact:
+            features = resumable.features(artefact, progress)
+        answers[variant.name] = replace(features, train=None, valid=None)  # of which nothing more is asked
+        measured = exam.measures(features, progress) | likeness(features, answers[manifest.dense])
+        found[variant.name] = exam.evaluation(measured)
+        measure, value = _headline(found[variant.name])
+        progress.note(f"{variant.name}: {TITLES[measure]} {100 * value:.1f} %")
+    return answers, found
+
+
+def _headline(evaluation: Evaluation) -> tuple[Measure, float]:
+    measure = evaluation.headline
+    assert measure is not None, "nothing was measured"
+    return measure, evaluation.value(measure) or 0.0
+
+
+def _parities(
+    request: ValidateRequest,
+    folder: Path,
+    manifest: Manifest,
+    exam: Exam,
+    answers: Mapping[str, Features],
+    progress: Progress,
+) -> dict[str, float]:
+    """How far the files that were not corrected are from the torch modules they were cut from, if those are at hand."""
+    name = request.model or (BUNDLED_MODEL if manifest.model == BUNDLED_NAME else manifest.model)
+    asked = request.checkpoint is not None or request.model is not None
+    if not asked and (name != BUNDLED_MODEL or find_spec("torch") is None):
+        return {}
+    if manifest.target.precision != "fp32":  # `precision_cosine` tells how far fewer bits are from float32
+        progress.note(f"torch is compared with files in fp32, not in {manifest.target.precision}")
+        return {}
+    if not (folder / RANKING).is_file():
+        progress.note(f"{folder / RANKING} is missing, so files cannot be compared with torch")
+        return {}
+    from ..prune.torch_parity import parities
+
+    progress.phase("comparing with torch")
+    outputs = {v.name: answers[v.name].test for v in manifest.variants if not v.corrected}
+    plans = {v.name: plan_of(v) for v in manifest.variants if not v.corrected}
+    return parities(name, request.checkpoint, folder / RANKING, plans, exam.test, outputs)
+
+
+def _latencies(
+    request: ValidateRequest, folder: Path, manifest: Manifest, target: Target, device: DeviceCard, progress: Progress
+) -> dict[str, Profile]:
+    """Those that were given; the manifest's, if a choice rests on them or they were taken here and so; or new ones."""
+    if request.known is not None:
+        return dict(request.known.profiles)
+    known = {v.name: v.profile for v in manifest.variants if v.profile is not None}
+    if manifest.choice is not None:
+        progress.note(f"latencies are those by which {manifest.choice.variant} was chosen")
+        return known
+    taken_so = target == _target_of(manifest)
+    if not request.measure and taken_so and len(known) == len(manifest.variants):
+        pause = request.way.pause_ms
+        shas = {v.name: v.sha256 for v in manifest.variants}
+        if all(profile.belongs_to(shas[name], target, device, pause) for name, profile in known.items()):
+            progress.note("latencies are those of the manifest, taken on this machine")
+            return known
+    return profile_family(folder, request.way, progress, request.seconds).profiles
+
+
+def _require_all(given: FamilyProfile, manifest: Manifest) -> None:
+    """Refuse latencies that are not of these files."""
+    for variant in manifest.variants:
+        profile = given.profiles.get(variant.name)
+        if profile is None or profile.sha256 != variant.sha256:
+            raise FileFormatError(
+                f"the given latencies of {variant.name} are missing or of another file. Time this family again"
+            )
+
+
+def _samples(manifest: Manifest, exam: Exam, answers: Mapping[str, Features]) -> tuple[Sample, ...]:
+    """What each variant says of some images: among the data's classes where these are judged, else among all."""
+    logits = {name: answer.test.logits for name, answer in answers.items() if answer.test.logits is not None}
+    if not logits:
+        return ()
+    names: Sequence[str] = manifest.labels or [str(i) for i in range(manifest.anatomy.classes)]
+    if exam.columns is not None:
+        logits = {name: scores[:, exam.columns] for name, scores in logits.items()}
+        names = exam.test.classes
+    return pick_samples(exam.test, exam.titles, logits, names, manifest.dense, exam.columns is not None)
+
+
+def _target_of(manifest: Manifest) -> Target:
+    """The target that the latencies of a manifest belong to."""
+    on = manifest.target
+    return Target(runtime=on.runtime, precision=on.precision, batch=on.batch, threads=on.threads)
+
+
+def _described(
+    manifest: Manifest,
+    profiles: Mapping[str, Profile],
+    found: Mapping[str, Evaluation],
+    parities: Mapping[str, float],
+    on: MeasuredOn,
+) -> Manifest:
+    """The manifest with all that is known now."""
+    known = [
+        msgspec.structs.replace(
+            variant,
+            profile=profiles.get(variant.name, variant.profile),
+            evaluation=found[variant.name],
+            parity=parities.get(variant.name, variant.parity),
+        )
+        for variant in manifest.variants
+    ]
+    judged = msgspec.structs.replace(manifest, variants=tuple(known), target=on)
+    at: Percentile = "p50" if manifest.choice is None else manifest.choice.limits.at
+    latencies = {variant.name: judged.latency(variant.name, at) for variant in known}
+    points = {name: Point(ms[0], _headline(found[name])[1]) for name, ms in latencies.items() if ms is not None}
+    beaten = dominated(points)
+    flagged = [msgspec.structs.replace(v, dominated_by=beaten.get(v.name)) for v in known]
+    return msgspec.structs.replace(judged, variants=tuple(flagged))

@@ -16,7 +16,7 @@ import torch
 from snapvit_export.allocation.planner import Planner
 from snapvit_export.model.plan import Plan
 from snapvit_export.model.ranking import Ranking
-from snapvit_export.profiling.measure import time_together
+from snapvit_export.profiling.sampling import time_together
 from snapvit_export.prune.models.load import load_model
 from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.rank.search.onnx_export import to_onnx

@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 from quality import Half, halves, read_named
 
-from snapvit_export.allocation import removal
+from snapvit_export.allocation import depth as allocation_depth
 from snapvit_export.allocation.planner import Planner
 from snapvit_export.allocation.recipe import make_settings
 from snapvit_export.errors import SnapvitError
-from snapvit_export.evaluate.accuracy import top1
+from snapvit_export.evaluate.exported_model import top1
 from snapvit_export.graph.forward import Options
 from snapvit_export.graph.writer import Emitter
 from snapvit_export.model.plan import Plan, Protection
@@ -66,7 +66,7 @@ def plans_for(ranking: Ranking, half: Half, model: LatencyModel, budgets: list[f
     anatomy, costs = half.model.anatomy, model.costs(half.model.anatomy)
     found: dict[tuple[float, str], Plan | None] = {}
     for way, end in [(WIDTH, None), *((f"depth, end x {end:g}", end) for end in ends)]:
-        removal.WHOLE = 1.0 if end is None else end
+        allocation_depth.WHOLE = 1.0 if end is None else end
         planner = Planner(ranking, anatomy, Protection(sublayers=end is None), corrected=True)
         for budget in budgets:
             try:
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1")
     given = parser.parse_args()
     budgets, ends = ([float(part) for part in text.split(",")] for text in (given.budgets, given.ends))
-    whole = removal.WHOLE
+    whole = allocation_depth.WHOLE
     model = load_model("deit_tiny_patch16_224", given.checkpoint)
     images = read_named(model, given.images, given.classes)
     noise = np.random.default_rng(0).standard_normal((1, 3, *model.anatomy.image)).astype(np.float32)
@@ -131,7 +131,7 @@ def main() -> None:
             there = f"{1000 * latency.attention_ms[1]:.0f} us an attention, {1000 * latency.mlp_ms[1]:.0f} us an MLP"
             per = f"{1000 * latency.head_ms[1]:.0f} us a head, {1000 * latency.neuron_ms[1]:.2f} us a neuron"
             print(f"\nhalf {seed}: {there} for being there; {per}; fixed {latency.fixed_ms:.2f} ms\n", flush=True)
-    removal.WHOLE = whole
+    allocation_depth.WHOLE = whole
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from quality import Cut, Judge, Neighbours, halves, read_named
 
 from snapvit_export.allocation.planner import Planner
 from snapvit_export.calibration.images import Images
-from snapvit_export.correction.factors import Factors
+from snapvit_export.correction.cholesky import Factors
 from snapvit_export.model.plan import Plan
 from snapvit_export.model.ranking import Ranking
 from snapvit_export.prune.correct.elastic import correct_module

@@ -29,10 +29,9 @@ from quality_report import FRACTIONS, write_report
 
 import snapvit_export
 from snapvit_export.allocation.planner import Planner
-from snapvit_export.allocation.recipe import Settings, make_settings
-from snapvit_export.allocation.rounds import Rounds
+from snapvit_export.allocation.recipe import Rounds, Settings, make_settings
 from snapvit_export.calibration.images import Images
-from snapvit_export.correction.factors import Factors
+from snapvit_export.correction.cholesky import Factors
 from snapvit_export.correction.moments import Statistics
 from snapvit_export.evaluate.knn import nearest_neighbours
 from snapvit_export.model.plan import Plan, Protection

@@ -33,7 +33,7 @@ from snapvit_export.graph.forward import Options
 from snapvit_export.graph.writer import Emitter, Written
 from snapvit_export.model.plan import Plan
 from snapvit_export.model.ranking import Ranking
-from snapvit_export.profiling.measure import time_together
+from snapvit_export.profiling.sampling import time_together
 from snapvit_export.prune.correct.refit import refit
 from snapvit_export.prune.models.load import Model, load_model
 from snapvit_export.prune.pack import blueprint, corrected_layers

@@ -16,9 +16,8 @@ import time
 from pathlib import Path
 
 from snapvit_export.calibration.dataset import open_data_set
-from snapvit_export.evaluate.about import about_file
 from snapvit_export.evaluate.evaluator import Exam, Judging
-from snapvit_export.evaluate.exported_model import opened
+from snapvit_export.evaluate.exported_model import about_file, opened
 from snapvit_export.family.manifest import read_family
 from snapvit_export.progress import Silent
 from snapvit_export.target import Target

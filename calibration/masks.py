@@ -3,6 +3,10 @@
 The mask of a picture is a `.png` with one channel: of the same name beside a `.jpg`, or in `SegmentationClass` where
 the picture is in `JPEGImages`, as Pascal VOC has it. Some values mean no class (a border, 255) and are passed over; the
 others become 0, 1, ... in rising order. A mask is resized and cropped as its picture is, taking the nearest pixel.
+
+The layout of Pascal VOC: `JPEGImages`, `SegmentationClass`, and which pictures in `ImageSets/Segmentation`.
+
+`val.txt` is what the set reports on: its test labels were never given out.
 """
 
 from __future__ import annotations
@@ -15,8 +19,36 @@ import numpy.typing as npt
 
 from ..errors import SnapvitError, first_line
 from .preprocessing import Preprocessing
-from .source import Source
-from .voc import MASKS, PICTURES
+from .source import Source, open_picture
+
+PICTURES, MASKS, LISTS = "JPEGImages", "SegmentationClass", "ImageSets/Segmentation"
+
+
+def is_voc(folder: Path) -> bool:
+    """Whether a folder has this layout."""
+    return all((folder / part).is_dir() for part in (PICTURES, MASKS, LISTS))
+
+
+def voc_splits(folder: Path) -> dict[str, Source]:
+    """Pictures with masks: `train`, and `val` as the test split. They have no labels."""
+    return {split: _listed(folder, file) for split, file in (("train", "train.txt"), ("test", "val.txt"))}
+
+
+def _listed(folder: Path, file: str) -> Source:
+    path = folder / LISTS / file
+    try:
+        names = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SnapvitError(f"{path}: cannot be read ({first_line(error)}). Pascal VOC has one there") from error
+    if not names:
+        raise SnapvitError(f"{path}: names no images. Write one name per line, without .jpg")
+    if strange := [name for name in names if "/" in name or "\\" in name or name.startswith(".")]:
+        raise SnapvitError(
+            f"{path}: '{strange[0]}' is not the bare name of a picture. Write it without folder and .jpg"
+        )
+    paths = [folder / PICTURES / f"{name}.jpg" for name in names]
+    return Source(str(path), lambda i: open_picture(paths[i]), len(paths), lambda i: str(paths[i]))
+
 
 UNKNOWN = 255  # by custom: a pixel that counts for no class
 Masks = npt.NDArray[np.uint8]  # (N, H, W)

@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from .options import Quiet
+from .parsing import Quiet
 
 
 def evaluate(

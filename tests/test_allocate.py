@@ -11,10 +11,9 @@ from msgspec.structs import replace
 
 from helpers.plans import anatomy_of
 from snapvit_export.allocation.costs import Costs, CostsByLast, flops_costs, linear_costs, params_costs, prunable_costs
-from snapvit_export.allocation.depth import Cases
+from snapvit_export.allocation.depth import Cases, Removal
 from snapvit_export.allocation.knapsack import Allocator
 from snapvit_export.allocation.planner import Planner
-from snapvit_export.allocation.removal import Removal
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.model.plan import Plan, Protection
 from snapvit_export.model.ranking import Damage, Ranking

@@ -18,8 +18,7 @@ from helpers.rankings import random_ranking
 from snapvit_export.calibration.images import Images
 from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.correction.cholesky import columns_of, make_factor
-from snapvit_export.correction.damping import Damping
-from snapvit_export.correction.moments import Moments, Statistics
+from snapvit_export.correction.moments import Damping, Moments, Statistics
 from snapvit_export.correction.sparsegpt import left_to_right
 from snapvit_export.errors import SnapvitError
 from snapvit_export.model.plan import Plan

@@ -11,7 +11,7 @@ from helpers.models import FAMILIES, model_of
 from helpers.plans import uneven_plan
 from snapvit_export.allocation.planner import Planner
 from snapvit_export.allocation.recipe import ORDERS, Settings, make_settings
-from snapvit_export.correction.damping import Damping
+from snapvit_export.correction.moments import Damping
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.model.plan import Plan
 from snapvit_export.model.scores import Scores
@@ -23,9 +23,9 @@ from snapvit_export.prune.rank.damage import damage_ranking
 from snapvit_export.prune.rank.rank import rank
 from snapvit_export.prune.rank.search.candidate_runner import Bench
 from snapvit_export.prune.rank.search.damage_fitness import AllocationFitness
-from snapvit_export.prune.stats.capture_input import input_of
 from snapvit_export.prune.stats.observe import observe
 from snapvit_export.prune.stats.output_divergence import Divergence, default_divergence
+from snapvit_export.prune.stats.stream import input_of
 
 
 def scores_of(model, seed: int = 0) -> Scores:

@@ -5,10 +5,9 @@ import pytest
 from PIL import Image
 
 from helpers.models import description
-from snapvit_export.calibration.dataset import open_data_set
+from snapvit_export.calibration.dataset import ALIASES, KNOWN_SETS, known_set, open_data_set
 from snapvit_export.calibration.folder import folder_source
 from snapvit_export.calibration.hub import hf_source
-from snapvit_export.calibration.known_sets import ALIASES, KNOWN_SETS, known_set
 from snapvit_export.calibration.masks import UNKNOWN, check_masks, mask_of, numbered, prepare_masks
 from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.calibration.sampling import spread

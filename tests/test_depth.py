@@ -15,11 +15,10 @@ from helpers.plans import anatomy_of
 from helpers.rankings import random_ranking
 from helpers.reference_forward import Reference
 from snapvit_export.allocation.costs import flops_costs
-from snapvit_export.allocation.depth import Cases
+from snapvit_export.allocation.depth import WHOLE, Cases, Removal
 from snapvit_export.allocation.knapsack import Allocator
 from snapvit_export.allocation.planner import STAGES, Planner
 from snapvit_export.allocation.recipe import RECIPES, make_settings
-from snapvit_export.allocation.removal import WHOLE, Removal
 from snapvit_export.calibration.images import Images
 from snapvit_export.checks.inspect import inspect
 from snapvit_export.elastic.folder import Elastic

@@ -15,10 +15,8 @@ from helpers.models import make_model
 from helpers.rankings import random_ranking
 from helpers.reference_forward import Reference
 from snapvit_export.calibration.images import calibration_and_held_out, prepare
-from snapvit_export.correction.cholesky import make_factor
-from snapvit_export.correction.damping import Damping
-from snapvit_export.correction.factors import Factors
-from snapvit_export.correction.moments import Moments
+from snapvit_export.correction.cholesky import Factors, make_factor
+from snapvit_export.correction.moments import Damping, Moments
 from snapvit_export.elastic.folder import Elastic
 from snapvit_export.elastic.format import read_description, write_description
 from snapvit_export.errors import FileFormatError, SnapvitError

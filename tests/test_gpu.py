@@ -19,7 +19,7 @@ from snapvit_export.checks.gates import agreement
 from snapvit_export.errors import SnapvitError
 from snapvit_export.graph.writer import Emitter
 from snapvit_export.model.plan import Plan
-from snapvit_export.profiling.measure import time_together
+from snapvit_export.profiling.sampling import time_together
 from snapvit_export.prune.pack import blueprint
 from snapvit_export.runtimes import cuda
 from snapvit_export.runtimes.ort import OrtSession

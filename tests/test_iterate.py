@@ -12,8 +12,7 @@ import torch
 from helpers.models import TINY, make_model
 from helpers.programs import python, torchrun
 from snapvit_export.allocation.planner import Planner
-from snapvit_export.allocation.recipe import make_settings
-from snapvit_export.allocation.rounds import MOST_MOVED, Rounds
+from snapvit_export.allocation.recipe import MOST_MOVED, Rounds, make_settings
 from snapvit_export.calibration.images import Images
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.family.manifest import read_family
@@ -27,9 +26,8 @@ from snapvit_export.prune.models.read_anatomy import read_anatomy
 from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.rank import iterative as iterate
 from snapvit_export.prune.rank.damage import damage_ranking
-from snapvit_export.prune.rank.iterative import rank_in_rounds
+from snapvit_export.prune.rank.iterative import rank_in_rounds, rescored
 from snapvit_export.prune.rank.rank import score
-from snapvit_export.prune.rank.refine import rescored
 from snapvit_export.prune.stats.observe import observe
 from snapvit_export.prune.stats.sublayer_stats import measure_sublayers
 

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapvit_export.correction.cholesky import columns_of, make_factor
-from snapvit_export.correction.damping import Damping
-from snapvit_export.correction.moments import Moments
+from snapvit_export.correction.moments import Damping, Moments
 from snapvit_export.correction.orders import BLOCK, ORDERS, backward, pivoted, product, variance
 from snapvit_export.errors import SnapvitError
 from snapvit_export.model.scores import strictly_falling

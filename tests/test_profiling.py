@@ -10,12 +10,10 @@ import pytest
 
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.profiling.conditions import Conditions, Energy, Watch
-from snapvit_export.profiling.measure import BURST, MIN_RUNS, time_together
 from snapvit_export.profiling.profile import LEAST_RUNS, PERCENTILES, Profile, check_percentile, to_profile
-from snapvit_export.profiling.sampling import Samples
+from snapvit_export.profiling.sampling import BURST, MIN_RUNS, Samples, time_together
 from snapvit_export.runtimes import ort
-from snapvit_export.runtimes.affinity import pin_to
-from snapvit_export.runtimes.device import this_device, usable_cores
+from snapvit_export.runtimes.device import pin_to, this_device, usable_cores
 from snapvit_export.storage.json import from_json, to_json
 from snapvit_export.target import Target
 

@@ -20,7 +20,6 @@ from snapvit_export.budget import Budget
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.family.layout import PLOTS, parse_formats, place, report_files
 from snapvit_export.family.manifest import Manifest, own_files, read_family, write_manifest
-from snapvit_export.report.bars import bar, bars, spread_bars
 from snapvit_export.report.charts import all_charts
 from snapvit_export.report.charts.labels import place as place_labels
 from snapvit_export.report.charts.look import DARK, LIGHT, axis
@@ -28,7 +27,7 @@ from snapvit_export.report.data import Source, gather, plain
 from snapvit_export.report.draw import as_data, inline_svg, png, svg
 from snapvit_export.report.markdown import markdown
 from snapvit_export.report.page import page
-from snapvit_export.report.terminal import print_validation
+from snapvit_export.report.terminal import bar, bars, print_validation, spread_bars
 from snapvit_export.report.text import headline, missing
 from snapvit_export.workflows.export import Request, export
 

@@ -28,9 +28,8 @@ from ..model.anatomy import Anatomy
 from ..model.plan import Part, Plan, Protection
 from ..model.ranking import Ranking
 from .costs import Costs, CostsByLast, flops_costs, params_costs, prunable_costs
-from .depth import Cases
+from .depth import Cases, Removal
 from .knapsack import Allocator
-from .removal import Removal
 
 # (mlp, head) ratios of the nominal sparsities 10..60 % in the paper.
 PUBLISHED_PAIRS = ((0.15, 0.0), (0.25, 0.1), (0.35, 0.2), (0.45, 0.3), (0.55, 0.4), (0.65, 0.5))

@@ -14,6 +14,8 @@ The affine map of the first k columns that is nearest to W x + b over the images
 since the leading block of L is the factor of the leading block of S. What no map of k columns can give back is the
 tail e(k) = sum over j >= k of |(W L)[:, j]|^2: the damage curve of the layer, for every width at once. Neither needs
 the images, W or S again. Light: numpy.
+
+The factors of all layers of a model: everything that correction at any Plan needs. Light: numpy.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SnapvitError
-from .damping import Damping
-from .moments import Array, Moments
+from ..model.ranking import Ranking
+from .moments import Array, Damping, Moments
 
 BLOCK = 96  # columns solved at once: larger solves go to threads that wait for each other; fastest on one and on two
 
@@ -118,3 +120,22 @@ def cholesky(s: Array) -> Array:
         except np.linalg.LinAlgError:
             more = max(10 * more, 1e-12)
     raise SnapvitError("the covariance of a layer's input cannot be factored: it is not a covariance")
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """The Factor of proj and of fc2 of every block, for one order of the structures."""
+
+    proj: tuple[Factor, ...]
+    fc2: tuple[Factor, ...]
+    order_sha256: str  # of the ranking's order, `Ranking.order_sha256`
+    damping: Damping
+    images: int  # that the statistics were taken from
+
+    def check_made_for(self, ranking: Ranking) -> None:
+        """Refuse a ranking of another order: its kept columns would get the weights of other columns."""
+        if ranking.order_sha256 != self.order_sha256:
+            raise SnapvitError(
+                "the factors were made for another order of heads and neurons than this ranking has. "
+                "Make them again for this ranking"
+            )

@@ -1,16 +1,22 @@
 """Statistics: mean and covariance of every fc2 and proj input of the dense model. Light: numpy.
 
 They are all that correction, orders and allocation need of the calibration images. `prune.observe` makes them.
+
+Damping: what is added to the diagonal of a covariance so that few images cannot make it singular. Light: numpy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from ..errors import UsageError
+from ..storage.json import Value
 
 Array = npt.NDArray[np.float64]
 
@@ -40,3 +46,38 @@ class Statistics:
     fc2: tuple[Moments, ...]
     images: int
     provenance: Mapping[str, Any] = field(default_factory=dict)  # model, weights_sha256, data
+
+
+class Damping(Value, frozen=True, kw_only=True):
+    """A fraction of the mean, the largest or the 95th percentile of the diagonal.
+
+    >>> Damping(kind="max", fraction=0.1)
+    """
+
+    kind: Literal["mean", "max", "percentile"] = "mean"
+    fraction: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.01
+
+    @staticmethod
+    def parse(text: str) -> Damping:
+        """Read "max:0.1"."""
+        kind, _, fraction = text.partition(":")
+        try:
+            return msgspec.convert({"kind": kind, "fraction": float(fraction)}, Damping)
+        except (ValueError, msgspec.MsgspecError):
+            raise UsageError(
+                f"damping '{text}' is not mean, max or percentile with a fraction from 0 to 10, such as mean:0.01"
+            ) from None
+
+    def amount(self, covariance: Array) -> float:
+        """What is added to every entry of the diagonal."""
+        diagonal = np.diag(covariance)
+        typical = {"mean": diagonal.mean(), "max": diagonal.max(), "percentile": np.quantile(diagonal, 0.95)}[self.kind]
+        return self.fraction * float(typical)
+
+    def added_to(self, covariance: Array) -> Array:
+        """A copy with the damped diagonal; a column that never varies gets a 1 where nothing else would stand."""
+        damped = covariance.copy()
+        np.fill_diagonal(damped, np.diag(covariance) + self.amount(covariance))
+        dead = np.diag(damped) <= 0
+        damped[dead, dead] = 1.0
+        return damped

@@ -31,8 +31,7 @@ import numpy.typing as npt
 from ..errors import SnapvitError
 from ..model.scores import strictly_falling
 from .cholesky import columns_of
-from .damping import Damping
-from .moments import Array, Moments
+from .moments import Array, Damping, Moments
 
 Order = npt.NDArray[np.int64]
 

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .cholesky import cholesky
-from .damping import Damping
-from .moments import Array, Moments
+from .moments import Array, Damping, Moments
 
 
 def left_to_right(weight: npt.ArrayLike, moments: Moments, keep: npt.ArrayLike, damping: Damping = Damping()) -> Array:

@@ -28,8 +28,7 @@ from ..model.ranking import Ranking
 from ..model.tensor_names import factor_shapes, weight_shapes
 from ..storage.atomic import inside, sha256
 from ..storage.mapped import Array, Tensor, check_hash, map_buffer
-from .format import CORRECTION, ELASTIC, Description, read_description
-from .packed import PARTS, STORED, leading_factor
+from .format import CORRECTION, ELASTIC, PARTS, STORED, Description, leading_factor, read_description
 
 Layer = Literal["proj", "fc2"]
 Weights = dict[str, npt.NDArray[np.float32]]

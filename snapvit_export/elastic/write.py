@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..calibration.preprocessing import Preprocessing
-from ..correction.cholesky import Factor
-from ..correction.factors import Factors
+from ..correction.cholesky import Factor, Factors
 from ..errors import SnapvitError
 from ..model.anatomy import Anatomy, Block
 from ..model.ranking import Ranking
@@ -17,15 +16,16 @@ from ..storage.mapped import Array, write_buffer
 from .format import (
     CORRECTION,
     RANKING,
+    STORED,
     WEIGHTS,
     Correction,
     Description,
     RankingFile,
     Wiring,
     own_files,
+    pack_factor,
     write_description,
 )
-from .packed import STORED, pack_factor
 
 
 def write_elastic(

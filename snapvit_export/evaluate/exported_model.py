@@ -1,11 +1,17 @@
-"""An exported file as what runs a model: its embedding and class scores, in the runtime that it is made for. Light."""
+"""An exported file as what runs a model: its embedding and class scores, in the runtime that it is made for. Light.
+
+Top-1 accuracy of an exported file on labelled images, with its standard error.
+
+What an exported file says of itself: enough to feed it with images and to read its answers. Light.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,13 +20,30 @@ import numpy.typing as npt
 from ..calibration.images import Images
 from ..calibration.preprocessing import Preprocessing
 from ..checks.embedding_output import tapped
-from ..errors import GateFailed, UsageError
+from ..errors import FileFormatError, GateFailed, SnapvitError, UsageError
+from ..family.evaluation import Evaluation, share
+from ..family.manifest import MANIFEST, read_family
+from ..graph.read import read_graph
 from ..progress import Progress, Silent
 from ..runtimes.device import usable_cores
 from ..runtimes.session import Session, open_session
-from ..target import ON_CPU, Target
-from .accuracy import BATCH
+from ..storage.atomic import sha256
+from ..storage.json import from_json
+from ..target import ON_CPU, Precision, Target, check_precision
 from .features import Array
+
+BATCH = 16
+
+Run = Callable[[npt.NDArray[Any]], npt.NDArray[np.float32]]
+
+
+def top1(run: Run, images: Images, as_bytes: bool = False) -> Evaluation:
+    """Classify every image with `run`, which takes them normalised or as bytes, and compare with the labels."""
+    if images.labels is None or not len(images):
+        raise ValueError("accuracy needs labelled images")
+    guesses = np.concatenate([run(batch).argmax(1) for batch in images.inputs(BATCH, as_bytes)])  # (N,)
+    value, error = share(guesses == images.labels)
+    return Evaluation(top1=value, standard_errors={"top1": error}, images=len(images), source=images.source)
 
 
 @dataclass(frozen=True)
@@ -92,3 +115,45 @@ def opened(path: Path, target: Target, about: About) -> Iterator[Artefact]:
     with tapped(path) as tap, open_session(tap.path, here) as session:
         batch = target.batch if shared_scale else BATCH
         yield Artefact(about, path, session, tap.classes, target.runtime, batch)
+
+
+SUFFIXES = (".onnx", ".xml")
+
+
+def about_file(path: Path) -> tuple[About, Precision]:
+    """Read what an export wrote into the file; a manifest beside it knows the names of ImageNet's classes too."""
+    if not path.is_file():
+        raise SnapvitError(f"{path}: no such file")
+    said = _of_openvino(path) if path.suffix == ".xml" else _of_onnx(path)
+    if "snapvit.preprocessing" not in said:
+        raise FileFormatError(f"{path}: not made by snapvit, so how its images are prepared is not known")
+    labels = from_json(said.get("snapvit.labels", "[]"), tuple[str, ...], str(path))
+    about = About(
+        name=f"{said.get('snapvit.model', 'model')} {said.get('snapvit.variant', path.stem)}",
+        sha256=sha256(path),
+        preprocessing=from_json(said["snapvit.preprocessing"], Preprocessing, str(path)),
+        labels=labels or _of_family(path),
+        takes_bytes=said.get("snapvit.input", "").startswith("uint8"),
+    )
+    return about, check_precision(said.get("snapvit.precision", "fp32"))
+
+
+def _of_family(path: Path) -> tuple[str, ...]:
+    if not (path.parent / MANIFEST).is_file():
+        return ()
+    manifest = read_family(path.parent)
+    return manifest.labels if path.name in {variant.file for variant in manifest.variants} else ()
+
+
+def _of_onnx(path: Path) -> Mapping[str, str]:
+    return {entry.key: entry.value for entry in read_graph(path).metadata_props}
+
+
+def _of_openvino(path: Path) -> Mapping[str, str]:
+    from ..runtimes.openvino import read_model
+    from ..runtimes.openvino_nncf import METADATA
+
+    model = read_model(path)
+    if not model.has_rt_info([METADATA]):
+        return {}
+    return {name: model.get_rt_info([METADATA, name]).astype(str) for name in model.get_rt_info([METADATA]).value}

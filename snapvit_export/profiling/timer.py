@@ -17,8 +17,8 @@ from ..runtimes.device import DeviceCard
 from ..runtimes.session import Session, open_session
 from ..target import ON_CPU, Target
 from .conditions import Energy, Watch
-from .measure import Report, time_together
 from .profile import LEAST_RUNS, Percentile, Profile, to_profile
+from .sampling import Report, time_together
 
 ENERGY_SECONDS = 1.0  # of runs between two readings of the counter
 GPU_RUNS = 50  # whose median tells what the GPU alone needs

@@ -23,10 +23,9 @@ import torch
 
 from ..calibration.images import Images
 from ..checks.activations import streams
-from ..checks.agreement import require_same_in_runtime
-from ..checks.gates import NEAR, Streams, first_difference, require_close, require_equal
+from ..checks.gates import NEAR, Streams, first_difference, require_close, require_equal, require_same_in_runtime
 from ..checks.quantisation import calibrate
-from ..evaluate.accuracy import top1
+from ..evaluate.exported_model import top1
 from ..family.evaluation import Evaluation
 from ..graph.forward import OPSETS, Options
 from ..graph.writer import Emitter, Written

@@ -16,7 +16,7 @@ from torch import nn
 from ..allocation.planner import Planner
 from ..allocation.recipe import ADDS_BIASES, CORRECTIONS, RECIPES, Settings, make_settings
 from ..calibration.images import Images
-from ..correction.damping import Damping
+from ..correction.moments import Damping
 from ..errors import UsageError
 from ..evaluate.comparison import Axis, Comparison, Contestant
 from ..family.evaluation import TITLES, Evaluation

@@ -16,8 +16,7 @@ import torch
 from timm.models.eva import Eva
 from torch import Tensor, nn
 
-from ..correction.cholesky import columns_of
-from ..correction.factors import Factors
+from ..correction.cholesky import Factors, columns_of
 from ..elastic.format import Description, Wiring
 from ..elastic.write import write_elastic
 from ..errors import ModelNotUnderstood
@@ -30,9 +29,8 @@ from ..model.tensor_names import TRANSPOSED, weight_shapes
 from ..progress import Progress, Silent
 from ..storage.mapped import Array
 from .blocks.functional import ACTIVATIONS, Weights, block_weights
-from .blocks.halves import PARTS
 from .blocks.pruned_block import added_by
-from .blocks.timm_blocks import blocks_of
+from .blocks.timm_blocks import PARTS, blocks_of
 from .correct.elastic import cut_layers_of
 from .models.load import Model, as_model
 from .models.read_anatomy import activation_name, norm_kind

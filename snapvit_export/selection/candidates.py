@@ -27,9 +27,8 @@ from ..model.anatomy import Anatomy
 from ..model.plan import Plan
 from ..profiling.drift import Latency, Pace
 from ..profiling.latency_model import LatencyModel, design, fit
-from ..profiling.measure import Report
 from ..profiling.profile import Percentile, Profile
-from ..profiling.sampling import Samples
+from ..profiling.sampling import Report, Samples
 from ..profiling.timer import File, Timer
 from ..progress import Progress
 from ..runtimes.device import DeviceCard

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..checks.agreement import require_same_in_runtime
-from ..checks.gates import require_equal
+from ..checks.gates import require_equal, require_same_in_runtime
 from ..checks.inspect import inspect
 from ..elastic.folder import Elastic
 from ..errors import FileFormatError

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from ..budget import Budget
-from ..checks.agreement import require_same_in_runtime
+from ..checks.gates import require_same_in_runtime
 from ..elastic.folder import Elastic
 from ..errors import FileFormatError, SnapvitError, UsageError
 from ..family.manifest import MANIFEST, RANKING, Choice, Limits, Manifest, MeasuredOn, read_family, write_manifest

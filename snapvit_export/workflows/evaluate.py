@@ -14,9 +14,8 @@ from ..allocation.planner import check_fraction, check_sparsity
 from ..calibration.dataset import open_data_set
 from ..calibration.digits import BUNDLED as BUNDLED_IMAGES
 from ..errors import UsageError, needs
-from ..evaluate.about import SUFFIXES, about_file
 from ..evaluate.evaluator import Exam, Extractor, Judging, check_judging
-from ..evaluate.exported_model import opened
+from ..evaluate.exported_model import SUFFIXES, about_file, opened
 from ..family.evaluation import Evaluation
 from ..model.ranking import Ranking
 from ..progress import Progress, Silent

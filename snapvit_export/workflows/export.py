@@ -19,12 +19,12 @@ import numpy as np
 from .. import profiles
 from ..allocation import recipe
 from ..allocation.planner import Planner, check_fraction, check_ratio, check_reach, check_sparsity
-from ..allocation.rounds import Rounds
+from ..allocation.recipe import Rounds
 from ..budget import Budget
 from ..calibration.digits import BUNDLED as BUNDLED_IMAGES
 from ..calibration.images import Images, calibration_and_held_out, read_images
-from ..correction.damping import Damping
-from ..correction.factors import Factors
+from ..correction.cholesky import Factors
+from ..correction.moments import Damping
 from ..errors import Interrupted, SnapvitError, UsageError, needs
 from ..family.manifest import RANKING, Input, Limits, Manifest, MeasuredOn, own_files, write_manifest
 from ..graph.forward import Flavour, check_flavour

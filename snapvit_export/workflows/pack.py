@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..allocation import recipe
 from ..calibration.images import calibration_and_held_out, read_images
-from ..correction.damping import Damping
+from ..correction.moments import Damping
 from ..elastic.format import Description, own_files
 from ..errors import SnapvitError, needs
 from ..model.ranking import Ranking

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .halves import PARTS, Part, attention_half, gain_of, mlp_half, output_of
-from .timm_blocks import blocks_of
+from .timm_blocks import PARTS, Part, attention_half, blocks_of, gain_of, mlp_half, output_of
 
 MEMBERS: dict[Part, tuple[str, ...]] = {
     "attention": ("norm1", "attn", "ls1", "gamma_1", "drop_path1"),

@@ -26,17 +26,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...correction.cholesky import Factor, columns_of, from_rank_order, make_factor
-from ...correction.damping import Damping
-from ...correction.factors import Factors
-from ...correction.moments import Array, Moments, Statistics
+from ...correction.cholesky import Factor, Factors, columns_of, from_rank_order, make_factor
+from ...correction.moments import Array, Damping, Moments, Statistics
 from ...correction.sparsegpt import left_to_right
 from ...errors import SnapvitError
 from ...model.plan import Plan
 from ...model.ranking import Order, Ranking
-from ..blocks.halves import PARTS, Part, gain_of, output_of
 from ..blocks.pruned_block import ShortBlock, fold
-from ..blocks.timm_blocks import blocks_of, give_bias
+from ..blocks.timm_blocks import PARTS, Part, blocks_of, gain_of, give_bias, output_of
 from ..models.checks import weights_fingerprint
 from ..models.load import Model
 from ..models.slicing import shrink

@@ -12,8 +12,8 @@ from torch import nn
 
 from ...allocation.recipe import CORRECTIONS
 from ...calibration.images import Images
-from ...correction.damping import Damping
-from ...correction.factors import Factors
+from ...correction.cholesky import Factors
+from ...correction.moments import Damping
 from ...errors import UsageError
 from ...model.plan import Plan
 from ...model.ranking import Ranking

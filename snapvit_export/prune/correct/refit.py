@@ -40,20 +40,17 @@ from torch import Tensor, nn
 
 from ...calibration.images import Images
 from ...correction.cholesky import cholesky
-from ...correction.damping import Damping
-from ...correction.moments import Array, Moments
+from ...correction.moments import Array, Damping, Moments
 from ...errors import GateFailed, SnapvitError
 from ...model.plan import Plan
 from ...model.ranking import Ranking
 from ...progress import Progress, Silent
-from ..blocks.halves import HALVES, PARTS, Half, Part, attention_half, mlp_half, output_of
 from ..blocks.pruned_block import fold
-from ..blocks.timm_blocks import blocks_of, give_bias
+from ..blocks.timm_blocks import HALVES, PARTS, Half, Part, attention_half, blocks_of, give_bias, mlp_half, output_of
 from ..models.load import Model, as_model
 from ..models.slicing import shrink_unfolded
-from ..stats.capture_input import input_of
 from ..stats.moments import RunningRegression
-from ..stats.stream import Stream
+from ..stats.stream import Stream, input_of
 from ..stats.token_weights import TokenWeights, checked_weights, counted
 from .elastic import Layer, layers_of
 

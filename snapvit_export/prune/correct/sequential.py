@@ -22,14 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from ...calibration.images import Images
-from ...correction.damping import Damping
+from ...correction.moments import Damping
 from ...errors import SnapvitError
 from ...model.plan import Plan
 from ...model.ranking import Ranking
 from ...progress import Progress, Silent
-from ..blocks.halves import HALVES, PARTS, Part, output_of
 from ..blocks.pruned_block import fold
-from ..blocks.timm_blocks import blocks_of, give_bias
+from ..blocks.timm_blocks import HALVES, PARTS, Part, blocks_of, give_bias, output_of
 from ..models.load import Model
 from ..models.slicing import shrink_unfolded
 from ..stats.stream import Stream

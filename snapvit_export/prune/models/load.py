@@ -23,9 +23,8 @@ from ...model.plan import Plan
 from ...model.ranking import Ranking
 from ...storage.atomic import staged_folder, write_atomically
 from ...storage.json import Value, read_json, write_json
-from ..blocks.halves import PARTS, output_of
 from ..blocks.pruned_block import removed_parts
-from ..blocks.timm_blocks import as_module, blocks_of, give_bias
+from ..blocks.timm_blocks import PARTS, as_module, blocks_of, give_bias, output_of
 from .read_anatomy import read_anatomy
 from .slicing import shrink
 

@@ -21,8 +21,8 @@ from torch import nn
 from ...errors import ModelNotUnderstood, SnapvitError
 from ...model.anatomy import Anatomy, AttentionPool, Bias, Block, Norm
 from ..blocks.eva_attention import ElasticEvaAttention
-from ..blocks.halves import PARTS, gain_of
 from ..blocks.pruned_block import ShortBlock
+from ..blocks.timm_blocks import PARTS, gain_of
 
 _FAMILIES: dict[type, tuple[Literal["vit", "deit-distilled", "eva"], type]] = {
     VisionTransformer: ("vit", VitBlock),

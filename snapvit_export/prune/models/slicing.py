@@ -24,9 +24,8 @@ from ...allocation.planner import Planner
 from ...model.plan import Plan
 from ...model.ranking import Ranking
 from ..blocks.eva_attention import ElasticEvaAttention
-from ..blocks.halves import PARTS, Part, gain_of, output_of
 from ..blocks.pruned_block import MEMBERS, ShortBlock, fold
-from ..blocks.timm_blocks import as_module, blocks_of, head_shares, neuron_shares
+from ..blocks.timm_blocks import PARTS, Part, as_module, blocks_of, gain_of, head_shares, neuron_shares, output_of
 from .read_anatomy import read_anatomy
 
 if TYPE_CHECKING:  # which imports this file

@@ -12,10 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...correction.cholesky import Factor
-from ...correction.damping import Damping
-from ...correction.factors import Factors
-from ...correction.moments import Moments, Statistics
+from ...correction.cholesky import Factor, Factors
+from ...correction.moments import Damping, Moments, Statistics
 from ...correction.orders import ORDERS, product
 from ...errors import UsageError
 from ...model.ranking import Order, Ranking, check_whole

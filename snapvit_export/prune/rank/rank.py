@@ -23,8 +23,8 @@ import torch
 from ...allocation.planner import Planner, check_reach
 from ...allocation.recipe import Settings, uses_scores
 from ...calibration.images import Images
-from ...correction.damping import Damping
-from ...correction.factors import Factors
+from ...correction.cholesky import Factors
+from ...correction.moments import Damping
 from ...errors import SnapvitError, UsageError
 from ...model.plan import Protection
 from ...model.ranking import Ranking, check_whole

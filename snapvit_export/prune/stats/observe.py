@@ -20,8 +20,7 @@ from ...calibration.images import Images
 from ...correction.moments import Moments, Statistics
 from ...errors import SnapvitError
 from ...progress import Progress, Silent
-from ..blocks.halves import PARTS, Part, output_of
-from ..blocks.timm_blocks import blocks_of
+from ..blocks.timm_blocks import PARTS, Part, blocks_of, output_of
 from ..models.checks import check_device, weights_fingerprint
 from ..models.load import Model
 from .moments import RunningMoments

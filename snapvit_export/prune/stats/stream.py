@@ -1,4 +1,7 @@
-"""The stream of tokens: what runs through the blocks for all images, and the moments of what reaches a layer there."""
+"""The stream of tokens: what runs through the blocks for all images, and the moments of what reaches a layer there.
+
+What reaches a layer: its input when something is run, without running what comes after it.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,30 @@ from ...calibration.images import Images
 from ...correction.moments import Moments
 from ..blocks.functional import embed_tokens
 from ..models.load import Model
-from .capture_input import input_of
 from .moments import RunningMoments
 from .token_weights import batch_size
+
+
+class _Reached(Exception):
+    """The layer got its input: the rest need not run."""
+
+
+def input_of(linear: nn.Linear, run: Callable[[], object]) -> Tensor:
+    """The input that `linear` gets when `run` is called: (B, T, d)."""
+    found: list[Tensor] = []
+
+    def hook(_: nn.Module, inputs: tuple[Tensor]) -> None:
+        found.append(inputs[0])
+        raise _Reached
+
+    handle = linear.register_forward_pre_hook(hook)
+    try:
+        run()
+    except _Reached:
+        pass
+    finally:
+        handle.remove()
+    return found[0]
 
 
 @dataclass

@@ -32,8 +32,7 @@ from ...errors import SnapvitError
 from ...model.sublayer import SubLayer
 from ...progress import Progress, Silent
 from ..blocks.functional import pooled
-from ..blocks.halves import HALVES, PARTS, Part
-from ..blocks.timm_blocks import blocks_of
+from ..blocks.timm_blocks import HALVES, PARTS, Part, blocks_of
 from ..models.load import Model
 from .output_divergence import Divergence, DivergenceName, default_divergence
 from .stream import Stream

@@ -18,8 +18,8 @@ from ...errors import FileFormatError, MissingDependency, SnapvitError, first_li
 from ...graph.read import read_graph
 from ...storage.atomic import sha256, write_atomically
 from ...target import Precision, Target
-from ..batches import in_batches
 from ..cuda import Cuda, Graph, NoGPU, require_gpu
+from ..session import in_batches
 from .engine_file import ANY, EngineRecord, read_engine, timing_cache_path, write_engine
 from .matmul_dtypes import Census, require_precision
 from .network import BuildSettings, TensorRT

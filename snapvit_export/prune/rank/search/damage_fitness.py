@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from ....allocation.planner import Planner
-from ....correction.cholesky import Factor, from_rank_order
-from ....correction.factors import Factors
+from ....correction.cholesky import Factor, Factors, from_rank_order
 from ....model.plan import Plan
 from ....model.ranking import Ranking
 from ...blocks.functional import Weights

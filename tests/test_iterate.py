@@ -275,12 +275,14 @@ def test_too_few_images_to_judge_are_refused():
         ranked(model, some(model, 15))
 
 
-def test_a_model_without_sub_layers_is_refused():
+def test_a_model_without_sub_layers_is_ranked_in_rounds_too():
     model = make_model()
     ranking = Ranking.flat(model.anatomy)
     module = shrink(model.module, ranking, Plan(heads=(4, 0, 4), neurons=(192,) * 3))
-    with pytest.raises(SnapvitError, match="block 1 has no attention any more"):
-        ranked(Model(module, read_anatomy(module, "short"), model.description), some(model))
+    short = Model(module, read_anatomy(module, "short"), model.description)
+    found = ranked(short, some(model))
+    assert found.heads == (4, 0, 4)
+    assert all(each["plan"]["heads"][1] == 0 for each in found.provenance["rounds"])
 
 
 # --- going on

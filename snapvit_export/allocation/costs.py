@@ -37,7 +37,7 @@ class Costs:
         for kind in ("heads", "neurons"):
             tables = tuple(np.array(table, np.float64) for table in getattr(self, kind))
             for i, table in enumerate(tables):
-                if table.ndim != 1 or len(table) < 2 or not np.isfinite(table).all() or (np.diff(table) < 0).any():
+                if table.ndim != 1 or not len(table) or not np.isfinite(table).all() or (np.diff(table) < 0).any():
                     raise SnapvitError(f"block {i}: the costs of {kind} must be finite numbers that never fall")
             object.__setattr__(self, kind, tables)
         if not self.heads or len(self.heads) != len(self.neurons) or not np.isfinite(self.fixed):

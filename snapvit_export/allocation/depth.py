@@ -59,7 +59,8 @@ class Removal:
         typical = 0.0
         if measured is not None:
             moved = np.array([s.damage * s.weight for s in measured]).reshape(ends.shape) / np.maximum(ends, 1e-30)
-            typical = float(np.median(moved))  # how far the answers move for a unit of damage
+            there = np.array([(len(heads) > 1, len(neurons) > 1) for heads, neurons in damage])  # not gone before
+            typical = float(np.median(moved[there]))  # how far the answers move for a unit of damage
         if typical > 0:
             factors *= np.maximum(1.0, moved / typical)
         curves = tuple(

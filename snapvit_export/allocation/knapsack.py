@@ -259,7 +259,7 @@ class _Knapsack:
 
 def _options_of(curve: Table, table: Table, floor: int, step: int, may_go: bool, block: int) -> _Options:
     full = len(curve) - 1
-    if len(table) != len(curve) or not 1 <= floor <= full:
+    if len(table) != len(curve) or not min(1, full) <= floor <= full:  # nothing of what the model lacks
         raise SnapvitError(
             f"block {block}: damage of {full} structures, costs of {len(table) - 1} and at least {floor} kept "
             "do not belong together"

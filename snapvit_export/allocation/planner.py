@@ -186,7 +186,8 @@ class Planner:
         if self._removal:
             along = np.linspace(0, 1, len(STAGES))
             mlp, share = (float(np.interp(position, along, axis)) for axis in zip(*STAGES))
-            gone = int(share * 2 * len(self.anatomy.blocks) + 1e-9)  # a sixth of 24 is 4
+            there = sum(n > 0 for n in self.anatomy.heads + self.anatomy.neurons)
+            gone = int(share * there + 1e-9)  # a sixth of 24 is 4
         knots = ((0.0, 0.0), *PUBLISHED_PAIRS, (1.0, 1.0))
         head = float(np.interp(mlp, [m for m, _ in knots], [h for _, h in knots]))
         counts = {
@@ -230,7 +231,8 @@ class Planner:
         least = self.protection.least(self.anatomy)
         if not self.protection.sublayers:
             return Cases(Removal.of(self._damage, self._measured), costs, least, self.anatomy, self.multiple)
-        whole = costs.cases[-1] if isinstance(costs, CostsByLast) else costs  # every block has its attention
+        last = Plan.dense(self.anatomy).last_attention  # which then stays
+        whole = costs.cases[last] if isinstance(costs, CostsByLast) else costs
         return Allocator(self._damage, whole, least, self.multiple)
 
 
@@ -242,7 +244,8 @@ def _removal_order(ranking: Ranking, anatomy: Anatomy, protection: Protection) -
         raise UsageError("whether a sub-layer may go is told by its damage, which the ranking lacks. Rank with --depth")
     without = np.array([s.damage for s in ranking.sublayers]).reshape(-1, 2)
     may_go = np.array(protection.may_go(anatomy, without))
-    going = [s for s in ranking.sublayers if may_go[s.block, int(s.part == "mlp")]]
+    there = np.array([anatomy.heads, anatomy.neurons]).T > 0
+    going = [s for s in ranking.sublayers if (may_go & there)[s.block, int(s.part == "mlp")]]
     return [(s.block, s.part) for s in sorted(going, key=lambda s: s.damage)]
 
 
@@ -328,8 +331,9 @@ def _smallest(anatomy: Anatomy, protection: Protection) -> Iterator[Plan]:
         return
     nothing = (0,) * len(anatomy.blocks)
     for i, (heads, neurons) in enumerate(zip(least.heads, least.neurons)):
-        yield Plan(heads=(*nothing[:i], heads, *nothing[i + 1 :]), neurons=nothing)
-        if not anatomy.reads_token:
+        if heads:
+            yield Plan(heads=(*nothing[:i], heads, *nothing[i + 1 :]), neurons=nothing)
+        if neurons and not anatomy.reads_token:
             yield Plan(heads=nothing, neurons=(*nothing[:i], neurons, *nothing[i + 1 :]))
 
 

@@ -88,6 +88,11 @@ def make_factor(
     return Factor(unit, moments.mean[columns], lower, alive @ lower, w @ moments.mean, scale)
 
 
+def no_factor(unit: int, outputs: int) -> Factor:
+    """Of a layer that the model lacks: nothing to keep, no damage, nothing added."""
+    return Factor(unit, np.zeros(0), np.zeros((0, 0)), np.zeros((outputs, 0)), np.zeros(outputs), gain=np.ones(outputs))
+
+
 def columns_of(order: npt.ArrayLike, unit: int) -> npt.NDArray[np.int64]:
     """The columns of structures: `unit` consecutive ones each."""
     return (np.asarray(order, np.int64)[:, None] * unit + np.arange(unit)).ravel()

@@ -25,7 +25,7 @@ from ..errors import FileFormatError, SnapvitError
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
 from ..model.ranking import Ranking
-from ..model.tensor_names import factor_shapes, weight_shapes
+from ..model.tensor_names import factor_shapes, stored_shapes, weight_shapes
 from ..storage.atomic import inside, sha256
 from ..storage.mapped import Array, Tensor, check_hash, map_buffer
 from .format import CORRECTION, ELASTIC, PARTS, STORED, Description, leading_factor, read_description
@@ -57,7 +57,7 @@ class Elastic:
         description = read_description(folder)
         ranking = _ranking(folder, description)
         weights, correction = description.weights, description.correction
-        dense = map_buffer(folder, weights, weight_shapes(description.anatomy), "float32", ELASTIC)
+        dense = map_buffer(folder, weights, stored_shapes(description.anatomy), "float32", ELASTIC)
         tensors = {tensor.name: tensor for tensor in weights.tensors}
         factors = {}
         if correction is not None:

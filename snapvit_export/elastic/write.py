@@ -10,7 +10,7 @@ from ..correction.cholesky import Factor, Factors
 from ..errors import SnapvitError
 from ..model.anatomy import Anatomy, Block
 from ..model.ranking import Ranking
-from ..model.tensor_names import weight_shapes
+from ..model.tensor_names import stored_shapes
 from ..storage.atomic import sha256, staged_folder
 from ..storage.mapped import Array, write_buffer
 from .format import (
@@ -80,7 +80,7 @@ def _needed(block: Block, layer: str, e: int) -> tuple[int, ...]:
 
 def _as_named(weights: Iterable[tuple[str, Array]], anatomy: Anatomy) -> Iterator[tuple[str, Array]]:
     """The same, after making sure that all are there in the shapes that a reader will insist on."""
-    shapes = weight_shapes(anatomy)
+    shapes = stored_shapes(anatomy)
     for name, array in weights:
         if shapes.pop(name, None) != array.shape:
             raise ValueError(f"{name} of shape {array.shape} is not a tensor of this model")

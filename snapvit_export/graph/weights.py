@@ -63,7 +63,10 @@ def prepare(dense: Mapping[str, npt.NDArray[np.float32]], anatomy: Anatomy, wiri
         own = {name.removeprefix(prefix): tensor for name, tensor in dense.items() if name.startswith(prefix)}
         found |= {prefix + name: tensor for name, tensor in _block(own, anatomy, wiring, i).items()}
         for layer in ("proj", "fc2"):
-            found |= _output_layer(dense, dense, anatomy, i, layer)
+            if f"{prefix}{layer}.weight" in dense:
+                found |= _output_layer(dense, dense, anatomy, i, layer)
+            else:
+                found.pop(f"{prefix}{layer}.bias", None)  # what a lacking sub-layer adds goes into the one before it
     return {name: tensor for name, tensor in found.items() if name not in FOLDED and not name.endswith(SCALES)}
 
 
@@ -111,7 +114,9 @@ def into_embedding(own: Tensors, embedding: Tensors, anatomy: Anatomy) -> Tensor
 
 
 def _shared_bias(dense: Mapping[str, Array], anatomy: Anatomy, block: int, layer: str) -> Array | None:
-    """The bias of a layer that a variant has in common with the dense model."""
+    """The bias of a layer that a variant has in common with the dense model; of a lacking one what it still adds."""
+    if f"blocks.{block}.{layer}.weight" not in dense:
+        return dense.get(f"blocks.{block}.{layer}.bias")
     return _output_layer(dense, dense, anatomy, block, layer).get(f"blocks.{block}.{layer}.bias")
 
 

@@ -99,10 +99,10 @@ class Protection(Value, frozen=True, kw_only=True):
     sublayers: bool = True
 
     def kept_neurons(self, total: int) -> int:
-        return max(1, int(total * self.neurons))
+        return min(total, max(1, int(total * self.neurons)))  # none of a sub-layer that the model lacks
 
     def kept_heads(self, total: int) -> int:
-        return max(1, int(total * self.heads))
+        return min(total, max(1, int(total * self.heads)))
 
     def may_go(self, anatomy: Anatomy, without: npt.ArrayLike) -> list[tuple[bool, bool]]:
         """Of each block, whether its attention and its MLP may be removed whole; `without`: the damage of that, (L, 2).
@@ -115,6 +115,7 @@ class Protection(Value, frozen=True, kw_only=True):
             return [(False, False)] * len(ends)
         if anatomy.reads_token:
             ends[:, 1] = -1
+        ends[np.array([anatomy.heads, anatomy.neurons]).T == 0] = -2  # what the model lacks cannot stay
         stays = np.unravel_index(int(ends.argmax()), ends.shape)
         return [((i, 0) != stays, (i, 1) != stays) for i in range(len(ends))]
 

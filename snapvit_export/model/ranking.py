@@ -9,7 +9,7 @@ its order are kept. From these curves heads and neurons of all blocks are alloca
 
 The file is safetensors (`blocks.{i}.head_scores`, `blocks.{i}.neuron_scores`, float32; with curves also
 `blocks.{i}.head_damage`, `blocks.{i}.neuron_damage`, float64) with a JSON description, sealed by a hash: a file with
-any changed byte is refused.
+any changed byte is refused. A block that lacks its attention or its MLP has no scores of it, and its curve is one 0.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ class Ranking:
             object.__setattr__(self, name, scores)
         if not self.head_scores or len(self.head_scores) != len(self.neuron_scores):
             raise FileFormatError("a ranking needs head and neuron scores for the same number of blocks, at least one")
+        if not any(self.heads + self.neurons):
+            raise FileFormatError("a ranking needs at least one head or neuron; blocks may lack a sub-layer, not all")
         if self.damage is not None:
             object.__setattr__(self, "damage", self._frozen_damage(self.damage))
         if self.anatomy is not None:
@@ -136,7 +138,6 @@ class Ranking:
     @staticmethod
     def flat(anatomy: Anatomy) -> Ranking:
         """Equal scores for all: where only the shapes matter."""
-        check_whole(anatomy)
         heads, neurons = (tuple(np.zeros(n, np.float32) for n in sizes) for sizes in (anatomy.heads, anatomy.neurons))
         return Ranking(heads, neurons)
 
@@ -229,19 +230,9 @@ class Ranking:
         return Ranking(heads, neurons, model, anatomy, provenance, damage)
 
 
-def check_whole(anatomy: Anatomy) -> None:
-    """Refuse a model that lacks sub-layers: there is nothing in them to order."""
-    for kind, sizes in (("attention", anatomy.heads), ("MLP", anatomy.neurons)):
-        if 0 in sizes:
-            raise SnapvitError(
-                f"block {sizes.index(0)} has no {kind} any more, and a model without it cannot be ranked. "
-                "Give the model that it was cut from"
-            )
-
-
 def _frozen_scores(scores: npt.ArrayLike, name: str) -> Array:
     array = np.array(scores, dtype=np.float32)  # a copy of our own: nobody else can change it
-    if array.ndim != 1 or not array.size:
+    if array.ndim != 1:
         raise FileFormatError(f"{name}: expected one score per structure, got shape {array.shape}")
     if not np.isfinite(array).all():
         raise FileFormatError(f"{name}: {int((~np.isfinite(array)).sum())} scores are not finite numbers")

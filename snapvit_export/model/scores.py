@@ -53,6 +53,8 @@ def strictly_falling(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
     >>> strictly_falling(np.array([3.0, 1.0, 2.0]))    # 3, just above 2, 2
     """
+    if not len(values):  # of a sub-layer that is gone
+        return values
     whole = {2: np.int16, 4: np.int32, 8: np.int64}[values.dtype.itemsize]
     # Floats that are not negative sort like the integers of the same bits, and the next float is the next integer.
     steps = (np.maximum(values, 0) + values.dtype.type(0))[::-1].copy().view(whole).astype(np.int64)  # no -0.0

@@ -64,6 +64,15 @@ def weight_shapes(anatomy: Anatomy) -> Shapes:
     return shapes
 
 
+def stored_shapes(anatomy: Anatomy) -> Shapes:
+    """The same of a model that is stored whole: what it lacks already still adds a bias, of zeros or not, (E,)."""
+    shapes = weight_shapes(anatomy)
+    for i, block in enumerate(anatomy.blocks):
+        shapes |= {} if block.heads else {f"blocks.{i}.proj.bias": (anatomy.embed_dim,)}
+        shapes |= {} if block.hidden else {f"blocks.{i}.fc2.bias": (anatomy.embed_dim,)}
+    return shapes
+
+
 def factor_shapes(anatomy: Anatomy) -> Shapes:
     """Every array of the correction: d is the layer's input width, L a lower triangle, packed row after row."""
     e = anatomy.embed_dim

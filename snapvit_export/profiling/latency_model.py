@@ -86,10 +86,11 @@ def _counted(plan: Plan, each: Sequence[Sequence[float]], last_head: float | Non
 def design(anatomy: Anatomy, lacking: bool = False) -> list[Plan]:
     """Plans to time for a fit, the dense one first; `lacking`: also some without sub-layers, where there are enough."""
     found = dict.fromkeys(_with_shares(anatomy, *shares) for shares in DESIGN)
-    if lacking and len(anatomy.blocks) > 2:
-        last = len(anatomy.blocks) - 1
+    last = Plan.dense(anatomy).last_attention
+    if lacking and len(anatomy.blocks) > 2 and last >= 0:
         least = _with_shares(anatomy, 0, 0)
-        none, one = (0,) * (last + 1), (*[0] * last, least.heads[last])
+        none = (0,) * len(anatomy.blocks)
+        one = (*none[:last], least.heads[last], *none[last + 1 :])
         half = tuple(n if i % 2 or i == last else 0 for i, n in enumerate(anatomy.heads))
         found |= dict.fromkeys(
             [
@@ -104,8 +105,8 @@ def design(anatomy: Anatomy, lacking: bool = False) -> list[Plan]:
 
 def _with_shares(anatomy: Anatomy, of_heads: float, of_neurons: float) -> Plan:
     return Plan(
-        heads=tuple(max(1, round(of_heads * n)) for n in anatomy.heads),
-        neurons=tuple(max(1, round(of_neurons * n)) for n in anatomy.neurons),
+        heads=tuple(min(n, max(1, round(of_heads * n))) for n in anatomy.heads),
+        neurons=tuple(min(n, max(1, round(of_neurons * n))) for n in anatomy.neurons),
     )
 
 
@@ -119,7 +120,7 @@ def fit(anatomy: Anatomy, measured: Sequence[tuple[Plan, float]], last_makes_key
     if len(measured) < 4:
         raise ValueError(f"a latency model needs at least four nets, not {len(measured)}")
     units = _units(anatomy)
-    lacking = any(plan.removed for plan, _ in measured)
+    lacking = any(len(plan.removed) > len(Plan.dense(anatomy).removed) for plan, _ in measured)
     last_head = (KEYS_AND_VALUES if last_makes_keys else 0.0) if anatomy.reads_token else None
     features = np.array([[1.0, *_counted(plan, units, last_head)] for plan, _ in measured])[:, : 5 if lacking else 3]
     times = np.array([ms for _, ms in measured])

@@ -25,13 +25,13 @@ from ..graph.writer import Blueprint
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
 from ..model.ranking import Ranking
-from ..model.tensor_names import TRANSPOSED, weight_shapes
+from ..model.tensor_names import TRANSPOSED, stored_shapes
 from ..progress import Progress, Silent
 from ..storage.mapped import Array
-from .blocks.functional import ACTIVATIONS, Weights, block_weights
+from .blocks.functional import ACTIVATIONS, Weights, block_weights, rotates_half, stand_ins
 from .blocks.pruned_block import added_by
 from .blocks.timm_blocks import PARTS, blocks_of
-from .correct.elastic import cut_layers_of
+from .correct.elastic import layers_of
 from .models.load import Model, as_model
 from .models.read_anatomy import activation_name, norm_kind
 
@@ -84,7 +84,7 @@ def corrected_layers(module: nn.Module, ranking: Ranking, plan: Plan, dense: Map
     found: dict[str, Array] = {}
     embed = len(dense["patch.weight"])
     for i, block in enumerate(blocks_of(module)):
-        parts = zip(("proj", "fc2"), PARTS, cut_layers_of(block, ranking, i), (plan.heads[i], plan.neurons[i]))
+        parts = zip(("proj", "fc2"), PARTS, layers_of(block, ranking, i), (plan.heads[i], plan.neurons[i]))
         for name, part, layer, keep in parts:
             named = f"blocks.{i}.{name}"
             if layer is None:
@@ -112,7 +112,7 @@ def read_wiring(module: Any, anatomy: Anatomy) -> Wiring:
     if unknown := sorted(used - set(ACTIVATIONS)):
         raise ModelNotUnderstood(f"activation {unknown[0]} has no name that a graph could be made from")
     return Wiring(
-        rotate_half=bool(getattr(blocks_of(module)[0].attn, "rotate_half", False)),
+        rotate_half=rotates_half(module),
         pool_prefix=pool is not None if isinstance(module, Eva) else bool(module.pool_include_prefix),
         pool_activation=None if pool is None else activation_name(pool.mlp.act),
         eps={name: eps for name, eps in _all_eps(module, anatomy).items() if eps != anatomy.norm_eps},
@@ -125,8 +125,12 @@ def _all_eps(module: Any, anatomy: Anatomy) -> dict[str, float]:
     if module.attn_pool is not None:
         norms["pool.norm"] = module.attn_pool.norm
     for i, block in enumerate(blocks_of(module)):
-        parts = {"norm1": block.norm1, "norm2": block.norm2, "attn_norm": block.attn.norm, "mlp_norm": block.mlp.norm}
-        parts |= {"q_norm": block.attn.q_norm, "k_norm": block.attn.k_norm}
+        parts: dict[str, Any] = {}
+        if block.attn is not None:
+            parts |= {"norm1": block.norm1, "attn_norm": block.attn.norm}
+            parts |= {"q_norm": block.attn.q_norm, "k_norm": block.attn.k_norm}
+        if block.mlp is not None:
+            parts |= {"norm2": block.norm2, "mlp_norm": block.mlp.norm}
         norms |= {f"blocks.{i}.{name}": norm for name, norm in parts.items()}
     found = {}
     for name, norm in norms.items():
@@ -141,20 +145,21 @@ def _all_eps(module: Any, anatomy: Anatomy) -> dict[str, float]:
 def _weights(model: Model, ranking: Ranking, progress: Progress) -> Iterator[tuple[str, Array]]:
     """All tensors in the order of the computation, one block at a time."""
     anatomy = model.anatomy
-    names = list(weight_shapes(anatomy))
-    inner = [n for n, name in enumerate(names) if name.startswith("blocks.")]
-    outside = _outside(model.module, anatomy)
-    yield from ((name, _stored(name, outside[name])) for name in names[: inner[0]])
+    names, outside = list(stored_shapes(anatomy)), _outside(model.module, anatomy)
+    first = next(n for n, name in enumerate(names) if name.startswith("blocks."))
+    yield from ((name, _stored(name, outside[name])) for name in names[:first])
     progress.phase("packing blocks", len(anatomy.blocks))
     for i, block in enumerate(blocks_of(model.module)):
         heads, neurons = (torch.from_numpy(order) for order in (ranking.head_order(i), ranking.neuron_order(i)))
-        tensors = _split(block_weights(block, heads, neurons, split_query=True))
+        tensors = stand_ins(block, anatomy.embed_dim, True) | block_weights(block, heads, neurons, split_query=True)
+        tensors = _split(tensors)
         prefix = f"blocks.{i}."
         for name in names:
             if name.startswith(prefix):
                 yield name, _stored(name, tensors[name.removeprefix(prefix)])
         progress.advance()
-    yield from ((name, _stored(name, outside[name])) for name in names[inner[-1] + 1 :])
+    after = (name for name in names[first:] if not name.startswith("blocks."))
+    yield from ((name, _stored(name, outside[name])) for name in after)
 
 
 def _split(weights: Weights) -> Weights:

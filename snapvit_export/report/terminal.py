@@ -19,6 +19,8 @@ from ..profiling.conditions import worst_warnings
 from . import text as words
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from rich.table import Table
     from rich.text import Text
 
@@ -86,7 +88,7 @@ def _number(value: float | None, digits: int) -> str:
 def print_ranking(ranking: Ranking, path: Path) -> None:
     """Where the scores of each block lie, and what the search found."""
     rows = [
-        (str(i), *(f"{value:.3g}" for scores in (heads, neurons) for value in (min(scores), max(scores))))
+        (str(i), *_range(heads), *_range(neurons))
         for i, (heads, neurons) in enumerate(zip(ranking.head_scores, ranking.neuron_scores))
     ]
     print_rows(("block", "heads from", "to", "neurons from", "to "), rows, left=set())
@@ -95,6 +97,11 @@ def print_ranking(ranking: Ranking, path: Path) -> None:
         evaluations = found["history"][-1]["evaluations"] if found["history"] else 0
         print(f"Fitness {found['start_fitness']:.5f} at the start, {found['best_fitness']:.5f} after {evaluations}.")
     print(f"Written to {path}: {ranking.model}, {sum(ranking.heads)} heads, {sum(ranking.neurons)} neurons")
+
+
+def _range(scores: npt.NDArray[np.float32]) -> tuple[str, str]:
+    """The least and the largest score; none of a sub-layer that the model lacks."""
+    return (f"{min(scores):.3g}", f"{max(scores):.3g}") if len(scores) else ("none", "none")
 
 
 def print_profiles(found: FamilyProfile) -> None:

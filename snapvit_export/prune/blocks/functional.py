@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from ...errors import ModelNotUnderstood
 from ...model.anatomy import Anatomy, Block
 from .eva_attention import rotate
-from .timm_blocks import blocks_of, head_shares, neuron_shares
+from .pruned_block import added_by
+from .timm_blocks import PARTS, Part, blocks_of, gain_of, head_shares, neuron_shares
 
 Weights = dict[str, Tensor]
 ATTENDING = frozenset({"norm1", "qkv", "q", "kv", "q_norm", "k_norm"})  # what comes before the heads' output
@@ -54,7 +55,7 @@ def read_body(model: Any, anatomy: Anatomy, rope: Tensor | None) -> Body:
     if unknown:
         raise ModelNotUnderstood(f"activation {', '.join(sorted(unknown))} is not supported by the search")
     needed = anatomy.read_tokens if anatomy.reads_token else None
-    half = bool(getattr(blocks_of(model)[0].attn, "rotate_half", False))
+    half = rotates_half(model)
     prefix = anatomy.tokens - anatomy.patches
     embed, head = anatomy.embed_dim, anatomy.blocks[0].head_dim
     widths = {"norm1": embed, "norm2": embed, "q_norm": head, "k_norm": head}
@@ -76,30 +77,58 @@ def pooled(model: Any, x: Tensor) -> Tensor:
 def all_weights(model: Any, body: Body, keep: Sequence[tuple[Tensor, Tensor]]) -> list[Weights]:
     """The tensors of every block, cut to the heads and neurons it keeps; without those that `attend_first` needs."""
     last = len(keep) - 1
-    weights = [
-        block_weights(block, *chosen, split_query=body.needed is not None and i == last)
-        for i, (block, chosen) in enumerate(zip(blocks_of(model), keep))
-    ]
+    weights = []
+    for i, (block, chosen) in enumerate(zip(blocks_of(model), keep)):
+        split = body.needed is not None and i == last
+        weights.append(block_weights(block, *chosen, split_query=split) | stand_ins(block, body.widths["norm1"], split))
     weights[0] = {name: value for name, value in weights[0].items() if name.split(".")[0] not in ATTENDING}
     return weights
 
 
 def block_weights(block: Any, heads: Tensor, neurons: Tensor, split_query: bool) -> Weights:
-    """The tensors of one block, cut to these heads and neurons; copies, so nothing of the dense model is kept alive."""
+    """The tensors of one block, cut to these heads and neurons; copies, so nothing of the dense model is kept alive.
+
+    Of a part that the block lacks there are none.
+    """
     cut = {id(share.tensor): share.taken(heads) for share in head_shares(block.attn)}
     cut |= {id(share.tensor): share.taken(neurons) for share in neuron_shares(block.mlp)}
-    weights = {
-        **_norm("norm1", block.norm1),
-        **_attention(block.attn, cut, split_query),
-        **_norm("norm2", block.norm2),
-        **_mlp(block.mlp, cut),
-    }
-    first, second = (block.gamma_1, block.gamma_2) if hasattr(block, "gamma_1") else (block.ls1, block.ls2)
-    for name, scale in (("scale1", first), ("scale2", second)):
-        value = getattr(scale, "gamma", scale)
-        if isinstance(value, Tensor):
-            weights[name] = value.detach()
+    weights: Weights = {}
+    if block.attn is not None:
+        weights |= _norm("norm1", block.norm1) | _attention(block.attn, cut, split_query)
+    if block.mlp is not None:
+        weights |= _norm("norm2", block.norm2) | _mlp(block.mlp, cut)
+    for name, part in zip(("scale1", "scale2"), PARTS):
+        if (gain := gain_of(block, part)) is not None:
+            weights[name] = gain
     return weights
+
+
+def stand_ins(block: Any, embed: int, split_query: bool) -> Weights:
+    """One head or neuron that nothing reads for each part that a block lacks, and what it still adds as a bias.
+
+    So one function computes all blocks; a traced graph has no room for none at all.
+    """
+    weights: Weights = {}
+    if block.attn is None:
+        names = {"q": 1, "kv": 2} if split_query else {"qkv": 3}
+        rows = {f"{name}.weight": torch.zeros(count * block.head_dim, embed) for name, count in names.items()}
+        weights |= {"norm1.weight": torch.ones(embed), **rows, "proj.weight": torch.zeros(embed, block.head_dim)}
+        weights["proj.bias"] = _left_by(block, "attention", embed)
+    if block.mlp is None:
+        weights |= {"norm2.weight": torch.ones(embed), "fc1.weight": torch.zeros(1, embed)}
+        weights |= {"fc2.weight": torch.zeros(embed, 1), "fc2.bias": _left_by(block, "mlp", embed)}
+    return weights
+
+
+def _left_by(block: Any, part: Part, embed: int) -> Tensor:
+    left = added_by(block, part)
+    return torch.zeros(embed) if left is None else left.detach()
+
+
+def rotates_half(model: Any) -> bool:
+    """Whether rotary pairs lie half a head apart: as the first attention that is there says."""
+    attention = next((block.attn for block in blocks_of(model) if block.attn is not None), None)
+    return bool(getattr(attention, "rotate_half", False))
 
 
 def attend_first(x: Tensor, w: Weights, body: Body) -> Tensor:

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...correction.cholesky import Factor, Factors, columns_of, from_rank_order, make_factor
+from ...correction.cholesky import Factor, Factors, columns_of, from_rank_order, make_factor, no_factor
 from ...correction.moments import Array, Damping, Moments, Statistics
 from ...correction.sparsegpt import left_to_right
 from ...errors import SnapvitError
@@ -69,15 +69,7 @@ class Layer:
         return columns_of(np.sort(self.order[:keep]), self.unit)
 
 
-def layers_of(block: Any, ranking: Ranking, i: int) -> tuple[Layer, Layer]:
-    """The proj and the fc2 of block `i`, which lacks neither."""
-    proj, fc2 = cut_layers_of(block, ranking, i)
-    if proj is None or fc2 is None:
-        raise SnapvitError(f"block {i} lacks its {'MLP' if proj else 'attention'}. Give the model it was cut from")
-    return proj, fc2
-
-
-def cut_layers_of(block: Any, ranking: Ranking, i: int) -> tuple[Layer | None, Layer | None]:
+def layers_of(block: Any, ranking: Ranking, i: int) -> tuple[Layer | None, Layer | None]:
     """The proj and the fc2 of block `i`; None for what was removed."""
     proj, fc2 = unordered_layers(block)
     return proj and proj.with_order(ranking.head_order(i)), fc2 and fc2.with_order(ranking.neuron_order(i))
@@ -102,11 +94,14 @@ def make_factors(model: Model, ranking: Ranking, statistics: Statistics, damping
     """
     ranking.check_fits(model.anatomy)
     check_statistics(model, statistics)
-    proj, fc2 = [], []
+    embed = model.anatomy.embed_dim
+    proj: list[Factor] = []
+    fc2: list[Factor] = []
     for i, block in enumerate(blocks_of(model.module)):
         first, second = layers_of(block, ranking, i)
-        proj.append(first.factored(statistics.proj[i], damping))
-        fc2.append(second.factored(statistics.fc2[i], damping))
+        unit = model.anatomy.blocks[i].head_dim
+        proj.append(no_factor(unit, embed) if first is None else first.factored(statistics.proj[i], damping))
+        fc2.append(no_factor(1, embed) if second is None else second.factored(statistics.fc2[i], damping))
     return Factors(tuple(proj), tuple(fc2), ranking.order_sha256, damping, statistics.images)
 
 
@@ -122,12 +117,12 @@ def correct_module(small: nn.Module, ranking: Ranking, plan: Plan, factors: Fact
         raise SnapvitError(f"a plan of {len(plan.heads)} blocks and a module of {len(blocks)} do not go together")
     for i, block in enumerate(blocks):
         counts, made = (plan.heads[i], plan.neurons[i]), (factors.proj[i], factors.fc2[i])
-        for part, layer, factor, keep in zip(PARTS, cut_layers_of(block, ranking, i), made, counts):
+        for part, layer, factor, keep in zip(PARTS, layers_of(block, ranking, i), made, counts):
             if layer is not None:
                 put_factor(layer.linear, layer, factor, keep)
             elif keep:
                 raise SnapvitError(f"block {i}: the module lacks its {part}, of which the plan keeps {keep}")
-            else:
+            elif factor.structures:  # otherwise the model lacked it before: what it adds is there
                 put_mean(block, part, factor.corrected(0)[1], factor.gain)
     fold(small)
 
@@ -152,9 +147,9 @@ def corrected(
     check_statistics(model, statistics)
     for i, (block, target) in enumerate(zip(blocks_of(model.module), blocks_of(small))):
         proj, fc2 = layers_of(block, ranking, i)
-        if plan.heads[i]:  # what is gone keeps its bias, as all biases stay in this variant
+        if proj is not None and plan.heads[i]:  # what is gone keeps its bias, as all biases stay in this variant
             put_left_to_right(target.attn.proj, proj, statistics.proj[i], plan.heads[i], damping)
-        if plan.neurons[i]:
+        if fc2 is not None and plan.neurons[i]:
             put_left_to_right(target.mlp.fc2, fc2, statistics.fc2[i], plan.neurons[i], damping)
     return small
 

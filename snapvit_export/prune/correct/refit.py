@@ -89,10 +89,12 @@ def refit(
     progress.phase("refitting block by block", len(plan.heads))
     for i, (dense, cut) in enumerate(zip(blocks_of(model.module), blocks_of(small))):
         counts = [counted(model.anatomy, len(images), n, weights[i]) for n in range(len(stream.chunks))]
-        for part in _sub_layers(dense, cut, layers_of(dense, ranking, i), (plan.heads[i], plan.neurons[i]), i):
-            goal.chunks = [part.half(dense, chunk, goal.extra) for chunk in goal.chunks]
-            part.put(part.look(stream, goal, counts), damping, pull * (1 - i / len(plan.heads)))
-            stream.chunks = [part.half(cut, chunk, stream.extra) for chunk in stream.chunks]
+        parts = _sub_layers(dense, cut, layers_of(dense, ranking, i), (plan.heads[i], plan.neurons[i]), i)
+        for half, part in zip(HALVES.values(), parts):
+            goal.chunks = [half(dense, chunk, goal.extra) for chunk in goal.chunks]
+            if part is not None:
+                part.put(part.look(stream, goal, counts), damping, pull * (1 - i / len(plan.heads)))
+            stream.chunks = [half(cut, chunk, stream.extra) for chunk in stream.chunks]
         progress.advance()
     fold(small)
     return small
@@ -174,10 +176,15 @@ class _SubLayer:
         self.target.bias.copy_(torch.from_numpy(bias))
 
 
-def _sub_layers(dense: Any, cut: Any, layers: tuple[Layer, Layer], keep: tuple[int, int], i: int) -> list[_SubLayer]:
+def _sub_layers(
+    dense: Any, cut: Any, layers: tuple[Layer | None, Layer | None], keep: tuple[int, int], i: int
+) -> list[_SubLayer | None]:
+    """The attention and the MLP of a block; None for one that the dense model lacks."""
     named = zip(("attn.proj", "mlp.fc2"), PARTS, (dense.attn, dense.mlp), layers, keep)
     return [
-        _SubLayer(
+        None
+        if layer is None
+        else _SubLayer(
             f"blocks.{i}.{name}", part, HALVES[part], dense, cut, layer, output_of(cut, part), kept, _has_norm(inner)
         )
         for name, part, inner, layer, kept in named

@@ -76,7 +76,7 @@ class _Step:
     number: int
     dense: Any
     cut: Any
-    layers: tuple[Layer, Layer]
+    layers: tuple[Layer | None, Layer | None]  # None: the dense model lacks it
     keep: tuple[int, int]
     weights: Tensor | None  # of the tokens
     damping: Damping
@@ -88,7 +88,7 @@ class _Step:
         return output_of(self.cut, "attention"), output_of(self.cut, "mlp")
 
     def is_cut(self) -> Sequence[bool]:
-        return [keep < len(layer.order) for layer, keep in zip(self.layers, self.keep)]
+        return [layer is not None and keep < len(layer.order) for layer, keep in zip(self.layers, self.keep)]
 
 
 def _correct_block(step: _Step, stream: Stream) -> None:
@@ -98,7 +98,7 @@ def _correct_block(step: _Step, stream: Stream) -> None:
     ):
         if target is not None:
             give_bias(target)
-        if is_cut:
+        if layer is not None and is_cut:
             moments = stream.moments(half_of(part, step.dense), layer.linear, name, step.weights)
             if target is None:
                 put_mean(step.cut, part, layer.weight @ moments.mean, layer.gain)
@@ -110,7 +110,7 @@ def _correct_block(step: _Step, stream: Stream) -> None:
 def _correct_block_as_released(step: _Step, stream: Stream) -> None:
     """Both layers by what the dense block gives, each from left to right."""
     for layer, target, keep, name, is_cut in zip(step.layers, step.targets(), step.keep, step.names(), step.is_cut()):
-        if is_cut and target is not None:
+        if layer is not None and is_cut and target is not None:
             moments = stream.moments(step.dense, layer.linear, name, step.weights)
             put_left_to_right(target, layer, moments, keep, step.damping)
     stream.go_through(step.cut)

@@ -124,7 +124,7 @@ def _check_ready(module: nn.Module, name: str) -> None:
             dtype = str(tensor.dtype).removeprefix("torch.")
             raise SnapvitError(f"{name}: its weights are {dtype} on {tensor.device}. Give module.float().cpu()")
     for part in module.modules():
-        if part.training and (getattr(part, "p", 0) or getattr(part, "drop_prob", 0)):
+        if part.training and any(getattr(part, rate, None) for rate in ("p", "drop_prob")):
             raise SnapvitError(f"{name}: is being trained, and {type(part).__name__} drops at random. Call .eval()")
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...model.plan import Plan
 from ...model.ranking import Ranking
-from ..blocks.timm_blocks import blocks_of
+from ..blocks.timm_blocks import PARTS, blocks_of, output_of
 from .slicing import kept
 
 
@@ -26,13 +26,13 @@ def masked(model: nn.Module, ranking: Ranking, plan: Plan) -> Iterator[nn.Module
     try:
         for i, block in enumerate(blocks_of(model)):
             heads, neurons = kept(ranking, plan, i)
-            unit = block.attn.head_dim
+            unit = getattr(block.attn, "head_dim", 1)
             columns = (heads[:, None] * unit + torch.arange(unit)).flatten()  # (kept*head_dim,)
-            for norm, linear, keep in (
-                (block.attn.norm, block.attn.proj, columns),
-                (block.mlp.norm, block.mlp.fc2, neurons),
-            ):
-                if not isinstance(norm, nn.Identity):
+            for half, part, keep in ((block.attn, PARTS[0], columns), (block.mlp, PARTS[1], neurons)):
+                norm, linear = getattr(half, "norm", None), output_of(block, part)
+                if linear is None:  # the model lacks it: nothing to silence
+                    continue
+                if isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity):
                     hooks.append(norm.register_forward_hook(_norm_over(keep)))
                 hooks.append(linear.register_forward_pre_hook(_silence_all_but(keep, linear.in_features)))
         yield model

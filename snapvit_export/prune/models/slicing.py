@@ -24,7 +24,7 @@ from ...allocation.planner import Planner
 from ...model.plan import Plan
 from ...model.ranking import Ranking
 from ..blocks.eva_attention import ElasticEvaAttention
-from ..blocks.pruned_block import MEMBERS, ShortBlock, fold
+from ..blocks.pruned_block import MEMBERS, ShortBlock, added_by, fold
 from ..blocks.timm_blocks import PARTS, Part, as_module, blocks_of, gain_of, head_shares, neuron_shares, output_of
 from .read_anatomy import read_anatomy
 
@@ -93,6 +93,8 @@ def _shortened(block: Any, dense: Any, head_dim: int, parts: list[Part]) -> Shor
         linear, gain = output_of(dense, part), gain_of(dense, part)
         if linear is not None and linear.bias is not None:
             short.add(part, linear.bias.detach() if gain is None else linear.bias.detach() * gain)
+        elif linear is None and (left := added_by(dense, part)) is not None:  # gone before
+            short.add(part, left)
     return short
 
 

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...correction.cholesky import Factor, Factors
+from ...correction.cholesky import Factor, Factors, no_factor
 from ...correction.moments import Damping, Moments, Statistics
 from ...correction.orders import ORDERS, product
 from ...errors import UsageError
-from ...model.ranking import Order, Ranking, check_whole
+from ...model.ranking import Order, Ranking
 from ...model.scores import Scores
 from ..blocks.timm_blocks import blocks_of
 from ..correct.elastic import Layer, check_statistics, unordered_layers
@@ -38,9 +38,10 @@ def damage_ranking(
 
     >>> ranking, factors = damage_ranking(model, observe(model, images))
     """
-    check_whole(model.anatomy)
     found = ordered_layers(model, statistics, order, scores, damping)
-    attention, mlps = ([part for part in parts if part is not None] for parts in zip(*found))
+    embed = model.anatomy.embed_dim
+    attention = [part or _nothing(block.head_dim, embed) for (part, _), block in zip(found, model.anatomy.blocks)]
+    mlps = [part or _nothing(1, embed) for _, part in found]
     damage = tuple((a.factor.errors(), m.factor.errors()) for a, m in zip(attention, mlps))
     orders = [part.order for part in attention], [part.order for part in mlps]
     ranking = Ranking.from_orders(*orders, damage, model.name, model.anatomy, provenance or {})
@@ -53,6 +54,10 @@ class Ordered(NamedTuple):
 
     order: Order
     factor: Factor
+
+
+def _nothing(unit: int, embed: int) -> Ordered:
+    return Ordered(np.zeros(0, np.int64), no_factor(unit, embed))
 
 
 def ordered_layers(

@@ -27,7 +27,7 @@ from ...correction.cholesky import Factors
 from ...correction.moments import Damping
 from ...errors import SnapvitError, UsageError
 from ...model.plan import Protection
-from ...model.ranking import Ranking, check_whole
+from ...model.ranking import Ranking
 from ...model.scores import Scores
 from ...model.sublayer import KEY, SubLayer
 from ...progress import Progress, Silent
@@ -367,7 +367,6 @@ def divergence_of(settings: Settings, model: Model) -> DivergenceName:
 
 def check(criterion: Criterion, model: Model, images: Images, settings: Settings) -> None:
     """Refuse what these settings cannot do with this model and these images, before any work."""
-    check_whole(model.anatomy)
     if needs_images(settings) and not len(images):
         what = f"criterion {settings.criterion}" if settings.allocation == "pairs" else "joint allocation"
         raise SnapvitError(f"{what} needs images. Give --data")

@@ -32,7 +32,7 @@ from ...errors import SnapvitError
 from ...model.sublayer import SubLayer
 from ...progress import Progress, Silent
 from ..blocks.functional import pooled
-from ..blocks.timm_blocks import HALVES, PARTS, Part, blocks_of
+from ..blocks.timm_blocks import HALVES, PARTS, Part, blocks_of, output_of
 from ..models.load import Model
 from .output_divergence import Divergence, DivergenceName, default_divergence
 from .stream import Stream
@@ -74,8 +74,12 @@ def measure_sublayers(
             for part in PARTS:
                 after = [HALVES[part](block, chunk, extra) for chunk in chunks]
                 mean, said = _seen(chunks, after, weights[i])
-                without = rest.embedding([chunk + mean for chunk in chunks], *_next(i, part))
-                moved = float(judge(without, slice(0, len(without))).mean())
+                moved = 0.0
+                if output_of(block, part) is None:  # the model lacks it already, and nothing more can be lost
+                    said = dict.fromkeys(said, 0.0)
+                else:
+                    without = rest.embedding([chunk + mean for chunk in chunks], *_next(i, part))
+                    moved = float(judge(without, slice(0, len(without))).mean())
                 found.append(SubLayer(block=i, part=part, damage=max(moved, 0.0), **said))
                 means += [mean] if part == "attention" else []
                 chunks = after

@@ -57,9 +57,9 @@ def _cells(variant: Widths, kind: Kind, whole: tuple[int, ...]) -> list[Spec]:
             "block": i,
             "block_text": str(i),
             "kept": k,
-            "share": k / n,
+            "share": k / max(n, 1),  # the dense model may lack it too
             "text": f"{k} of {n} {kind}" if k else "nothing: the sub-layer is removed",
-            "percent": f"{100 * k / n:.0f} %",
+            "percent": f"{100 * k / max(n, 1):.0f} %",
         }
         for i, (k, n) in enumerate(zip(kept, whole))
     ]

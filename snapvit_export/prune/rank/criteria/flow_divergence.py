@@ -52,7 +52,7 @@ class FlowDivergence:
 
     def finish(self, module: nn.Module, sums: Sequence[Tensor], images: int) -> Scores:
         *each, whole = sums
-        return to_scores([flow / total if total > 0 else flow for flow, total in zip(each, whole)])
+        return to_scores(module, [flow / total if total > 0 else flow for flow, total in zip(each, whole)])
 
 
 def _flows(share: Share, x: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ class SummedGradient:
             (rows.grouped(total), rows.grouped(rows.weight.detach().to(total)))
             for rows, total in zip(scored_rows(module), sums)
         ]
-        return to_scores(list(self.rule.over(lines)))
+        return to_scores(module, list(self.rule.over(module, lines)))
 
 
 def _mean_square(g: Tensor, w: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ class PerSampleGradient:
         ]
 
     def finish(self, module: nn.Module, sums: Sequence[Tensor], images: int) -> Scores:
-        return to_scores([total / images for total in sums])
+        return to_scores(module, [total / images for total in sums])
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class MaskFisher:
         ]
 
     def finish(self, module: nn.Module, sums: Sequence[Tensor], images: int) -> Scores:
-        return to_scores(sums)
+        return to_scores(module, sums)
 
 
 def _summed_squares(rows: Rows, x: Tensor, d: Tensor, images: int) -> Tensor:

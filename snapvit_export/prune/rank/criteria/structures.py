@@ -1,15 +1,17 @@
 """Where a criterion looks, and Scores from what it found: lists with the neurons of every block first, then the heads.
 
 `scored_rows` are the weights that make a structure (fc1 or the gate, the value rows), `columns` those that read it
-(fc2, proj). Both go through the blocks in the same order, so that lists made from one fit the other.
+(fc2, proj). Both go through the blocks in the same order, so that lists made from one fit the other. Of a part that a
+block lacks there is nothing in any list.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -51,31 +53,38 @@ class Rule(NamedTuple):
     neurons: Callable[..., Tensor]
     heads: Callable[..., Tensor]
 
-    def over(self, lines: Sequence[tuple[Tensor, ...]]) -> Iterator[Tensor]:
+    def over(self, module: nn.Module, lines: Sequence[tuple[Tensor, ...]]) -> Iterator[Tensor]:
         """Scores of all blocks' neurons, then heads."""
-        depth = len(lines) // 2
-        yield from (self.neurons(*line) for line in lines[:depth])
-        yield from (self.heads(*line) for line in lines[depth:])
+        mlps = len(_mlps(module))
+        yield from (self.neurons(*line) for line in lines[:mlps])
+        yield from (self.heads(*line) for line in lines[mlps:])
 
 
 def scored_rows(module: nn.Module) -> list[Rows]:
     """fc1 or the gate of every block (the first section), then the values of every block (the last)."""
-    blocks = blocks_of(module)
-    neurons = [Rows(scored_neuron_weight(block.mlp), 0) for block in blocks]
-    return neurons + [Rows(scored_head_weight(block.attn), -1) for block in blocks]
+    neurons = [Rows(scored_neuron_weight(mlp), 0) for mlp in _mlps(module)]
+    return neurons + [Rows(scored_head_weight(attn), -1) for attn in _attentions(module)]
 
 
 def columns(module: nn.Module) -> list[Share]:
     """fc2 of every block, then proj of every block."""
-    blocks = blocks_of(module)
-    return [neuron_columns(block.mlp) for block in blocks] + [head_columns(block.attn) for block in blocks]
+    return [*map(neuron_columns, _mlps(module)), *map(head_columns, _attentions(module))]
 
 
-def to_scores(values: Sequence[Tensor]) -> Scores:
-    """Scores from one tensor per block for the neurons, then one per block for the heads."""
+def _mlps(module: nn.Module) -> list[Any]:
+    return [block.mlp for block in blocks_of(module) if block.mlp is not None]
+
+
+def _attentions(module: nn.Module) -> list[Any]:
+    return [block.attn for block in blocks_of(module) if block.attn is not None]
+
+
+def to_scores(module: nn.Module, values: Sequence[Tensor]) -> Scores:
+    """Scores from one tensor for the neurons of each MLP, then one for the heads of each attention."""
     broken = sum(int((~torch.isfinite(block)).sum()) for block in values)
     if broken:
         raise SnapvitError(f"{broken} scores are not finite numbers. Are the weights of this model whole?")
-    arrays = [block.detach().cpu().numpy() for block in values]
-    depth = len(arrays) // 2
-    return Scores(heads=stacked(arrays[depth:]), neurons=stacked(arrays[:depth]))
+    arrays = iter([block.detach().cpu().numpy() for block in values])
+    blocks, none = blocks_of(module), np.zeros(0)
+    neurons = [none if block.mlp is None else next(arrays) for block in blocks]
+    return Scores(heads=stacked([none if b.attn is None else next(arrays) for b in blocks]), neurons=stacked(neurons))

@@ -45,7 +45,7 @@ class Variance:
 
     def finish(self, module: nn.Module, sums: Sequence[Tensor], images: int) -> Scores:
         *moments, n = sums
-        return to_scores([_loss(share, total, n) for share, total in zip(columns(module), moments)])
+        return to_scores(module, [_loss(share, total, n) for share, total in zip(columns(module), moments)])
 
 
 def _moments(x: Tensor) -> Tensor:

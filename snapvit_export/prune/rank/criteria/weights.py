@@ -39,7 +39,7 @@ class WeightCriterion:
 
     def finish(self, module: nn.Module, sums: Sequence[Tensor], images: int) -> Scores:
         lines = [(rows.grouped(rows.weight.detach().double()),) for rows in scored_rows(module)]
-        return to_scores(list(self.rule.over(lines)))
+        return to_scores(module, list(self.rule.over(module, lines)))
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Random:
     def finish(self, module: nn.Module, sums: Sequence[Tensor], images: int) -> Scores:
         rng = np.random.default_rng(self.seed)
         counts = [len(rows.grouped(rows.weight)) for rows in scored_rows(module)]
-        return to_scores([torch.from_numpy(rng.random(count)) for count in counts])
+        return to_scores(module, [torch.from_numpy(rng.random(count)) for count in counts])
 
 
 def lamp(w: Tensor) -> Tensor:

@@ -17,7 +17,16 @@ from ....calibration.images import Images
 from ....errors import GateFailed
 from ....model.plan import Plan
 from ....model.ranking import Ranking
-from ...blocks.functional import Weights, all_weights, attend_first, block_weights, embed_tokens, pooled, read_body
+from ...blocks.functional import (
+    Weights,
+    all_weights,
+    attend_first,
+    block_weights,
+    embed_tokens,
+    pooled,
+    read_body,
+    stand_ins,
+)
 from ...blocks.timm_blocks import blocks_of
 from ...models.load import Model
 from ...models.slicing import kept
@@ -78,7 +87,8 @@ class Bench:
         some = Plan(heads=tuple(max(1, n) for n in plan.heads), neurons=tuple(max(1, n) for n in plan.neurons))
         keep = [kept(ranking, some, i) for i in range(len(self.blocks))]
         unit = self.model.anatomy.blocks[0].head_dim
-        columns = (keep[0][0][:, None] * unit + torch.arange(unit)).flatten()  # (kept*head_dim,)
+        heads = keep[0][0] if len(keep[0][0]) else torch.arange(1)  # the one that stands in for a lacking attention
+        columns = (heads[:, None] * unit + torch.arange(unit)).flatten()  # (kept*head_dim,)
         weights = all_weights(self.model.module, self.body, keep)
         for block in weights:  # a correction adds a bias, so that every candidate has one
             for name in ("proj", "fc2"):
@@ -112,6 +122,7 @@ class Bench:
         heads, neurons = (torch.arange(n) for n in (self.model.anatomy.heads[0], self.model.anatomy.neurons[0]))
         single = len(self.blocks) == 1 and self.body.needed is not None
         weights = block_weights(self.blocks[0], heads, neurons, split_query=single)
+        weights |= stand_ins(self.blocks[0], self.model.anatomy.embed_dim, single)
         return [attend_first(tokens, weights, self.body) for tokens in self.tokens]
 
     def _check(self, images: Images) -> None:

@@ -65,8 +65,12 @@ def _activations(model: Model, images: Images) -> list[np.ndarray]:
             if number * BATCH >= MOST_IMAGES:
                 break
             model.module(torch.from_numpy(batch))
-    whole = [torch.cat(parts).double().numpy() for parts in mlps]
+    seen = min(len(images), -(-MOST_IMAGES // BATCH) * BATCH)
+    nothing = np.zeros((seen, 1))  # of an MLP that the model lacks: it has a factor all the same, which changes nothing
+    whole = [torch.cat(parts).double().numpy() if parts else nothing for parts in mlps]
     for parts, block in zip(heads, blocks):
+        if block.attn is None:
+            continue
         columns = torch.cat(parts).double().unflatten(1, (-1, block.attn.head_dim))  # (N, heads, head_dim)
         whole += [columns[:, i].numpy() for i in range(columns.shape[1])]
     return whole
@@ -79,9 +83,11 @@ def _recording(blocks: list[Any], mlps: list[list[Tensor]], heads: list[list[Ten
 
     hooks = []
     for block, mlp, head in zip(blocks, mlps, heads):
-        first = inputs_of(block.mlp)[0][0]
-        hooks.append(first.register_forward_hook(lambda _m, _i, out, kept=mlp: kept.append(picked(out))))
-        hooks.append(block.attn.proj.register_forward_pre_hook(lambda _m, i, kept=head: kept.append(picked(i[0]))))
+        if block.mlp is not None:
+            first = inputs_of(block.mlp)[0][0]
+            hooks.append(first.register_forward_hook(lambda _m, _i, out, kept=mlp: kept.append(picked(out))))
+        if block.attn is not None:
+            hooks.append(block.attn.proj.register_forward_pre_hook(lambda _m, i, kept=head: kept.append(picked(i[0]))))
     try:
         yield
     finally:

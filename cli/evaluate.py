@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from .parsing import Quiet
+from .options import Quiet
 
 
 def evaluate(

@@ -1,14 +1,9 @@
-"""Options that hold several numbers, `0.1,0.3` and `0.35:0.2`, or a number with a unit, `12MB` and `3.5M`.
-
-Options that several commands share, so that one name means one thing.
-"""
+"""Options that hold several numbers, `0.1,0.3` and `0.35:0.2`, or a number with a unit, `12MB` and `3.5M`."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Optional
-
-import typer
+from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 
@@ -78,15 +73,3 @@ def _number(text: str, option: str, example: str) -> float:
         return float(text)
     except ValueError:
         raise UsageError(f"{option} '{text}' is not a number. Write it like {example}") from None
-
-
-Runtime = Annotated[Optional[str], typer.Option(help="As in export; without it, what the family was made for.")]
-Threads = Annotated[
-    Optional[int], typer.Option(min=1, max=1024, help="CPU threads; without it, as the family was made for.")
-]
-Batch = Annotated[
-    Optional[int], typer.Option(min=1, max=65536, help="Images per run; without it, as the family was made for.")
-]
-Pause = Annotated[float, typer.Option(min=0, max=10000, help="Milliseconds to sleep before every run.")]
-Pin = Annotated[Optional[str], typer.Option(help="Cores to run on: 0 or 0,2.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from reference_forward import Reference
 
 from helpers.graphs import close, run
 from helpers.images import inputs_of, some_images
 from helpers.models import deep
 from helpers.rankings import random_ranking
+from helpers.reference_forward import Reference
 from snapvit_export.allocation.costs import flops_costs
 from snapvit_export.allocation.knapsack import Allocator
 from snapvit_export.allocation.planner import Planner, check_reach
@@ -30,9 +30,8 @@ from snapvit_export.prune.models.load import Model, as_model, load_model, save_m
 from snapvit_export.prune.models.masking import masked
 from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.pack import blueprint, corrected_layers, pack
-from snapvit_export.prune.rank import rank
 from snapvit_export.prune.rank.criteria import CRITERIA
-from snapvit_export.prune.rank.rank import rank_and_factor
+from snapvit_export.prune.rank.rank import rank, rank_and_factor
 from snapvit_export.prune.rank.search.candidate_runner import Bench
 from snapvit_export.prune.rank.search.cka import cka_covariance
 from snapvit_export.prune.stats.observe import observe

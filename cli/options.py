@@ -1,0 +1,18 @@
+"""Options that several commands share, so that one name means one thing."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+Runtime = Annotated[Optional[str], typer.Option(help="As in export; without it, what the family was made for.")]
+Threads = Annotated[
+    Optional[int], typer.Option(min=1, max=1024, help="CPU threads; without it, as the family was made for.")
+]
+Batch = Annotated[
+    Optional[int], typer.Option(min=1, max=65536, help="Images per run; without it, as the family was made for.")
+]
+Pause = Annotated[float, typer.Option(min=0, max=10000, help="Milliseconds to sleep before every run.")]
+Pin = Annotated[Optional[str], typer.Option(help="Cores to run on: 0 or 0,2.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]

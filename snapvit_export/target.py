@@ -9,6 +9,7 @@ from .storage.json import Size, Value
 
 Runtime = Literal["onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt", "openvino", "tensorrt"]
 Precision = Literal["fp32", "fp16", "int8-dynamic", "int8-static"]
+SumBits = Literal[16, 32]  # that a CPU must have for the sum of two int8 products, or it computes something else
 
 # What each runtime computes in for real; `int8` means the first of its kind.
 TAKES: dict[Runtime, tuple[Precision, ...]] = {

@@ -43,6 +43,7 @@ class Inspection(Value, frozen=True, kw_only=True):
     variant: str | None = None
     correction: str | None = None
     precision: str | None = None
+    int8_sum_bits: int | None = None  # 16: its int8 layers compute the same on every CPU
     plan: Plan | None = None
 
 
@@ -75,6 +76,7 @@ def inspect(path: Path | str) -> Inspection:
         variant=said.get("snapvit.variant"),
         correction=said.get("snapvit.correction"),
         precision=said.get("snapvit.precision"),
+        int8_sum_bits=int(bits) if (bits := said.get("snapvit.int8_sum_bits", "")).isdecimal() else None,
         plan=from_json(said["snapvit.plan"], Plan, str(path)) if "snapvit.plan" in said else None,
     )
 

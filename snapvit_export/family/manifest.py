@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec import UNSET, UnsetType
+
 from ..calibration.preprocessing import Preprocessing
 from ..errors import FileFormatError
 from ..model.anatomy import Anatomy
@@ -18,7 +20,7 @@ from ..runtimes.device import DeviceCard
 from ..runtimes.tensorrt.engine_file import engine_files
 from ..storage.atomic import inside, sha256
 from ..storage.json import Count, Kept, Ratio, Size, Value, read_json, write_json
-from ..target import Precision, Runtime, Target
+from ..target import Precision, Runtime, SumBits, Target
 from .evaluation import Evaluation
 from .layout import report_files
 from .validation import VALIDATION
@@ -52,6 +54,7 @@ class Variant(Value, frozen=True, kw_only=True):
     engines: tuple[str, ...] = ()  # files that were built from the graph for one device, and their records
     precision: Precision = "fp32"
     precision_cosine: float | None = None  # least cosine of the outputs to those of the same variant in fp32
+    int8_sum_bits: SumBits | UnsetType = UNSET  # int8 of ours: 16 computes the same on every CPU; not there: 32
     corrected: bool = False
     correction: str | None = None  # which one: refit, elastic, sequential or sparsegpt
     parity: float | None = None  # largest difference to the torch module in float32, in units of the largest output

@@ -11,6 +11,18 @@ int8 is for the linear layers of the blocks alone: they are nearly all of the wo
 classifier lose much and gain nothing. Stored values stay in rank order along axis 0, so the variants of a family share
 one file in every precision; a scale serves every width, since it comes from the widest.
 
+int8 weights are such that the products of two neighbouring inputs add up within 16 bits, whatever the inputs are. x86
+CPUs with AVX2 or AVX-512 but without int8 dot products (VNNI) have only an instruction (vpmaddubsw) that multiplies
+unsigned by signed bytes, adds neighbours and saturates at 16 bits. ONNX Runtime uses it there for both kinds of int8,
+also where inputs are signed: it turns those into unsigned ones. Two weights of 127 would be cut off silently, and files
+travel, so the CPU that exports cannot decide. With `w` and `v` beside each other and inputs from 0 to 255:
+
+    255 (max(w, 0) + max(v, 0)) <= 32767    if the positive ones of a pair add up to 128 at most, and so the negative
+
+That is nearly what 8 bits can say, since two large weights of one sign seldom meet: steps are wider by a quarter in a
+DeiT-Tiny, where 7 bits for every weight would double them. Unsigned weights would be exact as well, but their kernels
+take twice the time (`benchmarks/precision.py`). Any Plan keeps a prefix of the inputs, so pairs stay pairs.
+
 Written here instead of by ONNX Runtime's quantiser or onnxconverter-common: these turn one finished file into another
 with weights of its own, and a family has one weight file. `benchmarks/precision.py` times the quantiser beside ours.
 """
@@ -25,13 +37,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SnapvitError
-from ..target import Precision
+from ..target import Precision, SumBits
 
 Tensors = dict[str, npt.NDArray[Any]]
 IN_INT8 = ("q", "k", "v", "proj", "fc1", "gate", "up", "fc2")  # layers of a block
 IN_FIRST = ("proj", "fc2")  # stored (in, out); the others (out, in)
 STREAM, EMBED, OUTPUT = "stream", "embed", "output"  # parts of a graph, beside "blocks.0.attn" and "blocks.0.mlp"
 OF_STREAM = "of_stream"  # in the name of a value of the stream that lies in another part
+LARGEST = 127  # weight in int8: -128 would not be symmetric
+LARGEST_PAIR = 32767 // 255  # two neighbouring weights of one sign: 128
 LEAST_SCALE = 1e-4  # of the largest in the layer: a feature with smaller weights hardly counts
 
 
@@ -77,8 +91,11 @@ def is_int8_layer(layer: str) -> bool:
     return layer.startswith("blocks.") and layer.rpartition(".")[2] in IN_INT8
 
 
-def stored(tensors: Mapping[str, npt.NDArray[np.float32]], precision: Precision) -> Tensors:
-    """The tensors as the weight file of a precision has them."""
+def stored(tensors: Mapping[str, npt.NDArray[np.float32]], precision: Precision, sum_bits: SumBits = 16) -> Tensors:
+    """The tensors as the weight file of a precision has them.
+
+    `sum_bits`: 32 for int8 weights as they were before: not exact on every CPU.
+    """
     if precision == "fp32":
         return dict(tensors)
     if precision == "fp16":
@@ -87,7 +104,7 @@ def stored(tensors: Mapping[str, npt.NDArray[np.float32]], precision: Precision)
     for name, tensor in tensors.items():
         layer, _, kind = name.rpartition(".")
         if kind == "weight" and is_int8_layer(layer):
-            found[name], found[f"{layer}.scale"] = _int8(tensor, layer.rpartition(".")[2] in IN_FIRST)
+            found[name], found[f"{layer}.scale"] = _int8(tensor, layer.rpartition(".")[2] in IN_FIRST, sum_bits)
         else:
             found[name] = tensor
     return found
@@ -115,9 +132,22 @@ def _half(name: str, tensor: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]
     return tensor.astype(np.float16)
 
 
-def _int8(weight: npt.NDArray[np.float32], in_first: bool) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+def _int8(
+    weight: npt.NDArray[np.float32], in_first: bool, sum_bits: SumBits
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
     """Symmetric steps, one size for each output feature."""
     largest = np.abs(weight).max(axis=0 if in_first else 1, initial=0)  # (out,)
-    scale = np.maximum(largest, max(LEAST_SCALE * float(largest.max(initial=0)), 1e-12)).astype(np.float32) / 127
+    if sum_bits == 16:
+        pair = _largest_pair(weight if in_first else weight.T)
+        # A little less than the limit: two numbers below 128 in sum cannot be rounded to 129.
+        largest = np.maximum(largest, pair * np.float32(LARGEST / (LARGEST_PAIR - 0.01)))
+    scale = np.maximum(largest, max(LEAST_SCALE * float(largest.max(initial=0)), 1e-12)).astype(np.float32) / LARGEST
     steps = weight / (scale if in_first else scale[:, None])
-    return np.rint(steps).clip(-127, 127).astype(np.int8), scale
+    return np.rint(steps).clip(-LARGEST, LARGEST).astype(np.int8), scale
+
+
+def _largest_pair(weight: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The largest sum of weights of one sign of two neighbouring inputs: (in, out) -> (out,)."""
+    odd = len(weight) % 2
+    pairs = np.pad(weight, ((0, odd), (0, 0))).reshape((len(weight) + odd) // 2, 2, weight.shape[1])
+    return np.maximum(pairs.clip(min=0).sum(1), -pairs.clip(max=0).sum(1)).max(axis=0, initial=0)

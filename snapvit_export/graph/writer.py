@@ -34,11 +34,12 @@ from ..model.plan import Plan
 from ..storage.atomic import sha256, write_atomically
 from ..storage.json import to_json
 from ..storage.mapped import Array, Buffer, Tensor, write_buffer
-from ..target import Precision
+from ..target import Precision, SumBits
 from .forward import INPUT, OPSETS, Options, emit_nodes, output_name
 from .nodes import Nodes
 from .precision import IN_FIRST, INT32, Tensors, int32_biases, stored
 from .weights import ADDED, EMBEDDING, into_embedding, own_tensors, prepare, takes_bytes
+from .writer import PROTOBUF_LIMIT, Sources, make_model, rows_kept, shared_sources, write_own
 
 PROTOBUF_LIMIT = 2_000_000_000  # bytes: the largest message that protobuf writes, and so the largest single file
 IR_VERSIONS = {17: 8, 23: 11}  # of the file, by opset: the one that came with it
@@ -191,11 +192,20 @@ class Emitter:
     """Makes graphs of one model in one precision; `folder` gets the weight file when the first of them is written."""
 
     def __init__(
-        self, blueprint: Blueprint, folder: Path | str, takes_bytes: bool = False, precision: Precision = "fp32"
+        self,
+        blueprint: Blueprint,
+        folder: Path | str,
+        takes_bytes: bool = False,
+        precision: Precision = "fp32",
+        sum_bits: SumBits = 16,
     ) -> None:
-        """`takes_bytes`: graphs take images as (B, H, W, C) bytes, and their weights do the normalising."""
+        """`takes_bytes`: graphs take images as (B, H, W, C) bytes, and their weights do the normalising.
+
+        `sum_bits`: 32 to add to a family whose int8 weights are not exact on every CPU (`numerics`).
+        """
         self.blueprint, self.folder, self.takes_bytes = blueprint, Path(folder), takes_bytes
         self.precision = precision
+        self.int8_sum_bits: SumBits | None = sum_bits if precision.startswith("int8") else None
         self.anatomy, self.wiring = blueprint.anatomy, blueprint.wiring
 
     @property
@@ -208,7 +218,10 @@ class Emitter:
         """What all variants read, as it is stored; and, in float32, what is added to the tokens at the start."""
         made = prepare(self.blueprint.dense, self.anatomy, self.wiring)
         made = takes_bytes(made, self.blueprint.preprocessing) if self.takes_bytes else made
-        return stored(made, self.precision), {name: made[name] for name in EMBEDDING if name in made}
+        return self._stored(made), {name: made[name] for name in EMBEDDING if name in made}
+
+    def _stored(self, tensors: Mapping[str, npt.NDArray[np.float32]]) -> Tensors:
+        return stored(tensors, self.precision, 32) if self.int8_sum_bits == 32 else stored(tensors, self.precision)
 
     @cached_property
     def buffer(self) -> Buffer:
@@ -232,7 +245,7 @@ class Emitter:
         own = own_tensors(self.blueprint.dense, self.anatomy, plan, corrected or {})
         if ADDED in own:
             own = into_embedding(own, self._made[1], self.anatomy)
-        own = stored(own, self.precision)
+        own = self._stored(own)
         own |= self._int32_biases(plan, own, options)
         path, own_path = self.folder / f"{name}.onnx", self.folder / f"{name}.bin"
         if single_file:
@@ -292,11 +305,13 @@ class Emitter:
     def _described(self, name: str, options: Options) -> dict[str, str]:
         numerics = options.numerics
         kept_wide = {"snapvit.float32_parts": to_json(sorted(numerics.wide)).decode()} if numerics.wide else {}
+        exact_in = {"snapvit.int8_sum_bits": str(self.int8_sum_bits)} if self.int8_sum_bits else {}
         return {
             "snapvit.version": __version__,
             "snapvit.precision": numerics.precision,
             "snapvit.input": "uint8 NHWC, not normalised" if self.takes_bytes else "float32 NCHW, normalised",
             **kept_wide,
+            **exact_in,
             "snapvit.model": self.blueprint.model,
             "snapvit.variant": name,
             "snapvit.preprocessing": to_json(self.blueprint.preprocessing).decode(),

@@ -133,6 +133,7 @@ class Workshop(Stand):
             cosine,
             keep,
             parity=parity,
+            int8_sum_bits=self.emitter.int8_sum_bits,  # None for OpenVINO, whose int8 NNCF makes
         )
 
     def build_engines(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET
 
 from ..allocation.recipe import ADDS_BIASES
 from ..family.evaluation import Evaluation
@@ -34,7 +35,7 @@ from ..progress import Progress
 from ..runtimes.device import DeviceCard
 from ..runtimes.tensorrt.engine_file import engine_files
 from ..storage.atomic import sha256
-from ..target import Target
+from ..target import SumBits, Target
 
 DENSE = "dense"  # the name of the variant that cuts nothing
 SHOWN_EVERY = 0.5  # seconds
@@ -67,6 +68,7 @@ class Built:
     kept: bool  # made as well as it can be, not only to be timed
     profile: Profile | None = None
     parity: float | None = None  # largest difference to torch, in units of the largest output
+    int8_sum_bits: SumBits | None = None  # None: not known, or not int8
 
 
 class Stand(ABC):
@@ -222,6 +224,7 @@ class Stand(ABC):
             engines=tuple(path.name for path in engine_files(built.path) if path.is_file()),
             precision=self.target.precision,
             precision_cosine=built.precision_cosine,
+            int8_sum_bits=built.int8_sum_bits or UNSET,
             corrected=built.correction is not None,
             correction=built.correction,
             parity=built.parity,

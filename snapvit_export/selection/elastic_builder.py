@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET
 
 from ..checks.gates import require_equal, require_same_in_runtime
 from ..checks.inspect import inspect
@@ -28,7 +29,7 @@ from ..runtimes.device import DeviceCard, usable_cores
 from ..runtimes.ort import OrtSession
 from ..runtimes.tensorrt.engine_file import engine_files
 from ..storage.atomic import sha256
-from ..target import Target
+from ..target import SumBits, Target
 from .candidates import DENSE, Built, Form, Stand
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ class DeviceStand(Stand):
         self.folder, self.packed = folder, packed
         emitter = None
         if packed is not None:
-            emitter = Emitter(Blueprint.of(packed), scratch, form.takes_bytes, target.precision)
+            said = manifest.variant(manifest.dense).int8_sum_bits
+            bits: SumBits = 32 if said is UNSET else said  # families from before do not say it
+            emitter = Emitter(Blueprint.of(packed), scratch, form.takes_bytes, target.precision, bits)
         images = noise(manifest, GATE_IMAGES)
         super().__init__(manifest.anatomy, emitter, target, device, images, form, progress, pause_ms)
         self.gate_inputs = noise(manifest, manifest.input.batch or GATE_IMAGES)
@@ -123,7 +126,17 @@ class DeviceStand(Stand):
         require_same_in_runtime(name, path, self.target, self.gate_inputs)
         how = "elastic" if corrected else None
         self.built[name] = Built(
-            name, path, written.weights, plan, sha256(path), written.size_bytes, None, how, None, True
+            name,
+            path,
+            written.weights,
+            plan,
+            sha256(path),
+            written.size_bytes,
+            None,
+            how,
+            None,
+            True,
+            int8_sum_bits=self.emitter.int8_sum_bits,
         )
 
     def take(self, known: FamilyProfile, at: Percentile) -> None:
@@ -224,4 +237,5 @@ def _as_built(folder: Path, variant: Variant) -> Built:
         variant.precision_cosine,
         True,
         parity=variant.parity,
+        int8_sum_bits=None if variant.int8_sum_bits is UNSET else variant.int8_sum_bits,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from msgspec import UNSET
 from safetensors.torch import load_file, save_file
 
 from helpers.models import make_model_folder
@@ -76,6 +77,7 @@ def test_fewer_bits_are_exported_timed_and_told(run, precision, tmp_path):
         assert variant.profile.p50_ms > 0
         said = {p.key: p.value for p in onnx.load(tmp_path / "out" / variant.file).metadata_props}
         assert said["snapvit.precision"] == precision
+        assert variant.int8_sum_bits == (UNSET if precision == "fp16" else 16)
         assert json.loads(said["snapvit.recipe"])["name"] == "local"
     assert {p.name for p in (tmp_path / "out").iterdir()} == {
         "manifest.json", "ranking.safetensors", "weights.bin", "dense.onnx", "s30.onnx",

@@ -132,7 +132,7 @@ def print_inspection(found: Inspection) -> None:
     if found.plan is not None:
         blocks = zip(found.plan.heads, found.plan.neurons)
         print_rows(("block", "heads", "neurons"), [(str(i), str(k), str(n)) for i, (k, n) in enumerate(blocks)], set())
-    exact_in = found.int8_sum_bits and f"sums of int8 products within {found.int8_sum_bits} bits"
+    exact_in = f"sums of int8 products within {found.int8_sum_bits} bits" if found.int8_sum_bits else None
     ours = (found.model, found.variant, found.precision, exact_in, f"correction {found.correction or 'unknown'}")
     whose = ", ".join(filter(None, ours)) if found.model else "not made by snapvit"
     print(f"{found.file}: {whose}")

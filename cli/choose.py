@@ -32,7 +32,7 @@ def choose(
 ) -> None:
     """Time a family here and choose the densest variant that keeps the budget, with the proof in its manifest."""
     from ..budget import Budget
-    from ..runtimes.affinity import pin_to
+    from ..runtimes.device import pin_to
     from ..selection.on_device import FamilyProfile, Way, choose_in_family
     from ..target import check_runtime
     from . import parsing

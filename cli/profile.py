@@ -25,7 +25,7 @@ def profile(
     quiet: options.Quiet = False,
 ) -> None:
     """Time the variants of a family side by side, and write the latencies with the device they belong to."""
-    from ..runtimes.affinity import pin_to
+    from ..runtimes.device import pin_to
     from ..selection.on_device import Way, profile_family
     from ..target import check_runtime
     from .progress import shown

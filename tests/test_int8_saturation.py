@@ -12,19 +12,18 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-import one_int8_layer
 import onnx
 import pytest
 from msgspec import UNSET
-from one_int8_layer import LEAST, MOST, extremes, saturating
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
-from test_precision import step_by_step
 
-from helpers.graphs import exact_and
-from helpers.images import noise
+from helpers import one_int8_layer
+from helpers.graphs import exact_and, step_by_step
+from helpers.images import noise_arrays
 from helpers.models import FAMILIES, as_model, make_model, small
+from helpers.one_int8_layer import LEAST, MOST, extremes, saturating
 from helpers.plans import uneven_plan
 from helpers.rankings import random_ranking
 from snapvit_export.checks.inspect import inspect
@@ -101,7 +100,7 @@ def test_the_cpu_in_numpy_saturates_as_the_instruction_does():
 def test_every_layer_of_every_family_is_exact_without_vnni(name, precision, tmp_path):
     model = as_model(small(name)[0], name, {})
     drawn, plan = blueprint(model, random_ranking(model.anatomy, seed=1)), uneven_plan(model.anatomy)
-    images, made = noise(model.anatomy, 2), corrected(model.anatomy, plan)
+    images, made = noise_arrays(model.anatomy, 2), corrected(model.anatomy, plan)
     for flavour in ("portable", "ort"):
         _, written, numerics = exact_and(precision, drawn, plan, tmp_path, images, flavour, corrected=made)
         layers = int8_layers(initialisers(written))
@@ -154,7 +153,7 @@ def test_sums_of_a_whole_layer_with_its_bias_fit_32_bits(tmp_path):
     drawn, plan = blueprint(model, random_ranking(model.anatomy, seed=1)), uneven_plan(model.anatomy)
     made = corrected(model.anatomy, plan)
     _, written, numerics = exact_and(
-        "int8-static", drawn, plan, tmp_path, noise(model.anatomy, 2), "ort", corrected=made
+        "int8-static", drawn, plan, tmp_path, noise_arrays(model.anatomy, 2), "ort", corrected=made
     )
     found = initialisers(written)
     layers = int8_layers(found)
@@ -178,7 +177,7 @@ class MatMulInteger(OpRun):
 def test_a_whole_graph_says_the_same_without_vnni_and_what_it_needs(snapvit, tmp_path):
     model = make_model()
     drawn, plan = blueprint(model, random_ranking(model.anatomy)), Plan.dense(model.anatomy)
-    images, same = noise(model.anatomy, 2), {}
+    images, same = noise_arrays(model.anatomy, 2), {}
     for bits in (16, 32):
         emitter = Emitter(drawn, tmp_path, precision="int8-dynamic", sum_bits=bits)
         written = emitter.write("x", plan, options=Options("portable", numerics=Numerics("int8-dynamic")))

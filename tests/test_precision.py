@@ -6,9 +6,8 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from onnx.reference import ReferenceEvaluator
 
-from helpers.graphs import exact_and, run
+from helpers.graphs import exact_and, run, step_by_step
 from helpers.images import noise_arrays
 from helpers.models import FAMILIES, as_model, make_model, small
 from helpers.plans import uneven_plan
@@ -131,12 +130,6 @@ def test_only_the_part_that_would_overflow_stays_in_float32(name, tmp_path):
         require_close("blind", wanted, step_by_step(blind, images), "fp16")
     said = {p.key: p.value for p in onnx.load(written.graph, load_external_data=False).metadata_props}
     assert json.loads(said["snapvit.float32_parts"]) == ["blocks.1.mlp"]
-
-
-def step_by_step(written: Written, images: np.ndarray) -> np.ndarray:
-    """Every operator in the type it is written in: ONNX Runtime leaves halves out on a CPU that has none."""
-    with np.errstate(all="ignore"):
-        return ReferenceEvaluator(str(written.graph)).run(None, {"images": images})[0]
 
 
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "vit_base_patch16_siglip_224", "vit_giant_patch14_dinov2"])

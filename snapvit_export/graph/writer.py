@@ -39,7 +39,6 @@ from .forward import INPUT, OPSETS, Options, emit_nodes, output_name
 from .nodes import Nodes
 from .precision import IN_FIRST, INT32, Tensors, int32_biases, stored
 from .weights import ADDED, EMBEDDING, into_embedding, own_tensors, prepare, takes_bytes
-from .writer import PROTOBUF_LIMIT, Sources, make_model, rows_kept, shared_sources, write_own
 
 PROTOBUF_LIMIT = 2_000_000_000  # bytes: the largest message that protobuf writes, and so the largest single file
 IR_VERSIONS = {17: 8, 23: 11}  # of the file, by opset: the one that came with it

@@ -95,6 +95,7 @@ def open_data_set(text: str, seed: int = 0) -> DataSet:
     """The data set that a `--data` value names.
 
     >>> open_data_set("path/to/pets").test.count
+    10
     """
     splits = _splits(text)
     if not splits:

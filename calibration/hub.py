@@ -25,10 +25,7 @@ NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?)(:(?P<spli
 
 
 def from_hub(name: str, label: str | None = None) -> Source:
-    """Fetch `owner/name` or `owner/name:split`, or take what an earlier run has kept; `label`: the column of classes.
-
-    >>> from_hub("uoft-cs/cifar10:test").count
-    """
+    """Fetch `owner/name` or `owner/name:split`, or take what an earlier run has kept; `label`: column of classes."""
     repository, split = parse_name(name)
     split = split or "train"
     title = f"{PREFIX}{repository}:{split}"

@@ -18,6 +18,7 @@ def open_source(text: str) -> Source:
     """The source that a `--data` value names.
 
     >>> open_source("path/to/images").count
+    20
     """
     if not text.strip():
         raise UsageError("--data is empty. Give it a folder of images, or leave it out")

@@ -26,7 +26,8 @@ Table = npt.NDArray[np.float64]
 class Costs:
     """The cost of every head count and every width of each block; tables never fall, and may have steps.
 
-    >>> Costs(heads=[[0, 1.1, 2.3]], neurons=[[0, 0.5, 0.5, 0.9]], fixed=3.0).of(plan)
+    >>> Costs(heads=[[0, 1.1, 2.3]], neurons=[[0, 0.5, 0.5, 0.9]], fixed=3.0).of(Plan(heads=(1,), neurons=(3,)))
+    5.0
     """
 
     heads: tuple[Table, ...]  # per block (H+1,): the attention with 0, 1, ... H heads

@@ -89,7 +89,7 @@ def _beyond(curves: Damage, measured: Sequence[SubLayer], typical: float) -> tup
 class Cases:
     """All Plans of one set of damage curves under one kind of cost, sub-layers that are gone among them.
 
-    >>> Cases(Removal.of(damage, measured), flops_costs(anatomy), least, anatomy).within(1e8)
+    >>> Cases(Removal.of(ranking.damage, ranking.sublayers), flops_costs(anatomy), least, anatomy).within(1e6)
     """
 
     def __init__(

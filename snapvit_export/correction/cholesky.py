@@ -36,7 +36,7 @@ BLOCK = 96  # columns solved at once: larger solves go to threads that wait for 
 class Factor:
     """What corrects one layer at any width: a structure is `unit` columns, best first.
 
-    >>> weight, shift = factor.corrected(keep=300)
+    >>> weight, shift = factor.corrected(keep=100)
     """
 
     unit: int

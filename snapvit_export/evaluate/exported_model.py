@@ -107,7 +107,7 @@ class Artefact:
 def opened(path: Path, target: Target, about: About) -> Iterator[Artefact]:
     """Open a file as the target runs it, but on all cores: what it says does not depend on them.
 
-    >>> with opened(path, target, about) as artefact: artefact.features(images)
+    >>> with opened(path, target, about) as artefact: features, logits = artefact.features(images)
     """
     threads = usable_cores() if target.runtime in ON_CPU else target.threads
     here = msgspec.structs.replace(target, threads=threads)

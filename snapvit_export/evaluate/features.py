@@ -54,7 +54,7 @@ class Split:
 class Features:
     """Features of all splits.
 
-    >>> Features.load("pets.safetensors").train.features.shape
+    >>> Features.load("pets.safetensors").train.features.shape     # (N, E)
     """
 
     made_by: MadeBy

@@ -51,7 +51,8 @@ def _times(scores: Array, factor: npt.ArrayLike) -> Array:
 def strictly_falling(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The smallest numbers of the same type that are at least `values`, and each larger than the next.
 
-    >>> strictly_falling(np.array([3.0, 1.0, 2.0]))    # 3, just above 2, 2
+    >>> strictly_falling(np.array([3.0, 1.0, 2.0]))     # 3, just above 2, 2
+    array([3., 2., 2.])
     """
     if not len(values):  # of a sub-layer that is gone
         return values

@@ -38,8 +38,8 @@ class Pace:
     """Looks at candidates and the reference, timed in turns.
 
     >>> pace = Pace("dense")
-    >>> pace.add(timer.time({"dense": dense, "t63": file}))
-    >>> pace.latency("t63", "p50").high
+    >>> pace.add(timer.time({"dense": dense, "s30": s30}))
+    >>> pace.latency("s30", "p50").high
     """
 
     def __init__(self, reference: str) -> None:

@@ -115,7 +115,7 @@ def fit(anatomy: Anatomy, measured: Sequence[tuple[Plan, float]], last_makes_key
 
     `last_makes_keys`: the last attention makes keys and values of all tokens, though it answers for one.
 
-    >>> fit(anatomy, [(plan, profile.cpu_ms) for plan, profile in timed])
+    >>> latency = fit(anatomy, [(plan, profile.cpu_ms) for plan, profile in timed])
     """
     if len(measured) < 4:
         raise ValueError(f"a latency model needs at least four nets, not {len(measured)}")

@@ -47,7 +47,7 @@ def pack(
 
     Of a timm module, name and preprocessing are what timm says of it (`as_model`).
 
-    >>> pack(load_model("bundled"), ranking, "elastic")
+    >>> pack(model, ranking, "elastic", factors)
     """
     model = as_model(model)
     wiring = read_wiring(model.module, model.anatomy)

@@ -53,7 +53,7 @@ def settings(threads: int) -> dict[str, Any]:
 class OpenVinoSession:
     """An open model.
 
-    >>> with OpenVinoSession(path, threads=1) as session: logits = session.run(images)
+    >>> with OpenVinoSession(written.graph, threads=1) as session: logits = session.run(batch)
     """
 
     def __init__(self, path: Path, threads: int, batch: int = 1) -> None:

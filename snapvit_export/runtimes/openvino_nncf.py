@@ -50,7 +50,7 @@ def quantise(
     Images are single ones, as the graph takes them: (1, 3, H, W), or (1, H, W, 3) bytes. Both files are elsewhere than
     the graph, or have another name: its own weights may be in a .bin too.
 
-    >>> graph, weights = quantise(written.graph, Path("family/s30"), list(images.batches(1)))
+    >>> graph, weights = quantise(written.graph, Path("int8/s30"), list(images.batches(1)))
     """
     if not images:
         raise SnapvitError(f"{onnx_path}: int8 for OpenVINO needs calibration images. Give some with --data")

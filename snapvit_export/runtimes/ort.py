@@ -94,7 +94,7 @@ def require_provider(runtime: Runtime) -> str:
 class OrtSession:
     """An open model.
 
-    >>> with OrtSession(path, threads=1) as session: logits = session.run(images)
+    >>> with OrtSession(written.graph, threads=1) as session: logits = session.run(batch)
     """
 
     def __init__(self, path: Path | bytes, threads: int, runtime: Runtime = "onnxruntime", batch: int = 1) -> None:

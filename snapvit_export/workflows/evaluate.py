@@ -28,7 +28,7 @@ from .export import BUNDLED_MODEL
 class EvaluateRequest:
     """Which model to judge, cut or not, and how.
 
-    >>> evaluate_model(EvaluateRequest(judging=Judging(by=["knn"])))
+    >>> evaluate_model(EvaluateRequest("my-vit", data="path/to/pets", judging=Judging(by=["knn"])))
     """
 
     model: str = BUNDLED_MODEL

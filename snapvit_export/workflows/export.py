@@ -58,7 +58,7 @@ class AsksForImages(Protocol):
 class Request:
     """What to export: a budget, explicit plans, or both.
 
-    >>> export(Request(budget="10ms"))
+    >>> manifest = export(Request("my-vit", data="path/to/images", budget="10ms"))
     """
 
     model: str = BUNDLED_MODEL

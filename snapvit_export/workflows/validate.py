@@ -47,7 +47,7 @@ from .export import BUNDLED_MODEL, BUNDLED_NAME
 class ValidateRequest:
     """A family, images to judge it on, and what is asked.
 
-    >>> validate(ValidateRequest(Path("snapvit-family")), progress)
+    >>> manifest = validate(ValidateRequest(Path("snapvit-family"), data="path/to/images"), progress)
     """
 
     family: Path

@@ -16,10 +16,10 @@ from snapvit_export.prune.models.load import Model
 HALF = Preprocessing(input_size=(3, 64, 64), mean=(0.5,) * 3, std=(0.5,) * 3)  # what the models of `small` take
 
 
-def make_image_folder(folder: Path) -> Path:
-    """Sixty noisy pictures in five classes."""
+def make_image_folder(folder: Path, count: int = 60) -> Path:
+    """Noisy pictures in five classes."""
     rng = np.random.default_rng(0)
-    for i in range(60):
+    for i in range(count):
         path = folder / f"class{i % 5}" / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 255, (40, 50, 3), np.uint8)).save(path)

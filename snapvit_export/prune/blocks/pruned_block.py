@@ -25,7 +25,8 @@ LEAST_GAIN = 1e-4  # of the largest: a LayerScale below it cannot take over a ve
 class ShortBlock(nn.Module):
     """Takes over the members of a timm block of which some are None already.
 
-    >>> model.blocks[3] = ShortBlock(block, head_dim=64)
+    >>> block.mlp = None
+    >>> short = ShortBlock(block, head_dim=64)
     """
 
     attention_added: Tensor | None

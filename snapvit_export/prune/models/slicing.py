@@ -120,7 +120,7 @@ class ElasticViT(nn.Module):
     `model` is what `load_model` returned, or a timm module.
 
     >>> elastic = ElasticViT(model, ranking)
-    >>> elastic.prune(0.5)(images); elastic.prune(0.1)(images)
+    >>> half, nearly_all = elastic.prune(0.5)(inputs), elastic.prune(0.1)(inputs)
     """
 
     def __init__(self, model: Model | nn.Module, ranking: Ranking) -> None:

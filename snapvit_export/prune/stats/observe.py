@@ -41,7 +41,7 @@ def observe(
 
     A model may lack sub-layers: nothing goes into their layers, and their moments are empty.
 
-    >>> statistics = observe(load_model(), images)
+    >>> statistics = observe(model, images)
     """
     check_device(device)
     if not len(images):

@@ -30,7 +30,7 @@ class Divergence:
     """Compares embeddings of a cut model with those of the dense one.
 
     >>> divergence = Divergence("predictions", model, bench.dense)
-    >>> divergence(embedding, slice(0, 8))     # (8,)
+    >>> divergence(embedding[:8], slice(0, 8))     # (8,)
     """
 
     def __init__(self, name: DivergenceName, model: Model, dense: Tensor) -> None:

@@ -42,7 +42,7 @@ class TensorRT:
     """The package, and the one logger that a process may have.
 
     >>> import tensorrt_rtx
-    >>> engine = TensorRT(tensorrt_rtx).parse(Path("s30.onnx")).build(BuildSettings())
+    >>> engine = TensorRT(tensorrt_rtx).parse(written.graph).build(BuildSettings())
     """
 
     def __init__(self, trt: Any) -> None:

@@ -84,7 +84,7 @@ def build_engine(
 class TensorRTSession:
     """An open engine: addresses set once, copies, one CUDA graph, one wait.
 
-    >>> with TensorRTSession(Path("s30.onnx"), target) as session: logits = session.run(images)
+    >>> with TensorRTSession(written.graph, target) as session: logits = session.run(batch)
     """
 
     def __init__(self, path: Path, target: Target, settings: BuildSettings | None = None) -> None:

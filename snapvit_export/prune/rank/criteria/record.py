@@ -17,9 +17,9 @@ from torch.overrides import TorchFunctionMode
 class Recorder(TorchFunctionMode):
     """Within the block, keeps the input and output of each layer whose weight is watched, in the weights' order.
 
-    >>> with Recorder(weights) as record:
-    ...     module(images)
-    >>> record.inputs[0]
+    >>> with Recorder([block.mlp.fc2.weight for block in model.module.blocks]) as record:
+    ...     logits = model.module(inputs)
+    >>> record.inputs[0]     # (N, T, neurons)
     """
 
     def __init__(self, weights: Sequence[Tensor]) -> None:

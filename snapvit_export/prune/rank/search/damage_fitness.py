@@ -30,7 +30,7 @@ class AllocationFitness:
     """Evaluates factors on the damage curves of a ranking.
 
     >>> fitness = AllocationFitness(bench, ranking, factors, divergence)
-    >>> fitness(np.ones(2 * blocks))
+    >>> fitness(np.ones(2 * len(ranking.heads)))
     """
 
     def __init__(

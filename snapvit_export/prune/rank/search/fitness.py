@@ -66,7 +66,7 @@ def check_enough_images(images: int, pca: int, embed_dim: int) -> None:
 class Fitness:
     """Evaluates factors; everything that does not depend on them is computed once, by the bench.
 
-    >>> fitness = Fitness(model, scores, images)
+    >>> fitness = Fitness(model, scores, images, pca=16)
     >>> fitness(np.ones(scores.factors))
     """
 

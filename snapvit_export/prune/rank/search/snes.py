@@ -19,7 +19,7 @@ SIGMA = 0.3  # first step: factors move by some 35 %
 class LogSNES:
     """sNES over the logarithm of the factors.
 
-    >>> es = LogSNES(start, seed=0)
+    >>> es = LogSNES(np.ones(3), seed=0)
     >>> points = es.ask(); es.tell(points, [loss(es.factors(x)) for x in points])
     """
 

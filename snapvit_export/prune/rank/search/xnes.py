@@ -25,7 +25,7 @@ from .optimiser import Matrix, Vector, default_population, generator_state, rest
 class XNES:
     """xNES as the released SnapViT code runs it, to the last bit.
 
-    >>> es = XNES(start, seed=42)
+    >>> es = XNES(np.ones(3), seed=42)
     >>> points = es.ask(); es.tell(points, [loss(x) for x in points])
     """
 

@@ -1,0 +1,102 @@
+"""The examples in docstrings and in the README: each of them runs, and what it shows is true."""
+
+import ast
+import doctest
+import importlib
+import os
+import pkgutil
+import re
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import snapvit_export
+from helpers.examples import Names, make_checkpoint, make_files
+from helpers.images import make_image_folder
+from helpers.shared import ROOT
+from snapvit_export.runtimes import cuda
+
+BESIDE = sorted(path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name != "snapvit_export")
+NEEDS = {"tensorrt_rtx": "tensorrt_rtx", "OpenVinoSession": "openvino", "quantise": "nncf"}  # package by word
+
+
+def modules() -> list[ModuleType]:
+    """All of the library, wherever its files lie."""
+    packages = [snapvit_export, *(importlib.import_module(f"snapvit_export.{name}") for name in BESIDE)]
+    names = {package.__name__ for package in packages}
+    for package in packages:
+        names |= {found.name for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")}
+    return [importlib.import_module(name) for name in sorted(names) if not name.endswith(".__main__")]
+
+
+LIBRARY = modules()
+FOUND = [test for module in LIBRARY for test in doctest.DocTestFinder().find(module) if test.examples]
+
+
+class Shown(doctest.OutputChecker):
+    """What an example does not show may be anything."""
+
+    def check_output(self, want: str, got: str, optionflags: int) -> bool:
+        return not want or super().check_output(want, got, optionflags)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("examples")
+    make_files(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def names(files) -> Names:
+    return Names(files)
+
+
+def test_every_example_is_found():
+    written = sum(
+        len(re.findall(r"^\s*>>> ", path.read_text(), re.MULTILINE))
+        for folder in ("snapvit_export", *BESIDE)
+        for path in (ROOT / folder).rglob("*.py")
+    )
+    assert sum(len(test.examples) for test in FOUND) == written > 80
+
+
+def meant(test: doctest.DocTest, names: Names) -> dict[str, object]:
+    """All that the example may use: every class and function of the library, its own module's first, and `Names`."""
+    library = {name: value for module in LIBRARY for name, value in vars(module).items() if not name.startswith("_")}
+    parsed = [ast.parse(example.source) for example in test.examples]
+    used = {node.id for part in parsed for node in ast.walk(part) if isinstance(node, ast.Name)}
+    return {**library, **test.globs, **{name: getattr(names, name) for name in used & set(dir(Names))}}
+
+
+@pytest.mark.parametrize("test", FOUND, ids=lambda test: test.name.removeprefix("snapvit_export."))
+def test_an_example_runs_and_shows_the_truth(test, names, files, tmp_path, monkeypatch):
+    for word, package in NEEDS.items():
+        if word in test.docstring and not os.environ.get("SNAPVIT_REQUIRE_RUNTIMES"):
+            pytest.importorskip(package)
+    if "TensorRTSession(" in test.docstring:
+        try:
+            cuda.require_gpu()
+        except cuda.NoGPU as error:
+            pytest.skip(f"needs an NVIDIA GPU: {error}")
+    monkeypatch.chdir(shutil.copytree(files, tmp_path / "here"))
+    test.globs = meant(test, names)
+    said: list[str] = []
+    result = doctest.DocTestRunner(Shown(), optionflags=doctest.ELLIPSIS).run(test, out=said.append)
+    assert result.failed == 0, "".join(said)
+
+
+@pytest.mark.slow  # a ranking and a refit of a real DeiT-Tiny at 224 pixels
+def test_the_readme_runs(tmp_path, monkeypatch):
+    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    make_checkpoint(Path("deit_tiny.safetensors"))
+    make_image_folder(Path("path/to/images"), 12)  # 256 are asked for: it takes what there is
+    made: dict[str, object] = {}
+    exec(compile(block, "README.md", "exec"), made)
+    assert Path("ranking.safetensors").is_file()
+    anatomy, plan = made["model"].anatomy, made["plan"]
+    assert plan.flops_ratio(anatomy) <= 0.72
+    assert sum(p.numel() for p in made["small"].parameters()) < anatomy.params()

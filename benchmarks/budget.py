@@ -30,16 +30,16 @@ from pathlib import Path
 from snapvit_export.budget import Budget
 from snapvit_export.elastic.folder import Elastic
 from snapvit_export.errors import BudgetNotMet
-from snapvit_export.family.manifest import Choice, Limits, Manifest, MeasuredOn, read_family
-from snapvit_export.graph.forward import Options
-from snapvit_export.graph.writer import Blueprint, Emitter
+from snapvit_export.family.folder import read_family
+from snapvit_export.family.manifest import Choice, Limits, Manifest, MeasuredOn
+from snapvit_export.graph.format import GraphFormat
+from snapvit_export.graph.writer import Blueprint, GraphWriter
 from snapvit_export.model.plan import Plan
 from snapvit_export.profiling.timer import File, Timer
 from snapvit_export.progress import Silent
 from snapvit_export.runtimes import ort
 from snapvit_export.runtimes.device import this_device
-from snapvit_export.selection.elastic_builder import noise
-from snapvit_export.selection.on_device import Way, choose_in_family
+from snapvit_export.selection.on_device import TimingOptions, choose_in_family, noise
 from snapvit_export.storage.atomic import sha256
 from snapvit_export.target import Target
 
@@ -49,7 +49,7 @@ GROUP = 8  # candidates that are timed in turns, with the dense one
 
 def chosen(family: Path, elastic: Path, budget: str, folder: Path) -> Manifest:
     copy = shutil.copytree(family, folder / "family")
-    return choose_in_family(copy, Budget.parse(budget), Limits(), Way(threads=1, batch=1), Silent(), elastic)
+    return choose_in_family(copy, Budget.parse(budget), Limits(), TimingOptions(threads=1, batch=1), Silent(), elastic)
 
 
 def again(folder: Path, name: str) -> tuple[float, tuple[float, float], float]:
@@ -63,9 +63,9 @@ def again(folder: Path, name: str) -> tuple[float, tuple[float, float], float]:
 
 def exhaustive(grid: dict[str, Plan], packed: Elastic, manifest: Manifest, folder: Path) -> dict[str, float]:
     """Every candidate's CPU time, relative to the dense one's in the same turns."""
-    emitter = Emitter(Blueprint.of(packed), folder)
+    emitter = GraphWriter(Blueprint.of(packed), folder)
     timer = Timer(TARGET, this_device(ort.version()), noise(manifest, 1))
-    paths = {name: emitter.write(name, plan, options=Options("ort")).graph for name, plan in grid.items()}
+    paths = {name: emitter.write(name, plan, format=GraphFormat("ort")).graph for name, plan in grid.items()}
     files = {name: File(path, sha256(path)) for name, path in paths.items()}
     names, found = [name for name in grid if name != "dense"], {"dense": 1.0}
     for start in range(0, len(names), GROUP):

@@ -25,11 +25,11 @@ from snapvit_export.allocation.planner import Planner
 from snapvit_export.allocation.recipe import make_settings
 from snapvit_export.errors import SnapvitError
 from snapvit_export.evaluate.exported_model import top1
-from snapvit_export.graph.forward import Options
-from snapvit_export.graph.writer import Emitter
+from snapvit_export.graph.format import GraphFormat
+from snapvit_export.graph.writer import GraphWriter
 from snapvit_export.model.plan import Plan, Protection
 from snapvit_export.model.ranking import Ranking
-from snapvit_export.profiling.latency_model import LatencyModel, design, fit
+from snapvit_export.profiling.latency_model import LatencyModel, fit, sample_plans
 from snapvit_export.profiling.timer import File, Timer
 from snapvit_export.prune.correct.refit import refit
 from snapvit_export.prune.models.load import load_model
@@ -41,7 +41,7 @@ from snapvit_export.storage.atomic import sha256
 from snapvit_export.target import Target
 
 TARGET = Target(runtime="onnxruntime", precision="fp32", batch=1, threads=1)
-ORT = Options("ort")
+ORT = GraphFormat("ort")
 WIDTH = "width alone"
 
 
@@ -54,9 +54,9 @@ class Found:
     top1: float
 
 
-def fitted(emitter: Emitter, timer: Timer, anatomy) -> LatencyModel:  # type: ignore[no-untyped-def]
-    plans = {f"fit{n}": plan for n, plan in enumerate(design(anatomy, lacking=True))}
-    files = {name: emitter.write(name, plan, options=ORT).graph for name, plan in plans.items()}
+def fitted(emitter: GraphWriter, timer: Timer, anatomy) -> LatencyModel:  # type: ignore[no-untyped-def]
+    plans = {f"fit{n}": plan for n, plan in enumerate(sample_plans(anatomy, removable=True))}
+    files = {name: emitter.write(name, plan, format=ORT).graph for name, plan in plans.items()}
     profiles = timer.time({name: File(path, sha256(path)) for name, path in files.items()}, 2.0)
     return fit(anatomy, [(plans[name], profile.cpu_ms or 0.0) for name, profile in profiles.items()])
 
@@ -97,10 +97,10 @@ def main() -> None:
         for seed in map(int, given.seeds.split(",")):
             half = halves(model, images, seed)
             ranking = rank(model, half.calibration, make_settings("default"))
-            emitter = Emitter(blueprint(model, ranking), Path(scratch) / str(seed))
+            emitter = GraphWriter(blueprint(model, ranking), Path(scratch) / str(seed))
             emitter.folder.mkdir()
             latency = fitted(emitter, timer, model.anatomy)
-            dense = emitter.write("dense", Plan.dense(model.anatomy), options=ORT).graph
+            dense = emitter.write("dense", Plan.dense(model.anatomy), format=ORT).graph
             with ort.OrtSession(dense, usable_cores()) as session:
                 reference = top1(session.run, half.held_out).top1 or 0.0
             wanted = plans_for(ranking, half, latency, budgets, ends)
@@ -108,7 +108,7 @@ def main() -> None:
             for plan in dict.fromkeys(plan for plan in wanted.values() if plan is not None):
                 module = refit(model, ranking, plan, half.calibration)
                 corrected = corrected_layers(module, ranking, plan, emitter.blueprint.dense)
-                path = emitter.write(f"v{len(made)}", plan, corrected, options=ORT).graph
+                path = emitter.write(f"v{len(made)}", plan, corrected, format=ORT).graph
                 with ort.OrtSession(path, usable_cores()) as session:
                     made[plan] = Found(plan, path, top1(session.run, half.held_out).top1 or 0.0)
             for budget in budgets:

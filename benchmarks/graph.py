@@ -29,8 +29,8 @@ import torch
 
 from snapvit_export.allocation.planner import Planner
 from snapvit_export.calibration.preprocessing import Preprocessing
-from snapvit_export.graph.forward import Options
-from snapvit_export.graph.writer import Emitter
+from snapvit_export.graph.format import GraphFormat
+from snapvit_export.graph.writer import GraphWriter
 from snapvit_export.model.plan import Plan
 from snapvit_export.model.ranking import Ranking
 from snapvit_export.prune.models.load import Model, ModelDescription
@@ -113,10 +113,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             here = Path(folder)
             (here / "standard.onnx").write_bytes(to_onnx(model.module, model.anatomy, {}))
-            emitter = Emitter(blueprint(model, ranking), here)
+            emitter = GraphWriter(blueprint(model, ranking), here)
             paths = {"standard": here / "standard.onnx"}
             for flavour in ("portable", "ort"):
-                paths[flavour] = emitter.write(flavour, Plan.dense(model.anatomy), options=Options(flavour)).graph
+                paths[flavour] = emitter.write(flavour, Plan.dense(model.anatomy), format=GraphFormat(flavour)).graph
             for batch in (1, 8) if "tiny" in name else (1,):
                 found = latencies(paths, batch, args.rounds)
                 ratios = " | ".join(f"**{found[f] / found['standard']:.3f}**" for f in ("portable", "ort"))

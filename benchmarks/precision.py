@@ -27,8 +27,8 @@ from snapvit_export.allocation.planner import Planner
 from snapvit_export.allocation.recipe import make_settings
 from snapvit_export.calibration.images import Images, calibration_and_held_out, prepare
 from snapvit_export.checks.quantisation import calibrate
-from snapvit_export.graph.forward import Options
-from snapvit_export.graph.writer import Emitter
+from snapvit_export.graph.format import GraphFormat
+from snapvit_export.graph.writer import GraphWriter
 from snapvit_export.model.plan import Plan
 from snapvit_export.model.ranking import Ranking
 from snapvit_export.prune.correct.refit import refit
@@ -117,21 +117,21 @@ def measure(model: Model, fit: Images | None, batches, held_out, fraction: float
             drawn = blueprint(model, ranking)
             exact = here / f"{title}-fp32"
             exact.mkdir()
-            portable = Emitter(drawn, exact).write("portable", plan, made)
-            kept = Emitter(drawn, exact).write("ort", plan, made, options=Options("ort"))
+            portable = GraphWriter(drawn, exact).write("portable", plan, made)
+            kept = GraphWriter(drawn, exact).write("ort", plan, made, format=GraphFormat("ort"))
             paths[f"{title} fp32"], sizes[f"{title} fp32"] = kept.graph, kept.size_bytes / 1e6
             wanted = outputs(portable.graph, held_out)
             for precision in FEWER:
                 numerics = calibrate(precision, portable, batches)
                 place = here / f"{title}-{precision}"
                 place.mkdir()
-                emitter = Emitter(drawn, place, precision=precision)
-                written = emitter.write("ort", plan, made, options=Options("ort", numerics=numerics))
+                emitter = GraphWriter(drawn, place, precision=precision)
+                written = emitter.write("ort", plan, made, format=GraphFormat("ort"), precision=numerics)
                 name = f"{title} {precision}"
                 paths[name], sizes[name] = written.graph, written.size_bytes / 1e6
                 faithful[name] = faithfulness(wanted, outputs(written.graph, held_out))
             if title == "dense" and fit is not None:
-                alone = Emitter(drawn, here).write("alone", plan, single_file=True).graph
+                alone = GraphWriter(drawn, here).write("alone", plan, format=GraphFormat(single_file=True)).graph
                 for name, path in quantised_by_ort(alone, here, batches).items():
                     paths[f"dense {name}"], sizes[f"dense {name}"] = path, size_mb(path)
                     faithful[f"dense {name}"] = faithfulness(wanted, outputs(path, held_out))

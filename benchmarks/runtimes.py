@@ -29,8 +29,9 @@ from snapvit_export.allocation.planner import Planner
 from snapvit_export.allocation.recipe import make_settings
 from snapvit_export.calibration.images import Images, calibration_and_held_out, prepare
 from snapvit_export.checks.quantisation import calibrate
-from snapvit_export.graph.forward import Options
-from snapvit_export.graph.writer import Emitter, Written
+from snapvit_export.graph.format import GraphFormat
+from snapvit_export.graph.precision import GraphPrecision
+from snapvit_export.graph.writer import GraphWriter, WrittenGraph
 from snapvit_export.model.plan import Plan
 from snapvit_export.model.ranking import Ranking
 from snapvit_export.profiling.sampling import time_together
@@ -71,16 +72,21 @@ def files(model: Model, ranking: Ranking, plan: Plan, made: dict, batches: Batch
     """One variant in all its forms."""
     drawn = blueprint(model, ranking)
 
-    def write(precision: Precision, options: Options) -> Written:
-        place = folder / precision
+    def write(precision: GraphPrecision, format: GraphFormat) -> WrittenGraph:
+        place = folder / precision.precision
         place.mkdir(parents=True, exist_ok=True)
-        return Emitter(drawn, place, precision=precision).write(options.flavour, plan, made, options=options)
+        return GraphWriter(drawn, place, precision=precision.precision).write(
+            format.flavour, plan, made, format=format, precision=precision
+        )
 
-    portable = write("fp32", Options())
-    found: dict[Way, Path] = {("openvino", "fp32"): portable.graph, BASE: write("fp32", Options("ort")).graph}
+    portable = write(GraphPrecision(), GraphFormat())
+    found: dict[Way, Path] = {
+        ("openvino", "fp32"): portable.graph,
+        BASE: write(GraphPrecision(), GraphFormat("ort")).graph,
+    }
     for precision in INT8:
-        numerics = calibrate(precision, portable, batches)
-        found["onnxruntime", precision] = write(precision, Options("ort", numerics=numerics)).graph
+        calibrated = calibrate(precision, portable, batches)
+        found["onnxruntime", precision] = write(calibrated, GraphFormat("ort")).graph
     start = time.perf_counter()
     found["openvino", "int8-static"], _ = quantise(portable.graph, folder / "int8", batches, 2)
     print(f"<!-- {model.name}: NNCF took {time.perf_counter() - start:.1f} s for {len(batches)} images -->")

@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 
 from snapvit_export.calibration.dataset import open_data_set
-from snapvit_export.evaluate.evaluator import Exam, Judging
+from snapvit_export.evaluate.evaluator import EvalOptions, Evaluator
 from snapvit_export.evaluate.exported_model import about_file, opened
-from snapvit_export.family.manifest import read_family
+from snapvit_export.family.folder import read_family
 from snapvit_export.progress import Silent
 from snapvit_export.target import Target
 from snapvit_export.workflows.validate import ValidateRequest, validate
@@ -34,10 +34,10 @@ def from_scratch(family: Path, data: str, ways: tuple[str, ...], images: int | N
         for way in ways:
             about, _ = about_file(family / variant.file)
             with opened(family / variant.file, target, about) as artefact:
-                how = Judging(by=(way,), images=images)  # type: ignore[arg-type]
-                exam = Exam.set(artefact, open_data_set(data), how, Silent())
-                evaluation = exam.judge(artefact)
-            decoded += sum(map(len, exam.images.values()))
+                how = EvalOptions(by=(way,), images=images)  # type: ignore[arg-type]
+                evaluator = Evaluator.set(artefact, open_data_set(data), how, Silent())
+                evaluation = evaluator.judge(artefact)
+            decoded += sum(map(len, evaluator.images.values()))
             found[f"{variant.name} {way}"] = evaluation.value(evaluation.measures[0]) or 0.0
     return decoded, found
 
@@ -45,7 +45,7 @@ def from_scratch(family: Path, data: str, ways: tuple[str, ...], images: int | N
 def together(family: Path, data: str, ways: tuple[str, ...], images: int | None) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(shutil.copytree(family, Path(scratch) / "family"))
-        how = Judging(by=ways, images=images)  # type: ignore[arg-type]
+        how = EvalOptions(by=ways, images=images)  # type: ignore[arg-type]
         manifest = validate(ValidateRequest(copy, data, how), Silent())
     names = {"head": "top1", "knn": "knn", "linear": "linear"}
     return {

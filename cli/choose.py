@@ -33,14 +33,15 @@ def choose(
     """Time a family here and choose the densest variant that keeps the budget, with the proof in its manifest."""
     from ..budget import Budget
     from ..runtimes.device import pin_to
-    from ..selection.on_device import FamilyProfile, Way, choose_in_family
+    from ..selection.known_profiles import FamilyProfile
+    from ..selection.on_device import TimingOptions, choose_in_family
     from ..target import check_runtime
     from . import parsing
     from .progress import shown
 
     limits, wanted = parsing.limits(at, max_size, max_params), Budget.parse(budget)
     pin_to(pin)
-    way = Way(None if runtime is None else check_runtime(runtime), threads, batch, pause)
+    way = TimingOptions(None if runtime is None else check_runtime(runtime), threads, batch, pause)
     known = None if profile is None else FamilyProfile.load(profile)
     with shown(quiet) as progress:
         manifest = choose_in_family(family, wanted, limits, way, progress, elastic, known)

@@ -42,7 +42,7 @@ def compare(
 ) -> None:
     """Prune a model by several methods to the same sizes, judge all on the same images, and draw the picture."""
     from ..errors import UsageError
-    from ..evaluate.evaluator import Judging, parse_ways
+    from ..evaluate.evaluator import EvalOptions, parse_metrics
     from ..workflows.compare import CompareRequest, run_comparison
     from . import parsing
     from .progress import shown
@@ -61,7 +61,7 @@ def compare(
         images,
         seed,
         evaluations,
-        Judging(parse_ways(by), classes, images=judged, seed=seed),
+        EvalOptions(parse_metrics(by), classes, images=judged, seed=seed),
     )
     with shown(quiet) as progress:
         found = run_comparison(request, progress)

@@ -41,12 +41,12 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """Judge a model by its own head, nearest neighbours, a linear probe or segmentation, with standard errors."""
-    from ..evaluate.evaluator import Judging, parse_ignored, parse_ways
+    from ..evaluate.evaluator import EvalOptions, parse_ignored, parse_metrics
     from ..target import check_runtime
     from ..workflows.evaluate import EvaluateRequest, evaluate_model
     from .progress import shown
 
-    judging = Judging(parse_ways(by), classes, features, images, seed, parse_ignored(ignore))
+    judging = EvalOptions(parse_metrics(by), classes, features, images, seed, parse_ignored(ignore))
     used = None if runtime is None else check_runtime(runtime)
     request = EvaluateRequest(model, checkpoint, data, ranking, sparsity, flops, judging, used)
     with shown(quiet) as progress:

@@ -86,6 +86,7 @@ def export(
     import msgspec
 
     from .. import profiles
+    from ..allocation.recipe import correcting_settings
     from ..target import check_runtime, parse_precision
     from ..workflows.export import Request
     from ..workflows.export import export as run
@@ -101,6 +102,16 @@ def export(
         runtime=used,
         precision=parse_precision(precision or known.target.precision, used),
     )
+    settings = correcting_settings(
+        recipe,
+        not no_correct,
+        correction=correction,
+        damping=damping,
+        images=images,
+        seed=seed,
+        evaluations=evaluations,
+        depth=depth,
+    )
     request = Request(
         model=model,
         checkpoint=checkpoint,
@@ -115,12 +126,7 @@ def export(
         width_multiple=known.width_multiple(target.precision),
         clock=known.clock,
         recipe=recipe,
-        correct=not no_correct,
-        correction=correction,
-        damping=damping,
-        images=images,
-        seed=seed,
-        evaluations=evaluations,
+        settings=settings,
         depth=depth,
         ranking=ranking,
         flavour=flavour,

@@ -17,7 +17,7 @@ def fleet(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Pick the densest variant for each device by the latencies that were taken there."""
-    from ..family.manifest import read_family
+    from ..family.folder import read_family
     from ..profiling.profile import check_percentile
     from ..selection.known_profiles import parse_budgets, pick_all
 

@@ -15,14 +15,9 @@ def import_scores(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Turn a released score file into a ranking, without executing anything that is pickled in it."""
-    from ..errors import needs
+    from ..workflows.rank import import_ranking
 
-    with needs("importing scores", extra="prune"):
-        from ..prune.import_scores import import_scores as run
-        from ..prune.models.load import anatomy_of
-
-    ranking = run(file, anatomy_of(model) if model else None)
-    ranking.save(out)
+    ranking = import_ranking(file, out, model)
     if as_json:
         from ..storage.json import to_json
 

@@ -12,14 +12,9 @@ def models(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List model families that are understood, with sizes. Other checkpoints of these timm classes work too."""
-    from ..errors import SnapvitError, needs
+    from ..workflows.inputs import list_models
 
-    with needs("listing models", extra="prune"):
-        from ..prune.models.catalogue import catalogue
-
-    found = list(catalogue(pattern))
-    if not found:
-        raise SnapvitError(f"no model matches '{pattern}'. See: snapvit models")
+    found = list_models(pattern)
     if as_json:
         from ..storage.json import to_json
 

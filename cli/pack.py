@@ -34,6 +34,7 @@ def pack(
 
     With factors beside them, which correct any plan without images and without torch.
     """
+    from ..allocation.recipe import correcting_settings
     from ..workflows.pack import PackRequest, pack_model
     from .progress import shown
 
@@ -43,12 +44,10 @@ def pack(
         ranking=ranking,
         data=data or None,
         out=out,
-        recipe=recipe,
+        settings=correcting_settings(
+            recipe, not no_correct, damping=damping, images=images, seed=seed, evaluations=evaluations
+        ),
         correct=not no_correct,
-        damping=damping,
-        images=images,
-        seed=seed,
-        evaluations=evaluations,
     )
     with shown(quiet, as_json) as progress:
         packed = pack_model(request, progress)

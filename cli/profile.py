@@ -26,11 +26,11 @@ def profile(
 ) -> None:
     """Time the variants of a family side by side, and write the latencies with the device they belong to."""
     from ..runtimes.device import pin_to
-    from ..selection.on_device import Way, profile_family
+    from ..selection.on_device import TimingOptions, profile_family
     from ..target import check_runtime
     from .progress import shown
 
-    way = Way(None if runtime is None else check_runtime(runtime), threads, batch, pause)
+    way = TimingOptions(None if runtime is None else check_runtime(runtime), threads, batch, pause)
     with shown(quiet) as progress:
         if target == "local":
             pin_to(pin)

@@ -70,8 +70,8 @@ def rank(
     Several processes share the work: torchrun --nproc-per-node 2 -m snapvit_export.cli rank ...
     """
     from ..allocation.recipe import make_settings
-    from ..errors import UsageError, needs
-    from ..workflows.export import RankRequest, rank_model
+    from ..errors import UsageError
+    from ..workflows.rank import RankRequest, rank_model
     from . import parsing
     from .progress import shown
 
@@ -102,8 +102,6 @@ def rank(
         raise UsageError("--damping has no part in a ranking by scores alone. Give --allocation joint, or leave it out")
     in_rounds = parsing.fractions(rounds, "--rounds")
     request = RankRequest(model, data, out, checkpoint, settings, device, engine, autocast, in_rounds, most_moved)
-    with needs("ranking", extra="prune"):
-        import torch  # noqa: F401
     with shown(quiet, as_json) as progress:
         ranking = rank_model(request, progress)
     if ranking is not None:  # otherwise another process of the run writes and speaks

@@ -41,8 +41,9 @@ def validate(
     quiet: options.Quiet = False,
 ) -> None:
     """Judge every variant on real images in its runtime, next to its latency; exit 1 below --min-accuracy."""
-    from ..evaluate.evaluator import Judging, parse_ways
-    from ..selection.on_device import FamilyProfile, Way
+    from ..evaluate.evaluator import EvalOptions, parse_metrics
+    from ..selection.known_profiles import FamilyProfile
+    from ..selection.on_device import TimingOptions
     from ..target import check_runtime
     from ..workflows.validate import ValidateRequest, require_accuracy
     from ..workflows.validate import validate as run
@@ -53,8 +54,8 @@ def validate(
     request = ValidateRequest(
         family,
         data,
-        Judging(parse_ways(by), classes, images=images, seed=seed),
-        Way(None if runtime is None else check_runtime(runtime), threads, batch),
+        EvalOptions(parse_metrics(by), classes, images=images, seed=seed),
+        TimingOptions(None if runtime is None else check_runtime(runtime), threads, batch),
         None if profile is None else FamilyProfile.load(profile),
         measure,
         seconds,

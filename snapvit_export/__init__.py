@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from .calibration.images import prepare as prepare
     from .elastic.folder import Elastic as Elastic
     from .errors import SnapvitError as SnapvitError
+    from .family.folder import read_family as read_family
     from .family.manifest import Manifest as Manifest
-    from .family.manifest import read_family as read_family
     from .model.anatomy import Anatomy as Anatomy
     from .model.plan import Plan as Plan
     from .model.ranking import Ranking as Ranking
@@ -65,7 +65,7 @@ _HOME = {
     "Request": ".workflows.export",
     "export": ".workflows.export",
     "Manifest": ".family.manifest",
-    "read_family": ".family.manifest",
+    "read_family": ".family.folder",
     "Plan": ".model.plan",
     "Planner": ".allocation.planner",
     "import_scores": ".prune.import_scores",

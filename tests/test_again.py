@@ -17,15 +17,15 @@ from snapvit_export.allocation.planner import Planner, check_reach
 from snapvit_export.allocation.recipe import make_settings
 from snapvit_export.elastic.folder import Elastic
 from snapvit_export.errors import FileFormatError, SnapvitError
-from snapvit_export.family.manifest import read_family
-from snapvit_export.graph.forward import Options
-from snapvit_export.graph.writer import Emitter
+from snapvit_export.family.folder import read_family
+from snapvit_export.graph.format import GraphFormat
+from snapvit_export.graph.writer import GraphWriter
 from snapvit_export.model.plan import Plan, Protection
 from snapvit_export.model.ranking import Ranking
-from snapvit_export.profiling.latency_model import design, fit
+from snapvit_export.profiling.latency_model import fit, sample_plans
 from snapvit_export.progress import Silent
 from snapvit_export.prune.correct.elastic import correct_module, make_factors
-from snapvit_export.prune.correct.policy import Repair
+from snapvit_export.prune.correct.policy import Corrector
 from snapvit_export.prune.models.load import Model, as_model, load_model, save_model
 from snapvit_export.prune.models.masking import masked
 from snapvit_export.prune.models.slicing import shrink
@@ -97,13 +97,13 @@ def test_it_is_cut_again_in_torch_as_graph_and_from_an_elastic_folder(name, case
         assert np.abs(got - wanted).max() <= 2e-4 * max(1, np.abs(wanted).max())
         made = corrected_layers(module, ranking, plan, drawn.dense)
         for flavour in ("portable", "ort"):
-            path = Emitter(drawn, tmp_path).write(flavour, plan, made, options=Options(flavour)).graph
+            path = GraphWriter(drawn, tmp_path).write(flavour, plan, made, format=GraphFormat(flavour)).graph
             assert close(run(path, inputs_of(images).numpy()), wanted), flavour
         correct_module(module, ranking, plan, factors)
         wanted = outputs(module, images)
         got = Reference(elastic, plan, True)(inputs_of(images).numpy().astype(np.float64))
         assert np.abs(got - wanted).max() <= 2e-4 * max(1, np.abs(wanted).max())
-        path = Emitter(drawn, tmp_path).write("corrected", plan, elastic.corrected_layers(plan)).graph
+        path = GraphWriter(drawn, tmp_path).write("corrected", plan, elastic.corrected_layers(plan)).graph
         assert close(run(path, inputs_of(images).numpy()), wanted)
 
 
@@ -113,13 +113,13 @@ def test_every_correction_brings_it_closer_to_what_it_was(name, way, tmp_path):
     model, images = lacking(name, "its first attention", tmp_path / "short"), some_images(24)
     ranking, _ = rank_and_factor(model, images, make_settings("default", images=24))
     plan = Plan(heads=model.anatomy.heads, neurons=tuple(n // 2 for n in model.anatomy.neurons))
-    module, how = Repair(model, ranking, way, images, Silent()).kept(plan)
+    module, how = Corrector(model, ranking, way, images, Silent()).kept(plan)
     assert how == way
     wanted = outputs(model.module, images)
     plain = np.square(outputs(shrink(model, ranking, plan), images) - wanted).mean()
     assert np.square(outputs(module, images) - wanted).mean() < plain
     made = corrected_layers(module, ranking, plan, (drawn := blueprint(model, ranking)).dense)
-    path = Emitter(drawn, tmp_path).write("x", plan, made).graph
+    path = GraphWriter(drawn, tmp_path).write("x", plan, made).graph
     assert close(run(path, inputs_of(images).numpy()), outputs(module, images))
 
 
@@ -176,7 +176,7 @@ def test_the_search_computes_what_the_model_does(name, case, engine, tmp_path):
 def test_a_latency_model_is_fitted_to_nets_that_the_model_can_be(case, tmp_path):
     anatomy = lacking("deit_tiny_patch16_224", case, tmp_path / "short").anatomy
     for without in (False, True):
-        plans = design(anatomy, without)
+        plans = sample_plans(anatomy, without)
         for plan in plans:
             plan.check_fits(anatomy)
         times = [1 + 0.1 * sum(plan.heads) + 0.01 * sum(plan.neurons) for plan in plans]

@@ -13,8 +13,8 @@ from snapvit_export.calibration.images import Images
 from snapvit_export.checks.embedding_output import tapped
 from snapvit_export.errors import FileFormatError, UsageError
 from snapvit_export.evaluate.exported_model import About, opened
-from snapvit_export.graph.forward import Options
-from snapvit_export.graph.writer import Emitter
+from snapvit_export.graph.format import GraphFormat
+from snapvit_export.graph.writer import GraphWriter
 from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.pack import blueprint
 from snapvit_export.target import Target
@@ -51,7 +51,7 @@ def torch_features(module, images: Images) -> np.ndarray:
 def test_every_family_gives_its_embedding_beside_its_scores(name, tmp_path):
     model, ranking, images = made(name)
     plan = uneven_plan(model.anatomy)
-    written = Emitter(blueprint(model, ranking), tmp_path).write("x", plan, options=Options("ort"))
+    written = GraphWriter(blueprint(model, ranking), tmp_path).write("x", plan, format=GraphFormat("ort"))
     before = sorted(path.name for path in tmp_path.iterdir())
     with opened(written.graph, target(), told(images)) as artefact:
         features, scores = artefact.features(images)
@@ -70,7 +70,9 @@ def test_a_model_without_a_head_gives_its_embedding_alone(tmp_path):
     model = as_model(module, "dino", {})
     height, width = model.anatomy.image
     images = Images(np.zeros((3, height, width, 3), np.uint8), None, model.preprocessing, "black")
-    written = Emitter(blueprint(model, random_ranking(model.anatomy)), tmp_path).write("x", uneven_plan(model.anatomy))
+    written = GraphWriter(blueprint(model, random_ranking(model.anatomy)), tmp_path).write(
+        "x", uneven_plan(model.anatomy)
+    )
     with opened(written.graph, target(), told(images)) as artefact:
         features, scores = artefact.features(images)
         with pytest.raises(UsageError, match="gives no patch tokens"):
@@ -96,8 +98,8 @@ def test_fewer_bits(name, precision, tmp_path):
 def test_bytes_and_a_fixed_batch(tmp_path):
     model, ranking, images = made("deit_tiny_patch16_224")
     plan = uneven_plan(model.anatomy)
-    emitter = Emitter(blueprint(model, ranking), tmp_path, takes_bytes=True)
-    written = emitter.write("x", plan, options=Options("ort", batch=2), single_file=True)
+    emitter = GraphWriter(blueprint(model, ranking), tmp_path, takes_bytes=True)
+    written = emitter.write("x", plan, format=GraphFormat("ort", batch=2, single_file=True))
     with opened(written.graph, target(batch=2), told(images, takes_bytes=True)) as artefact:
         features, _ = artefact.features(images)  # five: the last run is filled up
     assert close(features, torch_features(shrink(model.module, ranking, plan), images))
@@ -111,7 +113,7 @@ def test_openvino_and_its_own_int8_files(name, tmp_path):
 
     model, ranking, images = made(name)
     plan = uneven_plan(model.anatomy)
-    written = Emitter(blueprint(model, ranking), tmp_path).write("x", plan, options=Options("portable"))
+    written = GraphWriter(blueprint(model, ranking), tmp_path).write("x", plan, format=GraphFormat("portable"))
     wanted = torch_features(shrink(model.module, ranking, plan), images)
     with opened(written.graph, target("openvino"), told(images)) as artefact:
         assert close(artefact.features(images)[0], wanted)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from snapvit_export.budget import Budget
 from snapvit_export.errors import UsageError
 from snapvit_export.profiling.drift import Latency
-from snapvit_export.selection.bracket import COMPARE_SECONDS, Bracket, OutOfReach, choose
+from snapvit_export.selection.bracket import COMPARE_SECONDS, Bracket, OutOfReach, find_bracket
 from snapvit_export.selection.select import rounded_up
 
 
@@ -45,10 +45,10 @@ def test_the_densest_that_fits_is_found_and_bracketed_whatever_the_guesses(laten
 
     if falling[-1] > budget:
         with pytest.raises(OutOfReach) as refused:
-            choose(guesses, budget, time, sharp(falling[0]))
+            find_bracket(guesses, budget, time, sharp(falling[0]))
         assert refused.value.latency.ms == falling[-1]
         return
-    bracket = choose(guesses, budget, time, sharp(falling[0]))
+    bracket = find_bracket(guesses, budget, time, sharp(falling[0]))
     densest = next(n for n, ms in enumerate(falling) if ms <= budget)
     assert (bracket.chosen, bracket.next_denser) == (densest, densest - 1 if densest else None)
 
@@ -64,7 +64,7 @@ def test_a_model_that_is_a_few_per_cent_off_needs_five_candidates(share, scale, 
         return {n: sharp(falling[n]) for n in numbers}
 
     budget = 100 * (1 - 0.94 * (1 - share))
-    bracket = choose(guesses, budget, time, dense=sharp(100.0))
+    bracket = find_bracket(guesses, budget, time, dense=sharp(100.0))
     assert falling[bracket.chosen] <= budget < falling[bracket.next_denser]
     assert len(timed) <= 5
 
@@ -77,7 +77,7 @@ def test_noise_that_contradicts_itself_is_said():
         return {n: sharp(20 - 2 * n if n < 4 else 8 - n / 10 if n > 6 else float(rng.uniform(8, 12))) for n in numbers}
 
     guesses = [20 - 1.2 * n for n in range(12)]
-    answers = [choose(guesses, budget, time, sharp(20.0)) for _ in range(200)]
+    answers = [find_bracket(guesses, budget, time, sharp(20.0)) for _ in range(200)]
     assert any(not answer.decided for answer in answers)
     assert all(4 <= answer.chosen <= 7 for answer in answers if answer.decided)
     assert all(4 <= answer.chosen <= 9 for answer in answers)
@@ -95,7 +95,7 @@ def test_a_budget_within_the_noise_of_a_neighbour_is_timed_for_longer_and_then_s
 
     for sharp_later in (True, False):
         asked.clear()
-        bracket = choose(truth, 10.0, time, dense=sharp(20.0))
+        bracket = find_bracket(truth, 10.0, time, dense=sharp(20.0))
         assert asked[-1] == COMPARE_SECONDS[-1]
         assert bracket == (Bracket(2, 1) if sharp_later else Bracket(3, 2, decided=False))
 
@@ -106,7 +106,7 @@ def test_what_may_be_over_the_budget_is_not_chosen():
     def time(numbers, seconds):
         return {n: Latency(truth[n], truth[n] - 0.3, truth[n] + 0.3) for n in numbers}
 
-    assert choose(truth, 10.0, time, sharp(20.0)) == Bracket(4, 3, decided=False)
+    assert find_bracket(truth, 10.0, time, sharp(20.0)) == Bracket(4, 3, decided=False)
 
 
 def test_that_nothing_fits_is_said_only_after_the_longest_look():
@@ -118,7 +118,7 @@ def test_that_nothing_fits_is_said_only_after_the_longest_look():
         return {n: Latency(10.2, 10.1, 10.3) for n in numbers} if seconds == COMPARE_SECONDS[-1] else wide
 
     with pytest.raises(OutOfReach):
-        choose([20.0, 15.0, 10.0], 10.0, time, sharp(20.0))
+        find_bracket([20.0, 15.0, 10.0], 10.0, time, sharp(20.0))
     assert asked[-1] == COMPARE_SECONDS[-1]
 
 
@@ -126,7 +126,7 @@ def test_a_dense_model_that_only_may_fit_is_compared_with_the_next():
     def time(numbers, seconds):
         return {n: Latency(9.99 - n, 9.0 - n, 10.5 - n) for n in numbers}
 
-    assert choose([10.0, 9.0, 8.0], 10.0, time, Latency(9.99, 8.0, 12.0)) == Bracket(1, 0, decided=False)
+    assert find_bracket([10.0, 9.0, 8.0], 10.0, time, Latency(9.99, 8.0, 12.0)) == Bracket(1, 0, decided=False)
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -139,13 +139,15 @@ def test_candidates_that_are_too_large_for_another_limit_are_passed_over_with_fe
         timed.update(numbers)
         return {n: sharp(truth[n]) for n in numbers}
 
-    assert choose(guesses, 20.0, time, sharp(truth[0])) == Bracket(60, 59)
+    assert find_bracket(guesses, 20.0, time, sharp(truth[0])) == Bracket(60, 59)
     assert len(timed) <= (2 if known else 9)
 
 
 def test_limits_that_nothing_keeps_are_refused():
     with pytest.raises(OutOfReach):
-        choose([10.0, 9.0, 8.0], 20.0, lambda numbers, s: {n: sharp(float("inf")) for n in numbers}, sharp(10.0 * 9))
+        find_bracket(
+            [10.0, 9.0, 8.0], 20.0, lambda numbers, s: {n: sharp(float("inf")) for n in numbers}, sharp(10.0 * 9)
+        )
 
 
 @given(st.floats(1e-3, 1e5))
@@ -163,4 +165,4 @@ def test_a_bracket_that_was_wrong_moves():
         seen.update(numbers)
         return {n: sharp(ms) for n, ms in fresh.items()}
 
-    assert choose([20.0, 15.0, 9.9, 9.5, 9.2, 9.0], 10.0, time, sharp(20.0)) == Bracket(4, 3)
+    assert find_bracket([20.0, 15.0, 9.9, 9.5, 9.2, 9.0], 10.0, time, sharp(20.0)) == Bracket(4, 3)

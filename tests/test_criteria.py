@@ -128,7 +128,7 @@ def test_cross_entropy_scores_are_those_of_the_released_code(golden, golden_mode
 
 def test_lamp_is_that_of_the_released_code_up_to_its_rounding(golden, golden_model):
     """The released form, in float32, is ||w||^2 minus a running sum: where little is left, at the largest entries, its
-    own rounding is 2.6e-5 of a block and 1.5e-4 of a row. Written that way, ours agrees to 5e-8."""
+    own rounding is 2.6e-5 of a block and 1.5e-4 of a row. WrittenGraph that way, ours agrees to 5e-8."""
     scores, _ = golden
     assert_as_released(make_criterion("lamp").finish(golden_model, [], 0), scores, "lamp", by_norm=4e-5, each=2e-4)
 

@@ -23,16 +23,16 @@ from snapvit_export.calibration.images import Images
 from snapvit_export.checks.inspect import inspect
 from snapvit_export.elastic.folder import Elastic
 from snapvit_export.errors import SnapvitError, UsageError
-from snapvit_export.family.manifest import read_family
-from snapvit_export.graph.forward import Options
-from snapvit_export.graph.writer import Emitter
+from snapvit_export.family.folder import read_family
+from snapvit_export.graph.format import GraphFormat
+from snapvit_export.graph.writer import GraphWriter
 from snapvit_export.model.plan import Plan, Protection
 from snapvit_export.model.ranking import Ranking
 from snapvit_export.model.sublayer import SubLayer
 from snapvit_export.progress import Silent
 from snapvit_export.prune.blocks.timm_blocks import blocks_of
 from snapvit_export.prune.correct.elastic import correct_module, corrected, make_factors
-from snapvit_export.prune.correct.policy import Repair
+from snapvit_export.prune.correct.policy import Corrector
 from snapvit_export.prune.correct.refit import refit
 from snapvit_export.prune.correct.sequential import correct_in_sequence
 from snapvit_export.prune.models.load import ModelDescription, load_model, save_model
@@ -46,9 +46,7 @@ from snapvit_export.prune.rank.search.candidate_runner import Bench
 from snapvit_export.prune.rank.search.damage_fitness import AllocationFitness
 from snapvit_export.prune.stats.observe import observe
 from snapvit_export.prune.stats.output_divergence import Divergence
-from snapvit_export.selection import bracket as choose
-from snapvit_export.selection import candidates as stand
-from snapvit_export.selection.elastic_builder import plan_of
+from snapvit_export.selection import bracket, candidates
 from snapvit_export.storage.json import as_builtins
 
 SOME = ["deit_tiny_patch16_224", "deit3_small_patch16_224", "vit_base_patch16_siglip_224", "vit_small_patch16_dinov3"]
@@ -92,16 +90,16 @@ def test_every_correction_gives_a_module_whose_graphs_say_the_same(name, way, tm
     model = as_model(small(name)[0], name, {})
     ranking, plan = random_ranking(model.anatomy, seed=1), short_plan(model.anatomy)
     images = some_images()
-    module, _ = Repair(model, ranking, way, images, Silent()).kept(plan)
+    module, _ = Corrector(model, ranking, way, images, Silent()).kept(plan)
     anatomy = model.anatomy if way in (None, "sparsegpt") else model.anatomy.with_output_biases()
     assert read_anatomy(module, name) == anatomy.with_counts(plan)
     with torch.no_grad():
         wanted = module(inputs_of(images)).numpy()
     drawn = blueprint(model, ranking)
-    emitter = Emitter(drawn, tmp_path)
+    emitter = GraphWriter(drawn, tmp_path)
     made = corrected_layers(module, ranking, plan, drawn.dense)
     for flavour in ("portable", "ort"):
-        path = emitter.write(flavour, plan, made, options=Options(flavour)).graph
+        path = emitter.write(flavour, plan, made, format=GraphFormat(flavour)).graph
         assert close(run(path, inputs_of(images).numpy()), wanted), flavour
 
 
@@ -122,7 +120,7 @@ def test_an_elastic_folder_gives_the_corrected_weights_of_such_plans(name, tmp_p
         got = Reference(elastic, plan, with_correction)(inputs_of(images).numpy().astype(np.float64))
         assert np.abs(got - wanted).max() <= 2e-4 * max(1, np.abs(wanted).max())
         made = elastic.corrected_layers(plan) if with_correction else None
-        written = Emitter(blueprint(model, ranking), tmp_path).write("x", plan, made)
+        written = GraphWriter(blueprint(model, ranking), tmp_path).write("x", plan, made)
         assert close(run(written.graph, inputs_of(images).numpy()), wanted)
 
 
@@ -137,7 +135,7 @@ def test_a_sub_layer_that_always_gives_the_same_is_replaced_exactly(name, way):
     model = as_model(module, name, {})
     ranking, images = random_ranking(model.anatomy), some_images()
     plan = Plan(heads=model.anatomy.heads, neurons=(model.anatomy.neurons[0], 0, 0))
-    short, _ = Repair(model, ranking, way, images, Silent()).kept(plan)
+    short, _ = Corrector(model, ranking, way, images, Silent()).kept(plan)
     with torch.no_grad():
         wanted, got = module(inputs_of(images)), short(inputs_of(images))
         plain = shrink(module, ranking, plan)(inputs_of(images))
@@ -288,7 +286,7 @@ def test_export_removes_sub_layers_where_width_does_not_reach(snapvit, tiny_fold
     variant = manifest.variant("flops6")
     assert 0 in (*variant.heads, *variant.neurons)
     assert any(variant.heads)
-    assert plan_of(variant).removed == inspect(tmp_path / "out" / "flops6.onnx").plan.removed
+    assert variant.plan.removed == inspect(tmp_path / "out" / "flops6.onnx").plan.removed
     assert len(manifest.recipe["sublayers"]) == 6
 
 
@@ -418,8 +416,8 @@ def test_a_search_weights_the_loss_of_a_whole_sub_layer_as_its_curve(tiny_model,
 
 def test_an_impossible_budget_names_the_floor_that_depth_reaches(snapvit, tmp_path, monkeypatch):
     """Width alone keeps a part of every sub-layer; with depth the smallest is smaller by more than noise."""
-    monkeypatch.setattr(choose, "LOOK_SECONDS", 0.3)
-    monkeypatch.setattr(stand, "FIT_SECONDS", 0.1)
+    monkeypatch.setattr(bracket, "FIRST_SECONDS", 0.3)
+    monkeypatch.setattr(candidates, "FIT_SECONDS", 0.1)
     make_model_folder(
         tmp_path / "model", dict(img_size=96, patch_size=8, embed_dim=96, depth=6, num_heads=6, num_classes=5)
     )

@@ -12,7 +12,7 @@ from helpers.models import make_model, randomise
 from helpers.rankings import random_ranking
 from snapvit_export.calibration.dataset import open_data_set
 from snapvit_export.calibration.images import Images
-from snapvit_export.evaluate.evaluator import Exam, Judging
+from snapvit_export.evaluate.evaluator import EvalOptions, Evaluator
 from snapvit_export.evaluate.features import Features
 from snapvit_export.family.evaluation import Evaluation
 from snapvit_export.progress import Silent
@@ -29,7 +29,7 @@ def read(outcome) -> Evaluation:
 
 def judge(extractor, data, how):
     """One model by itself."""
-    return Exam.set(extractor, data, how, Silent()).judge(extractor)
+    return Evaluator.set(extractor, data, how, Silent()).judge(extractor)
 
 
 @pytest.fixture
@@ -157,9 +157,9 @@ def test_without_training_images_only_the_head_is_asked(tiny_model, splits):
     from snapvit_export.errors import SnapvitError
 
     with pytest.raises(SnapvitError, match="has no training images, which --by knn needs"):
-        judge(TorchExtractor(tiny_model), alone, Judging(by=("knn",)))
+        judge(TorchExtractor(tiny_model), alone, EvalOptions(by=("knn",)))
     with pytest.raises(SnapvitError, match="nothing can be judged. Give --classes FILE"):
-        judge(TorchExtractor(tiny_model), alone, Judging())
+        judge(TorchExtractor(tiny_model), alone, EvalOptions())
 
 
 def flat(folder):
@@ -189,7 +189,7 @@ def test_any_extractor_is_judged(splits):
     for path in splits.rglob("*.png"):  # a mask of what is bright
         picture = np.asarray(Image.open(path.with_suffix(".jpg")).convert("L"))
         Image.fromarray(np.where(picture > 125, 2, 1).astype(np.uint8)).save(path)
-    found = judge(Brightness(), open_data_set(str(splits)), Judging(by=("knn", "linear", "segment")))
+    found = judge(Brightness(), open_data_set(str(splits)), EvalOptions(by=("knn", "linear", "segment")))
     assert (found.knn, found.linear) == (1, 1)
     assert found.miou > 0.7
     assert found.images == 10
@@ -254,7 +254,7 @@ def some_classes(folder, goal, classes):
 
 def test_deit_tells_the_classes_of_cifar10_apart(deit, shared, tmp_path):
     data = some_classes(shared / "data" / "cifar10", tmp_path / "cifar10", classes=4)
-    found = judge(deit, data, Judging(images=72))
+    found = judge(deit, data, EvalOptions(images=72))
     assert found.measures == ("knn",)
     assert found.knn > 0.5  # chance is 0.25
 
@@ -263,13 +263,13 @@ def test_the_head_of_deit_is_judged_among_200_classes(deit, shared):
     data = open_data_set(str(shared / "data" / "tiny-imagenet"))
     assert len(data.test.classes) == 200
     names = shared / "data" / "imagenet-sample" / "classes.txt"
-    found = judge(deit, data, Judging(by=("head",), classes=names, images=60))
+    found = judge(deit, data, EvalOptions(by=("head",), classes=names, images=60))
     assert found.top1 > 0.4  # of pictures 64 pixels wide; chance is 0.005
     assert found.top5 > found.top1
 
 
 def test_deit_sees_where_the_pet_is(deit, shared, tmp_path):
     data = some_classes(shared / "data" / "pets", tmp_path / "pets", classes=3)
-    found = judge(deit, data, Judging(by=("segment",), images=40, ignore=(255, 3)))
+    found = judge(deit, data, EvalOptions(by=("segment",), images=40, ignore=(255, 3)))
     assert found.miou > 0.75  # a constant guess has less than a half
     assert 0 < found.error("miou") < 0.05

@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 from helpers.models import make_model_folder
 from helpers.rankings import random_ranking
 from snapvit_export.allocation.planner import Planner
-from snapvit_export.family.manifest import read_family
+from snapvit_export.family.folder import read_family
 from snapvit_export.model.ranking import Ranking
 from snapvit_export.prune.models.load import load_model
 from snapvit_export.runtimes.ort import OrtSession
-from snapvit_export.selection import bracket as choose
+from snapvit_export.selection import bracket
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def leftovers(folder: Path) -> set[str]:
 
 
 def test_a_relative_budget_is_met_and_proved(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(choose, "COMPARE_SECONDS", (0.5, 1.5))
+    monkeypatch.setattr(bracket, "COMPARE_SECONDS", (0.5, 1.5))
     # Milliseconds, not microseconds: large enough that what is cut decides the latency, not the overhead of a call.
     medium = dict(img_size=96, patch_size=8, embed_dim=192, depth=4, num_heads=6, num_classes=5)
     folder = make_model_folder(tmp_path / "tiny-model", medium)

@@ -10,8 +10,9 @@ import pytest
 
 from helpers.images import make_image_folder
 from helpers.models import make_model_folder
+from snapvit_export.allocation.recipe import make_settings
 from snapvit_export.errors import FileFormatError, SnapvitError
-from snapvit_export.family.manifest import own_files, read_family
+from snapvit_export.family.folder import own_files, read_family
 from snapvit_export.workflows.export import Request, export
 
 
@@ -21,7 +22,12 @@ def exported(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("exported")
     make_model_folder(folder / "model")
     make_image_folder(folder / "images")
-    request = Request(model=str(folder / "model"), data=str(folder / "images"), out=folder / "family", images=16)
+    request = Request(
+        model=str(folder / "model"),
+        data=str(folder / "images"),
+        out=folder / "family",
+        settings=make_settings("default", images=16),
+    )
     export(replace(request, sparsity=[0.3]))
     return folder / "family"
 

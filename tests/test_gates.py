@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from snapvit_export import profiles
+from snapvit_export.allocation.recipe import make_settings
 from snapvit_export.checks.gates import first_difference, require_close, require_equal
 from snapvit_export.errors import GateFailed
 from snapvit_export.graph import writer as emitter
@@ -75,7 +76,13 @@ def test_an_export_whose_graph_is_wrong_names_the_block_and_leaves_nothing(flavo
         return made | {"blocks.1.fc1.weight": made["blocks.1.fc1.weight"] * np.float32(1.01)}
 
     monkeypatch.setattr(emitter, "prepare", wrong)
-    request = Request(model=str(tiny_folder), data="digits", images=8, sparsity=[0.3], flavour=flavour)
+    request = Request(
+        model=str(tiny_folder),
+        data="digits",
+        settings=make_settings("default", images=8),
+        sparsity=[0.3],
+        flavour=flavour,
+    )
     with pytest.raises(GateFailed, match=r"dense: module and \w+ graph: .*; the first block that differs is 1, by"):
         export(replace(request, out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
@@ -91,7 +98,13 @@ def test_a_graph_in_fewer_bits_that_is_wrong_is_refused_as_well(precision, tiny_
 
     monkeypatch.setattr(emitter, "stored", wrong)
     target = msgspec.structs.replace(profiles.load("cpu").target, precision=precision)
-    request = Request(model=str(tiny_folder), data="digits", images=8, sparsity=[0.3], target=target)
+    request = Request(
+        model=str(tiny_folder),
+        data="digits",
+        settings=make_settings("default", images=8),
+        sparsity=[0.3],
+        target=target,
+    )
     with pytest.raises(
         GateFailed, match=rf"dense: {precision} and fp32 graph: .*block that differs is 1, .*Use another"
     ):

@@ -17,7 +17,7 @@ from helpers.shared import ROOT
 from snapvit_export.allocation.planner import Planner
 from snapvit_export.checks.gates import agreement
 from snapvit_export.errors import SnapvitError
-from snapvit_export.graph.writer import Emitter
+from snapvit_export.graph.writer import GraphWriter
 from snapvit_export.model.plan import Plan
 from snapvit_export.profiling.sampling import time_together
 from snapvit_export.prune.pack import blueprint
@@ -64,7 +64,7 @@ def images(count: int) -> np.ndarray:
 def graph_of(drawn, folder, precision: str, name: str):
     print_of, plans = drawn
     if precision == "fp32":
-        return Emitter(print_of, folder).write(name, plans[name]).graph
+        return GraphWriter(print_of, folder).write(name, plans[name]).graph
     return exact_and(precision, print_of, plans[name], folder, images(4), "portable")[1].graph
 
 

@@ -22,8 +22,8 @@ from helpers.rankings import random_ranking
 from helpers.reference_forward import Reference
 from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.elastic.folder import Elastic
-from snapvit_export.graph.forward import Options
-from snapvit_export.graph.writer import Blueprint, Emitter
+from snapvit_export.graph.format import GraphFormat
+from snapvit_export.graph.writer import Blueprint, GraphWriter
 from snapvit_export.model.plan import Plan
 from snapvit_export.prune.correct.elastic import make_factors
 from snapvit_export.prune.models.load import Model
@@ -54,20 +54,20 @@ def test_graphs_equal_the_sliced_module(name, extra, tmp_path):
     ranking = random_ranking(model.anatomy, seed=1)
     pack(model, ranking, tmp_path / "elastic")
     (tmp_path / "family").mkdir()
-    emitter = Emitter(Blueprint.of(Elastic.load(tmp_path / "elastic")), tmp_path / "family")
+    emitter = GraphWriter(Blueprint.of(Elastic.load(tmp_path / "elastic")), tmp_path / "family")
     images = torch.randn(3, 3, *model.anatomy.image, generator=torch.Generator().manual_seed(0))
     for title, plan in (("dense", Plan.dense(model.anatomy)), ("cut", uneven_plan(model.anatomy))):
         with torch.no_grad():
             wanted = shrink(module, ranking, plan)(images).numpy()
         for flavour in ("portable", "ort"):
-            path = emitter.write(f"{title}-{flavour}", plan, options=Options(flavour=flavour)).graph
+            path = emitter.write(f"{title}-{flavour}", plan, format=GraphFormat(flavour=flavour)).graph
             onnx.checker.check_model(str(path), full_check=True)
             with OrtSession(path, 1) as session:
                 assert close(session.run(images.numpy()), wanted), flavour
                 assert close(session.run(images[:1].numpy()), wanted[:1]), flavour
 
 
-def emitter_of(name: str, folder: Path, factors: bool = False, **extra) -> tuple[Model, Emitter, Elastic]:
+def emitter_of(name: str, folder: Path, factors: bool = False, **extra) -> tuple[Model, GraphWriter, Elastic]:
     """A small model of that family, packed in a random order, and an emitter into `folder`/family."""
     module, _ = small(name, **extra)
     model = as_model(module, name, {})
@@ -77,7 +77,7 @@ def emitter_of(name: str, folder: Path, factors: bool = False, **extra) -> tuple
     pack(model, ranking, folder / "elastic", made)
     (folder / "family").mkdir()
     elastic = Elastic.load(folder / "elastic")
-    return model, Emitter(Blueprint.of(elastic), folder / "family"), elastic
+    return model, GraphWriter(Blueprint.of(elastic), folder / "family"), elastic
 
 
 @pytest.mark.parametrize(
@@ -109,12 +109,12 @@ def in_file(tensor, file: str) -> bool:
 def test_a_graph_that_takes_bytes_normalises_as_the_preprocessing_says(name, tmp_path):
     model, emitter, _ = emitter_of(name, tmp_path)
     pre = Preprocessing(input_size=(3, 64, 64), mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3))
-    emitter = Emitter(replace(emitter.blueprint, preprocessing=pre), emitter.folder)
+    emitter = GraphWriter(replace(emitter.blueprint, preprocessing=pre), emitter.folder)
     pixels = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), np.uint8)
     plan = uneven_plan(model.anatomy)
     plain = run(emitter.write("plain", plan).graph, pre.normalise(pixels))
     (tmp_path / "bytes").mkdir()
-    of_bytes = Emitter(emitter.blueprint, tmp_path / "bytes", takes_bytes=True)
+    of_bytes = GraphWriter(emitter.blueprint, tmp_path / "bytes", takes_bytes=True)
     assert close(run(of_bytes.write("bytes", plan).graph, pixels), plain)
 
 
@@ -125,14 +125,16 @@ def test_features_and_static_batches_and_single_files(tmp_path):
     with torch.no_grad():
         embedding = module.forward_head(module.forward_features(images), pre_logits=True).numpy()
         logits = module(images).numpy()
-    assert close(run(emitter.write("features", plan, options=Options(features=True)).graph, images.numpy()), embedding)
-    fixed = emitter.write("fixed", plan, options=Options(batch=2)).graph
+    assert close(
+        run(emitter.write("features", plan, format=GraphFormat(features=True)).graph, images.numpy()), embedding
+    )
+    fixed = emitter.write("fixed", plan, format=GraphFormat(batch=2)).graph
     assert close(run(fixed, images.numpy()), logits)
     shape = onnx.load(fixed, load_external_data=False).graph.input[0].type.tensor_type.shape
     assert [d.dim_value for d in shape.dim] == [2, 3, 64, 64]
     alone = tmp_path / "elsewhere" / "alone.onnx"
     alone.parent.mkdir()
-    alone.write_bytes(emitter.write("alone", plan, single_file=True).graph.read_bytes())
+    alone.write_bytes(emitter.write("alone", plan, format=GraphFormat(single_file=True)).graph.read_bytes())
     assert close(run(alone, images.numpy()), logits)
 
 
@@ -141,8 +143,8 @@ def test_ten_variants_take_hardly_more_room_than_the_dense_model(tmp_path):
     pack(model, random_ranking(model.anatomy), tmp_path / "elastic")
     (tmp_path / "family").mkdir()
     elastic = Elastic.load(tmp_path / "elastic")
-    emitter = Emitter(Blueprint.of(elastic), tmp_path / "family")
-    alone = emitter.write("alone", Plan.dense(model.anatomy), single_file=True).graph
+    emitter = GraphWriter(Blueprint.of(elastic), tmp_path / "family")
+    alone = emitter.write("alone", Plan.dense(model.anatomy), format=GraphFormat(single_file=True)).graph
     dense_bytes = alone.stat().st_size
     alone.unlink()
     for percent in range(0, 60, 6):
@@ -173,11 +175,11 @@ for name in ("torch", "timm", "torchvision"):
 import numpy as np
 from pathlib import Path
 from snapvit_export.elastic.folder import Elastic
-from snapvit_export.graph.writer import Blueprint, Emitter
+from snapvit_export.graph.writer import Blueprint, GraphWriter
 from snapvit_export.runtimes.ort import OrtSession
 elastic = Elastic.load({str(tmp_path / "elastic")!r})
 plan = elastic.planner.flops(0.6)
-emitter = Emitter(Blueprint.of(elastic), Path({str(tmp_path / "family")!r}))
+emitter = GraphWriter(Blueprint.of(elastic), Path({str(tmp_path / "family")!r}))
 written = emitter.write("x", plan, elastic.corrected_layers(plan))
 with OrtSession(written.graph, 1) as session:
     np.save({str(tmp_path / "got.npy")!r}, session.run(np.load({str(tmp_path / "images.npy")!r})))
@@ -202,7 +204,7 @@ def test_any_counts_in_any_block(data):
         wanted = shrink(module, ranking, plan)(images).numpy()
     with tempfile.TemporaryDirectory() as folder:
         pack(model, ranking, Path(folder) / "elastic")
-        emitter = Emitter(Blueprint.of(Elastic.load(Path(folder) / "elastic")), folder)
+        emitter = GraphWriter(Blueprint.of(Elastic.load(Path(folder) / "elastic")), folder)
         for flavour in ("portable", "ort"):
-            written = emitter.write(flavour, plan, options=Options(flavour=flavour))
+            written = emitter.write(flavour, plan, format=GraphFormat(flavour=flavour))
             assert close(run(written.graph, images.numpy()), wanted)

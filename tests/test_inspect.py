@@ -9,9 +9,9 @@ from onnx import TensorProto, helper
 from helpers.models import make_model
 from helpers.rankings import random_ranking
 from snapvit_export.checks.inspect import inspect
-from snapvit_export.graph.forward import Options
-from snapvit_export.graph.precision import Numerics
-from snapvit_export.graph.writer import Emitter
+from snapvit_export.graph.format import GraphFormat
+from snapvit_export.graph.precision import GraphPrecision
+from snapvit_export.graph.writer import GraphWriter
 from snapvit_export.model.plan import Plan
 from snapvit_export.prune.pack import blueprint
 
@@ -22,8 +22,8 @@ PLAN = Plan(heads=(1, 4, 3), neurons=(20, 192, 7))
 def graphs(tmp_path):
     """The same cut model in both flavours."""
     model = make_model()
-    emitter = Emitter(blueprint(model, random_ranking(model.anatomy)), tmp_path)
-    return {flavour: emitter.write(flavour, PLAN, options=Options(flavour)).graph for flavour in ("portable", "ort")}
+    emitter = GraphWriter(blueprint(model, random_ranking(model.anatomy)), tmp_path)
+    return {flavour: emitter.write(flavour, PLAN, format=GraphFormat(flavour)).graph for flavour in ("portable", "ort")}
 
 
 def test_it_says_what_is_in_the_file(graphs, tmp_path):
@@ -52,11 +52,11 @@ def test_the_command_prints_it(snapvit, graphs):
 def test_bytes_that_are_not_cast_first_and_scales_found_while_running_are_not_for_tensorrt(snapvit, tmp_path):
     model = make_model()
     drawn = blueprint(model, random_ranking(model.anatomy))
-    dynamic = Emitter(drawn, tmp_path, precision="int8-dynamic")
-    path = dynamic.write("d", PLAN, options=Options("portable", numerics=Numerics("int8-dynamic"))).graph
+    dynamic = GraphWriter(drawn, tmp_path, precision="int8-dynamic")
+    path = dynamic.write("d", PLAN, format=GraphFormat("portable"), precision=GraphPrecision("int8-dynamic")).graph
     assert "int8-static" in snapvit("inspect", path, "--target", "tensorrt").error_line
     (tmp_path / "bytes").mkdir()
-    path = Emitter(drawn, tmp_path / "bytes", takes_bytes=True).write("b", PLAN).graph
+    path = GraphWriter(drawn, tmp_path / "bytes", takes_bytes=True).write("b", PLAN).graph
     assert snapvit("inspect", path, "--target", "tensorrt").code == 0
     graph = onnx.load(path, load_external_data=False)
     cast = next(node for node in graph.graph.node if node.op_type == "Cast")

@@ -28,17 +28,18 @@ from helpers.plans import uneven_plan
 from helpers.rankings import random_ranking
 from snapvit_export.checks.inspect import inspect
 from snapvit_export.elastic.folder import Elastic
-from snapvit_export.family.manifest import read_family
+from snapvit_export.family.folder import read_family
 from snapvit_export.graph import writer as emitter_module
-from snapvit_export.graph.forward import Options
-from snapvit_export.graph.precision import IN_FIRST, IN_INT8, Numerics, stored
-from snapvit_export.graph.writer import Emitter, Written
+from snapvit_export.graph.format import GraphFormat
+from snapvit_export.graph.precision import IN_FIRST, IN_INT8, GraphPrecision, stored
+from snapvit_export.graph.writer import GraphWriter, WrittenGraph
 from snapvit_export.model.plan import Plan
 from snapvit_export.progress import Silent
 from snapvit_export.prune.pack import blueprint
-from snapvit_export.selection.elastic_builder import DeviceStand, plan_of
+from snapvit_export.selection.candidates import BuiltVariant
+from snapvit_export.selection.elastic_builder import ElasticBuilder
+from snapvit_export.selection.on_device import noise
 from snapvit_export.storage.atomic import sha256
-from snapvit_export.target import Target
 
 INT8 = ["int8-dynamic", "int8-static"]
 QEMU = shutil.which("qemu-x86_64") if platform.machine() == "x86_64" else None
@@ -53,7 +54,7 @@ def corrected(anatomy, plan: Plan) -> dict[str, np.ndarray]:
     return {name: tensor.astype(np.float32) for name, tensor in made.items()}
 
 
-def initialisers(written: Written) -> dict[str, np.ndarray]:
+def initialisers(written: WrittenGraph) -> dict[str, np.ndarray]:
     """The weights that a graph reads, from whichever file."""
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(written.graph).graph.initializer}
 
@@ -108,12 +109,12 @@ def test_every_layer_of_every_family_is_exact_without_vnni(name, precision, tmp_
         assert {"blocks.1.proj", "blocks.1.fc2"} <= set(layers)
         assert len(layers["blocks.1.fc2"]) == 7  # an odd number of inputs: the last has no neighbour
         assert all(is_exact(weight) and fits(weight) for weight in layers.values())
-    before = Emitter(drawn, tmp_path, precision=precision, sum_bits=32)  # the test can fail: these do overflow
-    layers = int8_layers(initialisers(before.write("x", plan, made, options=Options("ort", numerics=numerics))))
+    before = GraphWriter(drawn, tmp_path, precision=precision, sum_bits=32)  # the test can fail: these do overflow
+    layers = int8_layers(initialisers(before.write("x", plan, made, format=GraphFormat("ort"), precision=numerics)))
     beyond = [layer for layer, weight in layers.items() if not fits(weight)]
     assert beyond
     assert beyond == [layer for layer, weight in layers.items() if not is_exact(weight)]  # both judges agree
-    shared = int8_layers(Emitter(drawn, tmp_path, precision=precision).shared)  # at full width
+    shared = int8_layers(GraphWriter(drawn, tmp_path, precision=precision).shared)  # at full width
     assert all(fits(weight) for weight in shared.values())
 
 
@@ -179,8 +180,8 @@ def test_a_whole_graph_says_the_same_without_vnni_and_what_it_needs(snapvit, tmp
     drawn, plan = blueprint(model, random_ranking(model.anatomy)), Plan.dense(model.anatomy)
     images, same = noise_arrays(model.anatomy, 2), {}
     for bits in (16, 32):
-        emitter = Emitter(drawn, tmp_path, precision="int8-dynamic", sum_bits=bits)
-        written = emitter.write("x", plan, options=Options("portable", numerics=Numerics("int8-dynamic")))
+        emitter = GraphWriter(drawn, tmp_path, precision="int8-dynamic", sum_bits=bits)
+        written = emitter.write("x", plan, format=GraphFormat("portable"), precision=GraphPrecision("int8-dynamic"))
         without = ReferenceEvaluator(str(written.graph), new_ops=[MatMulInteger]).run(None, {"images": images})[0]
         same[bits] = np.array_equal(step_by_step(written, images), without)
         assert inspect(written.graph).int8_sum_bits == bits
@@ -213,13 +214,12 @@ def test_families_from_before_are_read_and_added_to_as_they_are(snapvit, tiny_fo
     packing = ["pack", "--model", tiny_folder, *images, "--ranking", family / "ranking.safetensors"]
     assert snapvit(*packing, "--out", tmp_path / "elastic").code == 0
     manifest, packed = read_family(family), Elastic.load(tmp_path / "elastic")
-    made = manifest.target
-    target = Target(runtime=made.runtime, precision=made.precision, batch=made.batch, threads=made.threads)
-    (tmp_path / "scratch").mkdir()
-    stand = DeviceStand(family, manifest, target, made.device, Silent(), packed, tmp_path / "scratch")  # no refusal
-    stand.add("new", plan_of(manifest.variant("s20")))
-    assert stand.described(stand.built["s20"]).int8_sum_bits is UNSET
-    assert stand.described(stand.built["new"]).int8_sum_bits == 32
+    assert manifest.variant("s20").int8_sum_bits is UNSET
+    target, format, scratch = manifest.target.target, GraphFormat("ort"), tmp_path / "scratch"
+    scratch.mkdir()
+    builder = ElasticBuilder(packed, manifest, target, format, noise(manifest, 4), scratch, Silent())
+    builder.require_same_model(family, BuiltVariant.of(family, manifest.variant("dense")))  # no refusal
+    assert builder.build("new", manifest.variant("s20").plan, keep=True).int8_sum_bits == 32
     assert sha256(tmp_path / "scratch" / "weights.bin") == sha256(family / "weights.bin")  # one file for all
 
 

@@ -15,7 +15,7 @@ from snapvit_export.allocation.planner import Planner
 from snapvit_export.allocation.recipe import MOST_MOVED, Rounds, make_settings
 from snapvit_export.calibration.images import Images
 from snapvit_export.errors import SnapvitError, UsageError
-from snapvit_export.family.manifest import read_family
+from snapvit_export.family.folder import read_family
 from snapvit_export.model.plan import Plan, Protection
 from snapvit_export.model.ranking import Ranking
 from snapvit_export.model.scores import Scores

@@ -15,8 +15,9 @@ import pytest
 from helpers.images import make_image_folder
 from helpers.models import make_model_folder
 from helpers.shared import ROOT
+from snapvit_export.allocation.recipe import make_settings
 from snapvit_export.runtimes import jetson_agent
-from snapvit_export.selection.on_device import FamilyProfile
+from snapvit_export.selection.known_profiles import FamilyProfile
 from snapvit_export.workflows.export import Request, export
 
 pytestmark = pytest.mark.jetson
@@ -39,7 +40,7 @@ def test_the_agent_times_a_family_with_the_real_trtexec(tmp_path, precision):
         model=str(tmp_path / "model"),
         data=str(tmp_path / "images"),
         out=tmp_path / "family",
-        images=16,
+        settings=make_settings("default", images=16),
         sparsity=[0.5],
         target=target,
         flavour="portable",

@@ -24,13 +24,14 @@ from onnx import TensorProto, helper
 from helpers.images import make_image_folder
 from helpers.models import make_model_folder
 from helpers.shared import ROOT
+from snapvit_export.allocation.recipe import correcting_settings
 from snapvit_export.checks.inspect import inspect
-from snapvit_export.family.manifest import read_family
+from snapvit_export.family.folder import read_family
 from snapvit_export.profiling.sampling import Samples
 from snapvit_export.report.terminal import print_profiles
 from snapvit_export.runtimes import jetson_agent as agent
 from snapvit_export.runtimes.device import DeviceCard
-from snapvit_export.selection.on_device import FamilyProfile
+from snapvit_export.selection.known_profiles import FamilyProfile
 from snapvit_export.target import Target
 from snapvit_export.workflows.export import Request, export
 
@@ -105,8 +106,13 @@ def made(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     make_model_folder(folder / "model")
     make_image_folder(folder / "images")
-    request = Request(model=str(folder / "model"), data=str(folder / "images"), out=folder / "family", images=16)
-    export(replace(request, sparsity=[0.3, 0.6], flavour="portable", correct=False, recipe="local"))
+    request = Request(
+        model=str(folder / "model"),
+        data=str(folder / "images"),
+        out=folder / "family",
+        settings=correcting_settings("local", False, images=16),
+    )
+    export(replace(request, sparsity=[0.3, 0.6], flavour="portable", recipe="local"))
     return folder / "family"
 
 

@@ -15,7 +15,7 @@ from snapvit_export.errors import SnapvitError
 from snapvit_export.model.plan import Plan, Protection
 from snapvit_export.model.ranking import Ranking
 from snapvit_export.model.sublayer import SubLayer
-from snapvit_export.profiling.latency_model import LatencyModel, design, fit
+from snapvit_export.profiling.latency_model import LatencyModel, fit, sample_plans
 from snapvit_export.prune.rank.damage import damage_ranking
 from snapvit_export.prune.stats.observe import observe
 from snapvit_export.storage.json import as_builtins, from_json, to_json
@@ -34,7 +34,7 @@ def truth(plan: Plan) -> float:
 
 def test_a_latency_that_is_a_sum_is_found_exactly():
     anatomy = tokens_read(anatomy_of([6] * 4, [200] * 4))
-    model = fit(anatomy, [(plan, truth(plan)) for plan in design(anatomy)])
+    model = fit(anatomy, [(plan, truth(plan)) for plan in sample_plans(anatomy)])
     assert model.fixed_ms == pytest.approx(0.5)
     assert model.head_ms == pytest.approx([0.3] * 4)
     assert model.neuron_ms == pytest.approx([0.01] * 4)
@@ -51,8 +51,8 @@ def test_what_a_sub_layer_costs_for_being_there_is_found_from_nets_that_lack_som
         there = 0.2 * sum(n > 0 for n in plan.heads) + 0.1 * sum(n > 0 for n in plan.neurons)
         return truth(plan) + there
 
-    plans = design(anatomy, lacking=True)
-    assert plans[: len(design(anatomy))] == design(anatomy)
+    plans = sample_plans(anatomy, removable=True)
+    assert plans[: len(sample_plans(anatomy))] == sample_plans(anatomy)
     assert any(plan.removed for plan in plans)
     model = fit(anatomy, [(plan, takes(plan)) for plan in plans])
     assert (model.attention_ms, model.mlp_ms) == (pytest.approx([0.2] * 4), pytest.approx([0.1] * 4))
@@ -61,8 +61,10 @@ def test_what_a_sub_layer_costs_for_being_there_is_found_from_nets_that_lack_som
     assert model.predict_ms(plan) == pytest.approx(takes(plan)) == pytest.approx(model.costs(anatomy).of(plan))
     assert from_json(to_json(model), LatencyModel, "x") == model
     small = anatomy_of([6] * 2, [200] * 2)
-    assert design(small, lacking=True) == design(small)  # nothing could be lacking and the rest still be told apart
-    for plan in design(anatomy_of([6] * 3, [200] * 3), lacking=True):
+    assert sample_plans(small, removable=True) == sample_plans(
+        small
+    )  # nothing could be lacking and the rest still be told apart
+    for plan in sample_plans(anatomy_of([6] * 3, [200] * 3), removable=True):
         plan.check_fits(anatomy_of([6] * 3, [200] * 3))
 
 
@@ -82,7 +84,7 @@ def test_depth_is_cut_where_being_there_costs_much_and_width_where_it_costs_noth
 def test_held_out_errors_tell_of_noise_and_no_cost_is_negative():
     anatomy = tokens_read(anatomy_of([6] * 4, [200] * 4))
     random = np.random.default_rng(0)
-    plans = design(anatomy)
+    plans = sample_plans(anatomy)
     noisy = fit(anatomy, [(plan, truth(plan) * random.uniform(0.9, 1.1)) for plan in plans])
     assert 0.01 < noisy.mean_error <= noisy.most_error < 0.5
     flat = fit(anatomy, [(plan, 5.0 - 0.001 * sum(plan.heads)) for plan in plans])
@@ -102,13 +104,15 @@ def works_for_one_token(plan: Plan) -> float:
 def test_from_the_last_attention_on_all_is_free_where_only_one_token_is_read():
     anatomy = anatomy_of([6] * 4, [200] * 4)
     assert anatomy.pooling == "token"
-    model = fit(anatomy, [(plan, works_for_one_token(plan)) for plan in design(anatomy, lacking=True)])
+    model = fit(anatomy, [(plan, works_for_one_token(plan)) for plan in sample_plans(anatomy, removable=True)])
     assert (model.last_head, model.most_error) == (0, pytest.approx(0, abs=1e-9))
     costs = model.costs(anatomy)
     for heads, neurons in (((6, 5, 4, 3), (9, 8, 7, 6)), ((6, 5, 0, 0), (9, 8, 7, 6)), ((0, 1, 0, 0), (0, 0, 0, 9))):
         plan = Plan(heads=heads, neurons=neurons)
         assert model.predict_ms(plan) == pytest.approx(works_for_one_token(plan)) == pytest.approx(costs.of(plan))
-    keys = fit(anatomy, [(p, works_for_one_token(p)) for p in design(anatomy, lacking=True)], last_makes_keys=True)
+    keys = fit(
+        anatomy, [(p, works_for_one_token(p)) for p in sample_plans(anatomy, removable=True)], last_makes_keys=True
+    )
     assert keys.last_head == 0.5
     assert from_json(to_json(keys), LatencyModel, "x") == keys
 
@@ -127,7 +131,7 @@ def test_a_late_attention_goes_where_that_frees_all_that_follows():
     ]
     plain = Ranking.from_orders([range(4)] * 4, [range(40)] * 4, damage)
     ranking = replace(plain, provenance={"sublayers": as_builtins(measured)})
-    model = fit(anatomy, [(plan, works_for_one_token(plan)) for plan in design(anatomy, lacking=True)])
+    model = fit(anatomy, [(plan, works_for_one_token(plan)) for plan in sample_plans(anatomy, removable=True)])
     costs = model.costs(anatomy)
     plan = Planner(ranking, anatomy, Protection(sublayers=False)).within(
         costs, 0.5 * model.predict_ms(Plan.dense(anatomy))
@@ -153,13 +157,13 @@ def test_the_floor_is_what_costs_least_of_all_that_may_stay_alone():
 
 def test_the_nets_that_are_timed_are_few_apart_and_begin_with_the_dense_one():
     anatomy = anatomy_of([6] * 4, [200] * 4)
-    plans = design(anatomy)
+    plans = sample_plans(anatomy)
     assert plans[0] == Plan.dense(anatomy)
     assert 6 <= len(plans) <= 9
-    assert len(design(anatomy, lacking=True)) <= len(plans) + 4
+    assert len(sample_plans(anatomy, removable=True)) <= len(plans) + 4
     shares = np.array([[1, sum(p.heads), sum(p.neurons)] for p in plans], float)
     assert np.linalg.matrix_rank(shares) == 3
-    for plan in design(anatomy_of([1], [3])):
+    for plan in sample_plans(anatomy_of([1], [3])):
         plan.check_fits(anatomy_of([1], [3]))
 
 
@@ -168,7 +172,7 @@ def test_steps_of_a_latency_model_fall_and_keep_what_costs_nothing():
     anatomy = model.anatomy
     pixels = np.random.default_rng(0).integers(0, 256, (24, *anatomy.image, 3), np.uint8)
     ranking, _ = damage_ranking(model, observe(model, Images(pixels, None, model.preprocessing, "noise")), "variance")
-    latencies = fit(anatomy, [(plan, truth(plan)) for plan in design(anatomy)])
+    latencies = fit(anatomy, [(plan, truth(plan)) for plan in sample_plans(anatomy)])
     steps = Planner(ranking, anatomy).steps_of(latencies.costs(anatomy))
     predicted = [latencies.predict_ms(plan) for plan in steps.values()]
     assert predicted == sorted(predicted, reverse=True)

@@ -11,18 +11,18 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from snapvit_export.checks.inspect import inspect
-from snapvit_export.family.manifest import read_family
+from snapvit_export.family.folder import read_family
 from snapvit_export.model.ranking import Ranking
 from snapvit_export.runtimes.ort import OrtSession
-from snapvit_export.selection import bracket as choose
-from snapvit_export.selection.on_device import FamilyProfile
+from snapvit_export.selection import bracket
+from snapvit_export.selection.known_profiles import FamilyProfile
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch) -> None:
     """What is chosen does not matter here, so comparisons may be short."""
-    monkeypatch.setattr(choose, "COMPARE_SECONDS", (0.3,))
-    monkeypatch.setattr(choose, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(bracket, "COMPARE_SECONDS", (0.3,))
+    monkeypatch.setattr(bracket, "FIRST_SECONDS", 0.2)
 
 
 def test_profile_times_all_variants_and_says_on_what(snapvit, device_folder):
@@ -95,9 +95,9 @@ def test_with_an_elastic_folder_new_variants_are_cut_without_torch(device_folder
 import sys
 for name in ("torch", "timm", "torchvision", "sklearn"):
     sys.modules[name] = None
-from snapvit_export import choose, stand
+from snapvit_export.selection import bracket, candidates
 from snapvit_export.cli.app import main
-choose.COMPARE_SECONDS, choose.LOOK_SECONDS, stand.FIT_SECONDS = (0.2,), 0.2, 0.1
+bracket.COMPARE_SECONDS, bracket.FIRST_SECONDS, candidates.FIT_SECONDS = (0.2,), 0.2, 0.1
 sys.argv = ["snapvit", "choose", sys.argv[1], "--budget", "75%", "--elastic", sys.argv[2], "--json", "-q"]
 main()
 """

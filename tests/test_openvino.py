@@ -19,8 +19,8 @@ from helpers.rankings import random_ranking
 from snapvit_export.calibration.images import calibration_and_held_out, prepare
 from snapvit_export.checks.gates import agreement
 from snapvit_export.errors import MissingDependency, SnapvitError
-from snapvit_export.graph.forward import Options
-from snapvit_export.graph.writer import Emitter
+from snapvit_export.graph.format import GraphFormat
+from snapvit_export.graph.writer import GraphWriter
 from snapvit_export.model.plan import Plan
 from snapvit_export.prune.models.load import load_model
 from snapvit_export.prune.pack import blueprint
@@ -45,8 +45,8 @@ def _has_nncf() -> bool:
     return find_spec("nncf") is not None
 
 
-def emitter_of(model, folder: Path, **settings) -> Emitter:
-    return Emitter(blueprint(model, random_ranking(model.anatomy, seed=1)), folder, **settings)
+def emitter_of(model, folder: Path, **settings) -> GraphWriter:
+    return GraphWriter(blueprint(model, random_ranking(model.anatomy, seed=1)), folder, **settings)
 
 
 def in_openvino(path: Path, images: np.ndarray, **settings) -> np.ndarray:
@@ -79,7 +79,7 @@ def test_sub_layers_that_are_gone(name, attention, mlps, tmp_path):
 
 def test_the_flavour_for_onnx_runtime_runs_or_is_refused_with_what_to_do(tmp_path):
     model = make_model()
-    path = emitter_of(model, tmp_path).write("x", Plan.dense(model.anatomy), options=Options("ort")).graph
+    path = emitter_of(model, tmp_path).write("x", Plan.dense(model.anatomy), format=GraphFormat("ort")).graph
     images = noise_arrays(model.anatomy, 2)
     try:
         found = in_openvino(path, images)
@@ -97,7 +97,7 @@ def test_batches_of_any_size_and_of_one(tmp_path):
     wanted = run(path, images)
     for batch in (1, 2, 5, 8):
         assert close(in_openvino(path, images, batch=batch), wanted), batch
-    fixed = emitter.write("fixed", plan, options=Options(batch=2)).graph
+    fixed = emitter.write("fixed", plan, format=GraphFormat(batch=2)).graph
     assert close(in_openvino(fixed, images, batch=3), wanted)  # a graph knows best
     assert close(in_openvino(fixed, images[:, :, ::-1].copy()[:, :, ::-1]), wanted)  # memory in any order
 
@@ -248,7 +248,7 @@ def test_int8_is_int8_and_close_to_float32(name, tmp_path, capfd):
     drawn, images = emitter_of(model, tmp_path).blueprint, noise_arrays(model.anatomy, 8)
     plans = {"cut": uneven_plan(model.anatomy), "gone": plan_without(model.anatomy, {1}, {0})}
     for title, plan in plans.items():
-        exact = Emitter(drawn, tmp_path).write(title, plan).graph
+        exact = GraphWriter(drawn, tmp_path).write(title, plan).graph
         graph, weights = quantise(exact, tmp_path / f"{title}-int8", [image[None] for image in images])
         assert (graph.name, weights.name) == (f"{title}-int8.xml", f"{title}-int8.bin")
         layers = sum(4 * bool(heads) for heads in plan.heads) + sum((2 + glu(model)) * bool(n) for n in plan.neurons)
@@ -271,7 +271,7 @@ def test_int8_of_bytes_and_of_fixed_batches_is_the_same_twice_and_says_what_it_i
     model = make_model()
     pixels = np.random.default_rng(0).integers(0, 256, (5, *model.anatomy.image, 3), np.uint8)
     emitter = emitter_of(model, tmp_path, takes_bytes=True)
-    exact = emitter.write("x", uneven_plan(model.anatomy), options=Options(batch=2)).graph
+    exact = emitter.write("x", uneven_plan(model.anatomy), format=GraphFormat(batch=2)).graph
     single = [image[None] for image in pixels]
     graph, weights = quantise(exact, tmp_path / "int8", single)
     before = graph.read_bytes(), weights.read_bytes()

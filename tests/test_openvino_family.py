@@ -5,8 +5,8 @@ import json
 import pytest
 
 from helpers.models import make_model_folder
-from snapvit_export.family.manifest import read_family
-from snapvit_export.selection import bracket as choose
+from snapvit_export.family.folder import read_family
+from snapvit_export.selection import bracket
 
 pytest.importorskip("openvino", reason="needs OpenVINO: pip install 'snapvit-export[openvino]'")
 pytest.importorskip("nncf", reason="needs NNCF: pip install 'snapvit-export[openvino]'")
@@ -15,8 +15,8 @@ pytest.importorskip("nncf", reason="needs NNCF: pip install 'snapvit-export[open
 @pytest.fixture(autouse=True)
 def short(monkeypatch) -> None:
     """What is chosen does not matter here, so looks may be short."""
-    monkeypatch.setattr(choose, "COMPARE_SECONDS", (0.2,))
-    monkeypatch.setattr(choose, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(bracket, "COMPARE_SECONDS", (0.2,))
+    monkeypatch.setattr(bracket, "FIRST_SECONDS", 0.1)
 
 
 @pytest.mark.parametrize(("precision", "suffix"), [("fp32", ".onnx"), ("int8", ".xml")])

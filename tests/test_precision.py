@@ -18,9 +18,9 @@ from snapvit_export.checks.activations import largest_values
 from snapvit_export.checks.gates import agreement, require_close
 from snapvit_export.checks.quantisation import MARGIN, _sample, best_range, calibrate, too_large
 from snapvit_export.errors import GateFailed, SnapvitError, UsageError
-from snapvit_export.graph.forward import Options
-from snapvit_export.graph.precision import Numerics, Range, stored
-from snapvit_export.graph.writer import Emitter, Written
+from snapvit_export.graph.format import GraphFormat
+from snapvit_export.graph.precision import GraphPrecision, Range, stored
+from snapvit_export.graph.writer import GraphWriter, WrittenGraph
 from snapvit_export.model.plan import Plan
 from snapvit_export.model.ranking import Ranking
 from snapvit_export.prune.models.load import load_model
@@ -31,7 +31,7 @@ FEWER = ["fp16", "int8-dynamic", "int8-static"]
 HALF_MAX = float(np.finfo(np.float16).max)
 
 
-def types_of(written: Written) -> dict[str, int]:
+def types_of(written: WrittenGraph) -> dict[str, int]:
     graph = onnx.load(written.graph, load_external_data=False).graph
     return {tensor.name: tensor.data_type for tensor in graph.initializer}
 
@@ -57,11 +57,11 @@ def test_weights_are_stored_in_the_precision_and_shared_by_all_variants(precisio
     planner, drawn = Planner(ranking, model.anatomy), blueprint(model, ranking)
     images = noise_arrays(model.anatomy, 4)
     exact, dense, numerics = exact_and(precision, drawn, Plan.dense(model.anatomy), tmp_path, images, "ort")
-    emitter = Emitter(drawn, tmp_path / precision, precision=precision)
+    emitter = GraphWriter(drawn, tmp_path / precision, precision=precision)
     for percent in (20, 40, 60):
         plan = planner.sparsity(percent / 100)
-        narrow = calibrate(precision, Emitter(drawn, tmp_path / "fp32").write("cut", plan), [images])
-        emitter.write(f"s{percent}", plan, options=Options("ort", numerics=narrow))
+        narrow = calibrate(precision, GraphWriter(drawn, tmp_path / "fp32").write("cut", plan), [images])
+        emitter.write(f"s{percent}", plan, format=GraphFormat("ort"), precision=narrow)
     total = sum(path.stat().st_size for path in (tmp_path / precision).iterdir() if path.suffix != ".onnx")
     assert total == (tmp_path / precision / "weights.bin").stat().st_size  # nothing of their own
     share = dense.size_bytes / exact.size_bytes
@@ -94,8 +94,10 @@ def test_bytes_corrections_and_single_files_work_in_fewer_bits(precision, tmp_pa
     assert not written.weights
     normalised = drawn.preprocessing.normalise(pixels)
     (tmp_path / "plain").mkdir()
-    plain = run(Emitter(drawn, tmp_path / "plain").write("x", plan, made).graph, normalised)
-    assert agreement(run(Emitter(drawn, tmp_path / "plain").write("y", plan).graph, normalised), plain).cosine < 0.99
+    plain = run(GraphWriter(drawn, tmp_path / "plain").write("x", plan, made).graph, normalised)
+    assert (
+        agreement(run(GraphWriter(drawn, tmp_path / "plain").write("y", plan).graph, normalised), plain).cosine < 0.99
+    )
     assert agreement(plain, run(exact.graph, pixels)).max_abs < 1e-4
     assert agreement(plain, run(written.graph, pixels)).cosine > (0.9999 if precision == "fp16" else 0.98)
 
@@ -123,8 +125,8 @@ def test_only_the_part_that_would_overflow_stays_in_float32(name, tmp_path):
         assert numerics.wide == {"blocks.1.mlp"}
         wanted = run(exact.graph, images)
         assert agreement(wanted, run(written.graph, images)).cosine > 0.9999
-    emitter = Emitter(drawn, tmp_path / "fp16", precision="fp16")
-    blind = emitter.write("blind", plan, options=Options("portable", numerics=Numerics("fp16")))
+    emitter = GraphWriter(drawn, tmp_path / "fp16", precision="fp16")
+    blind = emitter.write("blind", plan, format=GraphFormat("portable"), precision=GraphPrecision("fp16"))
     assert agreement(wanted, step_by_step(written, images)).cosine > 0.999
     with pytest.raises(GateFailed):
         require_close("blind", wanted, step_by_step(blind, images), "fp16")
@@ -151,10 +153,10 @@ def test_a_stream_beyond_the_largest_half_stays_in_float32_to_the_end(name, tmp_
         wanted = run(exact.graph, images)
         assert agreement(wanted, run(written.graph, images)).cosine > 0.9999
     assert agreement(wanted, step_by_step(written, images)).cosine > 0.999
-    emitter = Emitter(drawn, tmp_path / "fp16", precision="fp16")
+    emitter = GraphWriter(drawn, tmp_path / "fp16", precision="fp16")
     for wide in (set(), numerics.wide - {"output"}, numerics.wide - {"stream"}):  # none is enough
-        blind = Options("portable", numerics=Numerics("fp16", wide=frozenset(wide)))
-        assert not np.isfinite(step_by_step(emitter.write("blind", plan, options=blind), images)).all()
+        blind = GraphPrecision("fp16", wide=frozenset(wide))
+        assert not np.isfinite(step_by_step(emitter.write("blind", plan, precision=blind), images)).all()
 
 
 def test_a_margin_is_kept_below_the_largest_half():
@@ -216,7 +218,9 @@ def test_a_bias_too_large_for_int32_stays_a_float_and_is_not_lost(tmp_path):
 
 def test_calibration_reads_no_more_memory_than_one_image_at_a_time(tmp_path):
     model = make_model()
-    written = Emitter(blueprint(model, random_ranking(model.anatomy)), tmp_path).write("x", Plan.dense(model.anatomy))
+    written = GraphWriter(blueprint(model, random_ranking(model.anatomy)), tmp_path).write(
+        "x", Plan.dense(model.anatomy)
+    )
     together = noise_arrays(model.anatomy, 4)
     one_by_one = [image[None] for image in together]
     assert calibrate("fp16", written, one_by_one) == calibrate("fp16", written, [together])
@@ -239,7 +243,7 @@ def test_dead_features_and_tiny_weights_keep_finite_scales():
 
 def test_an_emitter_writes_only_its_own_precision(tmp_path):
     model = make_model()
-    emitter = Emitter(blueprint(model, random_ranking(model.anatomy)), tmp_path, precision="fp16")
+    emitter = GraphWriter(blueprint(model, random_ranking(model.anatomy)), tmp_path, precision="fp16")
     with pytest.raises(ValueError, match="an emitter of fp16 cannot write fp32"):
         emitter.write("x", Plan.dense(model.anatomy))
 

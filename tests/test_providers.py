@@ -19,8 +19,8 @@ from helpers.images import noise_arrays
 from helpers.models import make_model
 from helpers.rankings import random_ranking
 from snapvit_export.errors import SnapvitError
-from snapvit_export.graph.forward import Options
-from snapvit_export.graph.writer import Emitter
+from snapvit_export.graph.format import GraphFormat
+from snapvit_export.graph.writer import GraphWriter
 from snapvit_export.model.plan import Plan
 from snapvit_export.prune.pack import blueprint
 from snapvit_export.runtimes import ort
@@ -35,8 +35,8 @@ AZURE = "AzureExecutionProvider"
 
 def written(folder: Path, **options) -> tuple[Path, np.ndarray]:
     model = make_model()
-    emitter = Emitter(blueprint(model, random_ranking(model.anatomy)), folder)
-    return emitter.write("x", Plan.dense(model.anatomy), options=Options(**options)).graph, noise_arrays(
+    emitter = GraphWriter(blueprint(model, random_ranking(model.anatomy)), folder)
+    return emitter.write("x", Plan.dense(model.anatomy), format=GraphFormat(**options)).graph, noise_arrays(
         model.anatomy, 5
     )
 

@@ -12,7 +12,7 @@ from helpers.models import make_model
 from helpers.rankings import random_ranking
 from snapvit_export.errors import FileFormatError, SnapvitError
 from snapvit_export.graph.read import external_files, read_graph
-from snapvit_export.graph.writer import Emitter
+from snapvit_export.graph.writer import GraphWriter
 from snapvit_export.model.plan import Plan
 from snapvit_export.prune.pack import blueprint
 from snapvit_export.runtimes.ort import OrtSession
@@ -23,7 +23,7 @@ def made(tmp_path_factory):
     """One graph with its weight file."""
     folder = tmp_path_factory.mktemp("graph")
     model = make_model()
-    Emitter(blueprint(model, random_ranking(model.anatomy)), folder).write("g", Plan.dense(model.anatomy))
+    GraphWriter(blueprint(model, random_ranking(model.anatomy)), folder).write("g", Plan.dense(model.anatomy))
     return folder
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from snapvit_export.errors import SnapvitError, UsageError
-from snapvit_export.family.manifest import read_family
+from snapvit_export.family.folder import read_family
 from snapvit_export.progress import Silent
 from snapvit_export.selection.remote import Host, profile_there
 

@@ -11,9 +11,9 @@ from helpers.plans import plan_without
 from helpers.rankings import random_ranking
 from snapvit_export.checks.gates import agreement
 from snapvit_export.errors import SnapvitError
-from snapvit_export.graph.forward import Options
+from snapvit_export.graph.format import GraphFormat
 from snapvit_export.graph.weights import ADDED
-from snapvit_export.graph.writer import Emitter
+from snapvit_export.graph.writer import GraphWriter
 from snapvit_export.prune.blocks.timm_blocks import blocks_of
 from snapvit_export.prune.models.masking import masked
 from snapvit_export.prune.pack import blueprint
@@ -38,14 +38,14 @@ def test_a_removed_sub_layer_leaves_no_node_and_changes_nothing_else(name, case,
     plan = plan_without(model.anatomy, attention, mlps)
     if model.anatomy.pooling == "token" and not any(plan.heads):
         with pytest.raises(SnapvitError, match="the class token would never see the image"):
-            Emitter(blueprint(model, ranking), tmp_path).write("x", plan)
+            GraphWriter(blueprint(model, ranking), tmp_path).write("x", plan)
         return
     images = torch.randn(2, 3, *model.anatomy.image, generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), masked(model.module, ranking, plan) as silenced:
         wanted = silenced(images).numpy()
-    emitter = Emitter(blueprint(model, ranking), tmp_path)
+    emitter = GraphWriter(blueprint(model, ranking), tmp_path)
     for flavour in ("portable", "ort"):
-        path = emitter.write(flavour, plan, options=Options(flavour)).graph
+        path = emitter.write(flavour, plan, format=GraphFormat(flavour)).graph
         onnx.checker.check_model(str(path), full_check=True)
         assert close(run(path, images.numpy()), wanted), flavour
         for precision in ("fp16", "int8-dynamic", "int8-static"):
@@ -66,8 +66,8 @@ def test_a_removed_sub_layer_leaves_no_node_and_changes_nothing_else(name, case,
 def test_from_the_last_attention_on_only_the_token_that_is_read_is_worked_on(last, flavour, tmp_path):
     model = deep("deit_tiny_patch16_224")
     plan = plan_without(model.anatomy, set(range(last + 1, 3)), set())
-    written = Emitter(blueprint(model, random_ranking(model.anatomy)), tmp_path).write(
-        "x", plan, options=Options(flavour, batch=2)
+    written = GraphWriter(blueprint(model, random_ranking(model.anatomy)), tmp_path).write(
+        "x", plan, format=GraphFormat(flavour, batch=2)
     )
     graph = onnx.shape_inference.infer_shapes(onnx.load(written.graph, load_external_data=False)).graph
     shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.value_info}
@@ -85,6 +85,6 @@ def test_what_a_correction_puts_in_the_place_of_a_sub_layer_is_added_by_the_one_
     images = torch.randn(2, 3, *model.anatomy.image, generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), masked(model.module, ranking, plan) as silenced:
         wanted = silenced(images).numpy()
-    written = Emitter(blueprint(deep("deit_tiny_patch16_224"), ranking), tmp_path).write("x", plan, corrected)
+    written = GraphWriter(blueprint(deep("deit_tiny_patch16_224"), ranking), tmp_path).write("x", plan, corrected)
     assert close(run(written.graph, images.numpy()), wanted)
     assert not (tmp_path / "x.bin").exists()

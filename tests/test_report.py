@@ -16,10 +16,12 @@ from PIL import Image
 from helpers.images import make_image_folder
 from helpers.models import make_model_folder
 from helpers.report_factory import HOSTILE, make_manifest, make_search, make_sublayers, make_validation
+from snapvit_export.allocation.recipe import correcting_settings
 from snapvit_export.budget import Budget
 from snapvit_export.errors import SnapvitError, UsageError
+from snapvit_export.family.folder import own_files, read_family, write_manifest
 from snapvit_export.family.layout import PLOTS, parse_formats, place, report_files
-from snapvit_export.family.manifest import Manifest, own_files, read_family, write_manifest
+from snapvit_export.family.manifest import Manifest
 from snapvit_export.report.charts import all_charts
 from snapvit_export.report.charts.labels import place as place_labels
 from snapvit_export.report.charts.look import DARK, LIGHT, axis
@@ -443,8 +445,13 @@ def exported(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("exported")
     make_model_folder(folder / "model")
     make_image_folder(folder / "images")
-    request = Request(model=str(folder / "model"), data=str(folder / "images"), out=folder / "family", images=16)
-    export(replace(request, sparsity=[0.5], correct=False))
+    request = Request(
+        model=str(folder / "model"),
+        data=str(folder / "images"),
+        out=folder / "family",
+        settings=correcting_settings("default", False, images=16),
+    )
+    export(replace(request, sparsity=[0.5]))
     return folder / "family"
 
 

@@ -21,8 +21,8 @@ from helpers.models import FAMILIES, as_model, make_model, small
 from helpers.plans import uneven_plan
 from helpers.rankings import random_ranking
 from snapvit_export.errors import FileFormatError, GateFailed, SnapvitError, UsageError
-from snapvit_export.graph.forward import Options
-from snapvit_export.graph.writer import Emitter
+from snapvit_export.graph.format import GraphFormat
+from snapvit_export.graph.writer import GraphWriter
 from snapvit_export.model.plan import Plan
 from snapvit_export.prune.pack import blueprint
 from snapvit_export.runtimes import cuda
@@ -67,7 +67,7 @@ def graph_of(drawn, folder, precision: str, plan: str = "dense", flavour: str = 
     images = np.random.default_rng(0).standard_normal((4, 3, 32, 32)).astype(np.float32)
     chosen = Plan(**PLANS[plan])
     if precision == "fp32":
-        return Emitter(drawn, folder).write("x", chosen, options=Options(flavour, **options)).graph
+        return GraphWriter(drawn, folder).write("x", chosen, format=GraphFormat(flavour, **options)).graph
     return exact_and(precision, drawn, chosen, folder, images, flavour)[1].graph
 
 
@@ -313,7 +313,7 @@ def test_every_family_of_models_builds_pruned(rtx, tmp_path, name, precision):
     images = np.random.default_rng(0).standard_normal((4, 3, *model.anatomy.image)).astype(np.float32)
     plan = uneven_plan(model.anatomy)
     if precision == "fp32":
-        graph = Emitter(drawn, tmp_path).write("x", plan).graph
+        graph = GraphWriter(drawn, tmp_path).write("x", plan).graph
     else:
         graph = exact_and(precision, drawn, plan, tmp_path, images, "portable")[1].graph
     build_engine(graph, precision, BuildSettings(), rtx, None)

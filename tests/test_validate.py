@@ -13,16 +13,18 @@ from PIL import Image
 
 from helpers.images import make_image_folder
 from helpers.models import make_model_folder
+from snapvit_export.allocation.recipe import correcting_settings
 from snapvit_export.calibration import folder as folder_source
 from snapvit_export.calibration.images import calibration_and_held_out, prepare
 from snapvit_export.evaluate.pareto import Point, dominated
-from snapvit_export.family.manifest import read_family, write_manifest
+from snapvit_export.family.folder import read_family, write_manifest
 from snapvit_export.family.validation import Validation
 from snapvit_export.prune.models.load import load_model
 from snapvit_export.runtimes.ort import OrtSession
-from snapvit_export.selection.on_device import FamilyProfile
+from snapvit_export.selection.known_profiles import FamilyProfile
 from snapvit_export.workflows import validate as module
-from snapvit_export.workflows.export import BUNDLED_NAME, Request, export
+from snapvit_export.workflows.export import Request, export
+from snapvit_export.workflows.inputs import BUNDLED_NAME
 
 HELD_OUT = 60 - 16
 
@@ -37,9 +39,8 @@ def made(tmp_path_factory) -> Path:
         model=str(folder / "model"),
         data=str(folder / "images"),
         out=folder / "family",
-        images=16,
+        settings=correcting_settings("default", False, images=16),
         sparsity=[0.3, 0.5],
-        correct=False,
     )
     export(request)
     for split, count in (("train", 30), ("test", 10)):

@@ -79,6 +79,14 @@ def make_settings(recipe: str, in_rounds: bool = False, /, **changes: object) ->
     return settings
 
 
+def correcting_settings(recipe: str, correct: bool = True, /, **changes: object) -> Settings:
+    """The settings of a recipe for a command that also corrects; `correct`: False for weights as they are."""
+    if not correct and (correction := changes.get("correction")) is not None:
+        raise UsageError(f"--no-correct and --correction {correction} contradict each other. Give one")
+    settings = make_settings(recipe, **changes)
+    return settings if correct else replace(settings, correction=None)
+
+
 def uses_scores(settings: Settings) -> bool:
     """Whether the criterion has a part in the ranking."""
     return settings.allocation == "pairs" or settings.order in ("criterion", "product")

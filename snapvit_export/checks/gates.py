@@ -30,7 +30,13 @@ TOLERANCE = 1e-4  # of the largest value, between forms in float32
 NEAR: dict[Precision, float] = {"fp16": 0.01, "int8-dynamic": 0.1, "int8-static": 0.1}  # blocks in fewer bits
 RUNTIME_TOLERANCE = 1e-3  # between runtimes in fp32: other orders of summing
 RUNTIME_COSINE = 0.99  # of one file in reduced precision in two runtimes, which is closer than to fp32
+REDUCED_FLAVOURS = 0.05  # between both flavours of one int8 variant: sums differ by the order of operators
 LEAST_COSINE: dict[Precision, float] = {"fp16": 0.9999, "int8-dynamic": 0.9, "int8-static": 0.9}  # to float32
+
+
+def flavour_tolerance(precision: Precision) -> float:
+    """How far the two flavours of one variant may be apart, of the largest value."""
+    return TOLERANCE if precision == "fp32" else REDUCED_FLAVOURS
 
 
 class Agreement(Value, frozen=True, kw_only=True):

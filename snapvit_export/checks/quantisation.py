@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..graph.precision import EMBED, OF_STREAM, OUTPUT, STREAM, Numerics, Range, is_int8_layer
-from ..graph.writer import Written
+from ..graph.precision import EMBED, OF_STREAM, OUTPUT, STREAM, GraphPrecision, Range, is_int8_layer
+from ..graph.writer import WrittenGraph
 from ..target import Precision
 from .activations import all_values, largest_values
 
@@ -23,8 +23,8 @@ CLIPS = np.linspace(0.3, 1.0, 29)  # shares of the full range that are tried
 
 
 def calibrate(
-    precision: Precision, written: Written, images: Sequence[Any], symmetric: bool = False, threads: int = 1
-) -> Numerics:
+    precision: Precision, written: WrittenGraph, images: Sequence[Any], symmetric: bool = False, threads: int = 1
+) -> GraphPrecision:
     """The numerics of a variant from its fp32 graph, which must be a portable one: it hides no values.
 
     Images are single ones, (1, 3, H, W): the values of all blocks are in memory at once. `symmetric`: int8-static for a
@@ -33,10 +33,10 @@ def calibrate(
     >>> numerics = calibrate("fp16", emitter.write("s30", plan), list(images.batches(1)))
     """
     if precision == "fp16":
-        return Numerics(precision, wide=too_large(largest_values(written.graph, images, threads)))
+        return GraphPrecision(precision, wide=too_large(largest_values(written.graph, images, threads)))
     if precision == "int8-static":
-        return Numerics(precision, ranges=input_ranges(written, images, symmetric, threads))
-    return Numerics(precision)
+        return GraphPrecision(precision, ranges=input_ranges(written, images, symmetric, threads))
+    return GraphPrecision(precision)
 
 
 def too_large(largest: Mapping[str, float]) -> frozenset[str]:
@@ -56,7 +56,7 @@ def _part(value: str) -> str:
 
 
 def input_ranges(
-    written: Written, images: Sequence[Any], symmetric: bool = False, threads: int = 1
+    written: WrittenGraph, images: Sequence[Any], symmetric: bool = False, threads: int = 1
 ) -> dict[str, Range]:
     """For each int8 layer the range of its input with the least squared error."""
     wanted = {layer: value for layer, value in written.layer_inputs.items() if is_int8_layer(layer)}

@@ -1,4 +1,4 @@
-"""An exam: the images of a data set, read once, on which any number of models are judged in the same ways.
+"""An exam: the images of a data set, read once, on which any number of models are judged in the same metrics.
 
 What runs a model is an `Extractor`: torch (`prune/features.py`) or an exported file in its runtime
 (`evaluate/artefact.py`). Each runs once over the images; every measure comes from what that run gave.
@@ -31,12 +31,12 @@ from .head import Columns, columns_for, head_right
 from .knn import NEIGHBOURS, neighbours_right
 from .linear import linear_right
 
-Way = Literal["head", "knn", "linear", "segment"]
-WAYS: tuple[Way, ...] = get_args(Way)
+Metric = Literal["head", "knn", "linear", "segment"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
 MOST_MEMORY = 0.7  # of the machine's, for decoded pictures
 
 
-class Examinee(Protocol):
+class ModelUnderTest(Protocol):
     """What must be known of a model before it is asked anything."""
 
     @property
@@ -49,7 +49,7 @@ class Examinee(Protocol):
     def outputs(self) -> int: ...  # of the head, 0 without one
 
 
-class Extractor(Examinee, Protocol):
+class Extractor(ModelUnderTest, Protocol):
     """What runs a model: torch, or an exported file in its runtime."""
 
     @property
@@ -71,10 +71,10 @@ class Extractor(Examinee, Protocol):
 
 
 @dataclass(frozen=True)
-class Judging:
-    """On what, and in which ways, a model is judged."""
+class EvalOptions:
+    """On what, and in which metrics, a model is judged."""
 
-    by: Sequence[Way] | None = None  # None: head if the classes suit, and knn if there are training images
+    by: Sequence[Metric] | None = None  # None: head if the classes suit, and knn if there are training images
     classes: Path | None = None  # names of the head's outputs
     features: Path | None = None  # kept there, and taken from there if they are of the same weights and images
     images: int | None = None  # of each split at most
@@ -82,7 +82,7 @@ class Judging:
     ignore: Sequence[int] = (UNKNOWN,)  # values in masks that count for no class
 
 
-def check_judging(how: Judging) -> None:
+def check_options(how: EvalOptions) -> None:
     """Refuse settings that would change nothing."""
     if how.classes is not None and how.by is not None and "head" not in how.by:
         raise UsageError("--classes names the outputs of the head, which is not asked. Add head to --by")
@@ -90,14 +90,14 @@ def check_judging(how: Judging) -> None:
         raise UsageError("--features keeps embeddings, and --by segment needs none. Leave --features out")
 
 
-def parse_ways(text: str | None) -> tuple[Way, ...] | None:
+def parse_metrics(text: str | None) -> tuple[Metric, ...] | None:
     """Read `knn,linear`; None for the default."""
     if text is None:
         return None
     wanted = [part.strip() for part in text.split(",")]
-    if unknown := [part for part in wanted if part not in WAYS]:
-        raise UsageError(f"--by '{unknown[0]}' is not a way to judge. Known: {', '.join(WAYS)}")
-    return tuple(way for way in WAYS if way in wanted)
+    if unknown := [part for part in wanted if part not in METRICS]:
+        raise UsageError(f"--by '{unknown[0]}' is not a metric to judge. Known: {', '.join(METRICS)}")
+    return tuple(metric for metric in METRICS if metric in wanted)
 
 
 def parse_ignored(text: str) -> tuple[int, ...]:
@@ -109,26 +109,28 @@ def parse_ignored(text: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Exam:
+class Evaluator:
     """Images and questions; `columns` are the head's outputs that stand for the data's classes."""
 
     data: DataSet
     images: dict[str, Images]  # by split
     columns: Columns | None
-    ways: tuple[Way, ...]  # none: only the likeness to another model is asked
-    how: Judging
+    metrics: tuple[Metric, ...]  # none: only the fidelity_to to another model is asked
+    how: EvalOptions
 
     @staticmethod
-    def set(examinee: Examinee, data: DataSet, how: Judging, progress: Progress, label_free: bool = False) -> Exam:
-        """Read the images for models like this one; `label_free`: data that allows no way at all is fine."""
+    def set(
+        model: ModelUnderTest, data: DataSet, how: EvalOptions, progress: Progress, label_free: bool = False
+    ) -> Evaluator:
+        """Read the images for models like this one; `label_free`: data that allows no metric at all is fine."""
         data = data.at_most(how.images, how.seed)
-        columns = _columns(examinee, data, how, progress)
-        ways = tuple(how.by) if how.by is not None else _usual(data, columns, progress)
-        if not ways and not label_free:
+        columns = _columns(model, data, how, progress)
+        metrics = tuple(how.by) if how.by is not None else _usual(data, columns, progress)
+        if not metrics and not label_free:
             raise SnapvitError(_nothing(data))
-        data = data.whole() if set(ways) <= {"head"} else data
-        _check_data(data, ways)
-        return Exam(data, _read(data, ways, examinee.preprocessing, progress), columns, ways, how)
+        data = data.whole() if set(metrics) <= {"head"} else data
+        _check_data(data, metrics)
+        return Evaluator(data, _read(data, metrics, model.preprocessing, progress), columns, metrics, how)
 
     @property
     def test(self) -> Images:
@@ -146,9 +148,9 @@ class Exam:
         """Run a model once and measure what was asked for."""
         progress = progress or Silent()
         found: Found = {}
-        if set(self.ways) != {"segment"}:
+        if set(self.metrics) != {"segment"}:
             found |= self.measures(self.features(extractor, progress), progress)
-        if "segment" in self.ways:
+        if "segment" in self.metrics:
             found |= self._segments(extractor, progress)
         return self.evaluation(found)
 
@@ -183,24 +185,24 @@ class Exam:
     def measures(self, features: Features, progress: Progress) -> Found:
         """Everything that features and class scores tell."""
         found: Found = {}
-        test, ways = features.test, self.ways
-        if not ways:
+        test, metrics = features.test, self.metrics
+        if not metrics:
             return found
         assert test.targets is not None
-        if "head" in ways:
+        if "head" in metrics:
             assert self.columns is not None
             assert test.logits is not None
             first, five = head_right(test.logits, test.targets, self.columns)
             found["top1"] = share(first)
             if five is not None:
                 found["top5"] = share(five)
-        if "knn" in ways:
+        if "knn" in metrics:
             progress.phase("looking for nearest neighbours")
             bank = features.merge_train_valid().train
             assert bank is not None
             assert bank.targets is not None
             found["knn"] = share(neighbours_right(bank.features, bank.targets, test.features, test.targets))
-        if "linear" in ways:
+        if "linear" in metrics:
             progress.phase("training a linear probe", linear.EPOCHS)
             found["linear"] = share(linear_right(features, self.how.seed, progress.advance))
         return found
@@ -224,7 +226,7 @@ class Exam:
         return {"miou": (tally.miou(), tally.standard_error(how.seed))}
 
 
-def likeness(features: Features, dense: Features) -> Found:
+def fidelity_to(features: Features, dense: Features) -> Found:
     """How close a model stays to the dense one, by its class scores or, without a head, its embedding."""
     ours, theirs = features.test, dense.test
     if ours.logits is None or theirs.logits is None:
@@ -232,13 +234,13 @@ def likeness(features: Features, dense: Features) -> Found:
     return fidelity(ours.logits, theirs.logits)
 
 
-def _columns(examinee: Examinee, data: DataSet, how: Judging, progress: Progress) -> Columns | None:
+def _columns(model: ModelUnderTest, data: DataSet, how: EvalOptions, progress: Progress) -> Columns | None:
     """The head's outputs that stand for the data's classes; None if the head is not asked, and need not suit."""
     asked = how.by is not None and "head" in how.by
     if data.test.labels is None or not (asked or how.by is None):
         return None
     try:
-        return columns_for(data.test.classes, examinee.outputs, examinee.labels, how.classes)
+        return columns_for(data.test.classes, model.outputs, model.labels, how.classes)
     except SnapvitError as error:
         if asked or how.classes is not None:
             raise
@@ -246,22 +248,22 @@ def _columns(examinee: Examinee, data: DataSet, how: Judging, progress: Progress
         return None
 
 
-def _usual(data: DataSet, columns: Columns | None, progress: Progress) -> tuple[Way, ...]:
+def _usual(data: DataSet, columns: Columns | None, progress: Progress) -> tuple[Metric, ...]:
     if data.test.labels is not None and len(data.test.classes) < 2:
         progress.note(f"{data.name}: all images are of one class, so accuracy would say nothing")
         return ()
-    ways: list[Way] = [] if columns is None else ["head"]
-    if ways and data.heap is not None:
-        return tuple(ways)  # on all of the images, of which k-NN would take most to learn from
+    metrics: list[Metric] = [] if columns is None else ["head"]
+    if metrics and data.heap is not None:
+        return tuple(metrics)  # on all of the images, of which k-NN would take most to learn from
     if data.train is None or data.train.labels is None:
-        return tuple(ways)
+        return tuple(metrics)
     if data.train.count < NEIGHBOURS:
         progress.note(f"{data.name}: {data.train.count} training images are too few for k-NN")
     elif find_spec("sklearn") is None:
         progress.note("k-NN is left out: it needs scikit-learn, which is not installed")
     else:
-        ways.append("knn")
-    return tuple(ways)
+        metrics.append("knn")
+    return tuple(metrics)
 
 
 def _nothing(data: DataSet) -> str:
@@ -269,30 +271,32 @@ def _nothing(data: DataSet) -> str:
     return f"{data.name}: {why}, so nothing can be judged. Give --classes FILE, --by, or other --data"
 
 
-def _check_data(data: DataSet, ways: Sequence[Way]) -> None:
-    """Refuse ways that the data does not allow, before any image is read."""
-    if data.test.labels is None and (unlabelled := [way for way in ways if way != "segment"]):
+def _check_data(data: DataSet, metrics: Sequence[Metric]) -> None:
+    """Refuse metrics that the data does not allow, before any image is read."""
+    if data.test.labels is None and (unlabelled := [metric for metric in metrics if metric != "segment"]):
         raise SnapvitError(f"{data.name}: has no labels, which --by {unlabelled[0]} needs. Give --data a labelled set")
-    if data.train is None and (untrained := [way for way in ways if way != "head"]):
+    if data.train is None and (untrained := [metric for metric in metrics if metric != "head"]):
         raise SnapvitError(f"{data.name}: has no training images, which --by {untrained[0]} needs. Give --data more")
-    if ways and ways != ("segment",) and len(data.test.classes) < 2:
+    if metrics and metrics != ("segment",) and len(data.test.classes) < 2:
         raise SnapvitError(f"{data.name}: all images are of one class, so accuracy would say nothing. Give --data more")
-    if "knn" in ways:
+    if "knn" in metrics:
         learnt = sum(source.count for source in (data.train, data.valid) if source is not None)
         if learnt < NEIGHBOURS:
             raise SnapvitError(f"{data.name}: {learnt} training images, and k-NN asks {NEIGHBOURS}. Give --data more")
         with needs("k-nearest neighbours", extra="prune"):
             import sklearn  # noqa: F401
-    if "segment" in ways:
+    if "segment" in metrics:
         for source in (data.train, data.test):
             assert source is not None
             check_masks(source)
 
 
-def _read(data: DataSet, ways: Sequence[Way], preprocessing: Preprocessing, progress: Progress) -> dict[str, Images]:
-    """The images of the splits that these ways look at."""
+def _read(
+    data: DataSet, metrics: Sequence[Metric], preprocessing: Preprocessing, progress: Progress
+) -> dict[str, Images]:
+    """The images of the splits that these metrics look at."""
     wanted = {"head": ("test",), "segment": ("train", "test")}
-    names = {"test"} | {name for way in ways for name in wanted.get(way, ("train", "valid", "test"))}
+    names = {"test"} | {name for metric in metrics for name in wanted.get(metric, ("train", "valid", "test"))}
     splits = {name: source for name, source in data.splits.items() if name in names}
     _check_memory(data.name, sum(source.count for source in splits.values()), preprocessing)
     return dict(zip(splits, read_images(list(splits.values()), preprocessing, progress)))

@@ -22,7 +22,8 @@ from ..calibration.preprocessing import Preprocessing
 from ..checks.embedding_output import tapped
 from ..errors import FileFormatError, GateFailed, SnapvitError, UsageError
 from ..family.evaluation import Evaluation, share
-from ..family.manifest import MANIFEST, read_family
+from ..family.folder import read_family
+from ..family.layout import MANIFEST
 from ..graph.read import read_graph
 from ..progress import Progress, Silent
 from ..runtimes.device import usable_cores

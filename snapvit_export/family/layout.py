@@ -1,4 +1,4 @@
-"""What files a report is made of: the one list, for those who write them and for those who may replace them. Light."""
+"""Which files a family folder is made of: the one list, for who writes them and who may replace them. Light."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ..errors import UsageError
+
+MANIFEST, RANKING, VALIDATION = "manifest.json", "ranking.safetensors", "validation.json"
+KEPT_FEATURES = ".validation-"  # how features of a validation that was stopped begin
+UNFINISHED = (".tap-*", f"{KEPT_FEATURES}*")  # what a validation that was stopped leaves behind
 
 Format = Literal["html", "png", "svg", "md", "json"]
 FORMATS: tuple[Format, ...] = get_args(Format)

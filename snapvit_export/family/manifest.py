@@ -1,32 +1,25 @@
-"""A family: a folder of variants of one model and the `manifest.json` that says what each of them is. Light.
+"""What `manifest.json` says of a family: its variants, what was measured of them, and the choice among them. Light.
 
-The manifest's keys are a contract with other programs. Reading checks versions, bounds, sizes and hashes, and refuses
-names that leave the folder.
+The keys are a contract with other programs. `folder` reads and writes the file.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from ..calibration.preprocessing import Preprocessing
-from ..errors import FileFormatError
+from ..graph.format import GraphFormat
 from ..model.anatomy import Anatomy
+from ..model.plan import Plan
 from ..profiling.latency_model import LatencyModel
 from ..profiling.profile import Percentile, Profile
 from ..runtimes.device import DeviceCard
-from ..runtimes.tensorrt.engine_file import engine_files
-from ..storage.atomic import inside, sha256
-from ..storage.json import Count, Kept, Ratio, Size, Value, read_json, write_json
-from ..target import Precision, Runtime, SumBits, Target
+from ..storage.json import Count, Kept, Ratio, Size, Value
+from ..target import Precision, SumBits, Target
 from .evaluation import Evaluation
-from .layout import report_files
-from .validation import VALIDATION
-
-MANIFEST, RANKING = "manifest.json", "ranking.safetensors"
-KEPT = ".validation-"  # features of a validation that was stopped
 
 
 class WeightFile(Value, frozen=True, kw_only=True):
@@ -61,6 +54,11 @@ class Variant(Value, frozen=True, kw_only=True):
     profile: Profile | None = None
     evaluation: Evaluation | None = None
     dominated_by: str | None = None  # a variant that is as fast and as good or better, and not the same in both
+
+    @property
+    def plan(self) -> Plan:
+        """What the variant keeps."""
+        return Plan(heads=self.heads, neurons=self.neurons)
 
 
 class Measurement(Value, frozen=True, kw_only=True):
@@ -100,24 +98,20 @@ class Choice(Value, frozen=True, kw_only=True):
     measurements: tuple[Measurement, ...]
 
 
-class MeasuredOn(Value, frozen=True, kw_only=True):
-    """The target, and the device that stood for it."""
+class MeasuredOn(Target, frozen=True, kw_only=True):
+    """A Target, and the device that stood for it; in JSON both lie side by side."""
 
-    runtime: Runtime
-    precision: Precision
-    batch: Size
-    threads: Size
     device: DeviceCard
 
     @staticmethod
     def of(target: Target, device: DeviceCard) -> MeasuredOn:
-        return MeasuredOn(
-            runtime=target.runtime,
-            precision=target.precision,
-            batch=target.batch,
-            threads=target.threads,
-            device=device,
-        )
+        """Put the two together."""
+        return MeasuredOn(**msgspec.structs.asdict(target), device=device)
+
+    @property
+    def target(self) -> Target:
+        """The Target alone, as runtimes and timers take it."""
+        return Target(**{name: getattr(self, name) for name in Target.__struct_fields__})
 
 
 class Input(Value, frozen=True, kw_only=True):
@@ -126,6 +120,12 @@ class Input(Value, frozen=True, kw_only=True):
     type: Literal["float32", "uint8"] = "float32"
     layout: Literal["NCHW", "NHWC"] = "NCHW"
     batch: Size | None = None  # None: any
+
+    @staticmethod
+    def of(format: GraphFormat) -> Input:
+        """What graphs of this format take."""
+        kind: Literal["float32", "uint8"] = "uint8" if format.takes_bytes else "float32"
+        return Input(type=kind, layout="NHWC" if format.takes_bytes else "NCHW", batch=format.batch)
 
 
 class Manifest(Value, frozen=True, kw_only=True):
@@ -174,55 +174,3 @@ class Manifest(Value, frozen=True, kw_only=True):
                 return look.latency_ms, look.between_ms
         ms = profile.at_ms(at)
         return ms, profile.intervals_ms.get(at, (ms, ms))
-
-
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write `manifest.json`."""
-    write_json(folder / MANIFEST, manifest)
-
-
-def read_family(folder: Path | str) -> Manifest:
-    """Read a family and check that every file in it is what its manifest says."""
-    folder = Path(folder)
-    try:
-        manifest = read_json(folder / MANIFEST, Manifest)
-    except FileFormatError as error:
-        raise FileFormatError(f"{error}. If another version wrote it, export the family again") from error
-    for listed in _listed(manifest):
-        path = inside(folder, listed.file, MANIFEST)
-        if not path.is_file():
-            raise FileFormatError(f"{path}: missing, though {MANIFEST} lists it. Export or copy the family again")
-        if sha256(path) != listed.sha256:
-            raise FileFormatError(f"{path}: damaged: it is not the file that {MANIFEST} describes")
-    for variant in manifest.variants:
-        path = inside(folder, variant.file, MANIFEST)
-        if path.suffix == ".onnx":  # an OpenVINO graph points at nothing but the file of its own name
-            _check_graph(path, variant)
-    return manifest
-
-
-def _listed(manifest: Manifest) -> list[WeightFile | Variant]:
-    return [*manifest.weights, *manifest.variants]
-
-
-def _check_graph(path: Path, variant: Variant) -> None:
-    """What the graph points into is what the manifest says, and no more."""
-    from ..graph.read import external_files, read_graph
-
-    if undeclared := sorted(external_files(read_graph(path)) - set(variant.weights)):
-        raise FileFormatError(f"{path}: reads {undeclared[0]}, which {MANIFEST} does not list for it")
-
-
-def own_files(folder: Path) -> list[str] | None:
-    """Names of the files that a family of ours has in this folder; None if there is no family."""
-    if not (folder / MANIFEST).is_file():
-        return None
-    try:
-        manifest = read_json(folder / MANIFEST, Manifest)
-    except FileFormatError:
-        return None
-    graphs = [folder / variant.file for variant in manifest.variants]  # a profile may have built engines beside them
-    engines = [path.name for graph in graphs for path in engine_files(graph)]
-    listed = [each.file for each in _listed(manifest)]
-    left_behind = [path.name for begun in (".tap-*", f"{KEPT}*") for path in folder.glob(begun)]  # by a validation
-    return [MANIFEST, RANKING, VALIDATION, *listed, *engines, *report_files(), *left_behind]

@@ -8,8 +8,7 @@ from typing import Literal
 from ..storage.json import Count, Value, read_json, write_json
 from ..target import Runtime
 from .evaluation import Fraction
-
-VALIDATION = "validation.json"
+from .layout import VALIDATION
 
 
 class Prediction(Value, frozen=True, kw_only=True):

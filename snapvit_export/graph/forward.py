@@ -3,10 +3,7 @@
 The stream is kept as (B*T, E), so that every linear layer is one Gemm, and the batch is the only size that is not
 known: reshapes say -1 for it, and no Shape, Gather or Concat of sizes is left for a runtime to compute. `linear` has
 the layers in each precision; in fp16 every part computes in half precision or, where its values would not fit, in
-single, and so does the stream between them. Two flavours:
-
-    portable   standard operators of opset 17: TensorRT, OpenVINO, anything
-    ort        opset 23 with its Attention and Gelu operators, which ONNX Runtime runs faster
+single, and so does the stream between them. `format` has the two flavours.
 
 Where only prefix tokens are read (token pooling), the block of the last attention computes queries, proj and MLP for
 these alone, and so do all blocks after it. With so few queries, keys and values are not made at all: (q W_k) x and
@@ -19,69 +16,54 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
 
 from ..elastic.format import Wiring
-from ..errors import UsageError
 from ..model.anatomy import Anatomy, Block
 from ..model.plan import Plan
+from .format import INPUT, GraphFormat
 from .layers import dynamic_int8, gemm, static_int8
 from .nodes import Nodes
-from .precision import EMBED, FLOAT, HALF, INT32, OF_STREAM, OUTPUT, STREAM, Numerics
+from .precision import EMBED, FLOAT, HALF, INT32, OF_STREAM, OUTPUT, STREAM, GraphPrecision
 from .weights import ADDED, BYTES, drops_key_bias, has_patch_bias, moves_value_bias
 
-Flavour = Literal["portable", "ort"]
-OPSETS: dict[Flavour, int] = {"portable": 17, "ort": 23}
-INPUT = "images"
 
-
-@dataclass(frozen=True)
-class Options:
-    """What a graph looks like from outside, and which operators it may use."""
-
-    flavour: Flavour = "portable"
-    batch: int | None = None  # None: any
-    takes_bytes: bool = False  # (B, H, W, C) uint8 instead of (B, C, H, W) float32, already normalised
-    features: bool = False  # the embedding instead of class scores
-    numerics: Numerics = field(default_factory=Numerics)
-
-
-def check_flavour(name: str) -> Flavour:
-    """The flavour of that name."""
-    if name not in OPSETS:
-        raise UsageError(f"no flavour is called '{name}'. Known: {', '.join(OPSETS)}")
-    return name
-
-
-def output_name(anatomy: Anatomy, options: Options) -> str:
+def output_name(anatomy: Anatomy, format: GraphFormat) -> str:
     """What the graph calls its result: class scores, or the embedding."""
-    return "logits" if anatomy.classes and not options.features else "features"
+    return "logits" if anatomy.classes and not format.features else "features"
 
 
-def emit_nodes(anatomy: Anatomy, wiring: Wiring, biased: Mapping[str, bool], options: Options) -> Nodes:
+def emit_nodes(
+    anatomy: Anatomy, wiring: Wiring, biased: Mapping[str, bool], format: GraphFormat, precision: GraphPrecision
+) -> Nodes:
     """The nodes of a model of this Anatomy, which is that of the cut model.
 
     `biased` says of each proj and fc2 ("blocks.0.proj") whether it has a bias: a correction may have added one. `ADDED`
     in it: sub-layers that are gone leave a bias, and none before them holds it.
     """
-    return _Forward(anatomy, wiring, biased, options).run()
+    return _Forward(anatomy, wiring, biased, format, precision).run()
 
 
 class _Forward:
-    def __init__(self, anatomy: Anatomy, wiring: Wiring, biased: Mapping[str, bool], options: Options) -> None:
-        self.anatomy, self.wiring, self.biased, self.options = anatomy, wiring, biased, options
-        self.numerics = options.numerics
-        self.stored = HALF if self.numerics.precision == "fp16" else FLOAT
-        self.stream = self.numerics.float_type(STREAM)
-        self.n = Nodes(OPSETS[options.flavour], self.stored)
+    def __init__(
+        self,
+        anatomy: Anatomy,
+        wiring: Wiring,
+        biased: Mapping[str, bool],
+        format: GraphFormat,
+        precision: GraphPrecision,
+    ) -> None:
+        self.anatomy, self.wiring, self.biased = anatomy, wiring, biased
+        self.format, self.precision = format, precision
+        self.stored = HALF if self.precision.precision == "fp16" else FLOAT
+        self.stream = self.precision.float_type(STREAM)
+        self.n = Nodes(format.opset, self.stored)
         self.e, self.tokens = anatomy.embed_dim, anatomy.tokens
         self.prefix = anatomy.tokens - anatomy.patches
         self.read = anatomy.read_tokens
 
     def run(self) -> Nodes:
         n = self.n
-        with n.part(EMBED), n.floats(self.numerics.float_type(EMBED)):
+        with n.part(EMBED), n.floats(self.precision.float_type(EMBED)):
             x = n.cast(self.embed(), n.float_type, self.stream)
         if ADDED in self.biased:
             with n.part(OF_STREAM), n.floats(self.stream):
@@ -90,7 +72,7 @@ class _Forward:
         for i in range(len(self.anatomy.blocks)):
             with n.part(f"blocks.{i}"):
                 x = self.block(x, i, self.read if i == last else self.tokens)
-        kind = self.numerics.float_type(OUTPUT)
+        kind = self.precision.float_type(OUTPUT)
         with n.part(OUTPUT), n.floats(kind):
             self.classify(n.cast(x, self.stream, kind))
         return n
@@ -98,7 +80,7 @@ class _Forward:
     def embed(self) -> str:
         """Images to (B*T, E)."""
         n, end, patches = self.n, "", self.anatomy.patches
-        if self.options.takes_bytes:  # bytes/256, exactly: the weights of whole bytes would be too small for fp16
+        if self.format.takes_bytes:  # bytes/256, exactly: the weights of whole bytes would be too small for fp16
             x = n.add(
                 "Transpose", n.add("Cast", INPUT, to=n.float_type), perm=[0, 3, 1, 2]
             )  # TensorRT only casts bytes
@@ -120,7 +102,7 @@ class _Forward:
 
     @property
     def batch(self) -> int | None:
-        return self.options.batch
+        return self.format.batch
 
     def prefix_tokens(self, x: str) -> str:
         """The prefix tokens once for every image: (B, prefix, E)."""
@@ -135,7 +117,7 @@ class _Forward:
     def block(self, x: str, i: int, read: int) -> str:
         """One block; if it has the last attention, only the first `read` tokens of each image are wanted of it."""
         n, name, block = self.n, f"blocks.{i}", self.anatomy.blocks[i]
-        kind = self.numerics.float_type(f"{name}.attn")
+        kind = self.precision.float_type(f"{name}.attn")
         with n.part("attn"), n.floats(kind):
             if block.heads:
                 short = y = self.from_stream(x, f"{name}.norm1")
@@ -145,7 +127,7 @@ class _Forward:
                         x = self.first(x, read)
                 y = n.cast(self.attention(short, y, i, read), kind, self.stream)
                 x = n.add("Add", x, y, name=f"{name}.attended" if block.hidden else f"{name}.stream")
-        kind = self.numerics.float_type(f"{name}.mlp")
+        kind = self.precision.float_type(f"{name}.mlp")
         with n.part("mlp"), n.floats(kind):
             if block.hidden:
                 y = n.cast(self.mlp(self.from_stream(x, f"{name}.norm2"), i), kind, self.stream)
@@ -185,7 +167,7 @@ class _Forward:
         n, block = self.n, self.anatomy.blocks[i]
         width = block.heads * block.head_dim
         plain = self.anatomy.rope == "none" and not block.qk_norm
-        if self.options.flavour == "ort" and plain:
+        if self.format.flavour == "ort" and plain:
             parts = [n.reshape(p, [-1, t, width]) for p, t in ((q, read), (k, self.tokens), (v, self.tokens))]
             z = n.add("Attention", *parts, q_num_heads=block.heads, kv_num_heads=block.heads, scale=1.0)
             return n.reshape(z, [-1, width])
@@ -196,7 +178,7 @@ class _Forward:
             k = self.turn(k, self.tokens)
             q = q if read <= self.prefix else self.turn(q, read)  # prefix tokens are not turned
         scale = block.head_dim**-0.5 if block.qk_norm else 1.0
-        if self.options.flavour == "ort":
+        if self.format.flavour == "ort":
             z = n.add("Attention", q, k, v, scale=scale)
         else:
             q = q if scale == 1.0 else n.add("Mul", q, n.number(scale))
@@ -206,7 +188,7 @@ class _Forward:
 
     def can_reorder(self, i: int) -> bool:
         """Whether nothing stands between the tokens, their keys and values, and the output of a head."""
-        return can_reorder(self.anatomy, i, self.numerics)
+        return can_reorder(self.anatomy, i, self.precision)
 
     def attend_few(self, q: str, x: str, i: int, read: int) -> str:
         """`attend` for a few queries: these are taken to the tokens, and values are made of weighted sums of tokens."""
@@ -270,18 +252,18 @@ class _Forward:
 
     def layer(self, x: str, name: str, bias: bool, in_first: bool) -> str:
         """A linear layer in the precision that it has here."""
-        n, numerics = self.n, self.numerics
+        n, precision = self.n, self.precision
         n.layer_inputs[name] = x
-        if not numerics.is_int8(name):
+        if not precision.is_int8(name):
             return gemm(n, x, name, bias, in_first)
-        if numerics.precision == "int8-dynamic":
+        if precision.precision == "int8-dynamic":
             return dynamic_int8(n, x, name, bias, in_first)
         _, number, part = name.split(".")
         block = self.anatomy.blocks[int(number)]
         out = self.e if in_first else block.heads * block.head_dim if part in ("q", "k", "v") else block.hidden
-        symmetric = self.options.flavour == "portable"
+        symmetric = self.format.flavour == "portable"
         whole_bias = f"{name}{INT32}" in self.biased
-        return static_int8(n, x, name, bias, in_first, out, numerics.ranges[name], symmetric, whole_bias)
+        return static_int8(n, x, name, bias, in_first, out, precision.ranges[name], symmetric, whole_bias)
 
     def norm(self, x: str, name: str) -> str:
         n = self.n
@@ -304,7 +286,7 @@ class _Forward:
     def classify(self, x: str) -> None:
         """From the last block's tokens to the output."""
         n, anatomy = self.n, self.anatomy
-        wanted = output_name(anatomy, self.options)
+        wanted = output_name(anatomy, self.format)
         if anatomy.final_norm:
             x = self.norm(x, "final_norm")
         if anatomy.distillation_token:
@@ -388,8 +370,8 @@ ACTIVATIONS: dict[str, Callable[[Nodes, str], str]] = {
 }
 
 
-def can_reorder(anatomy: Anatomy, i: int, numerics: Numerics) -> bool:
+def can_reorder(anatomy: Anatomy, i: int, precision: GraphPrecision) -> bool:
     """Whether nothing stands between the tokens, their keys and values, and the output of a head."""
-    in_floats = not numerics.is_int8(f"blocks.{i}.k")
+    in_floats = not precision.is_int8(f"blocks.{i}.k")
     plain = not anatomy.blocks[i].attn_norm
     return in_floats and plain and drops_key_bias(anatomy, i) and moves_value_bias(anatomy, i)

@@ -66,7 +66,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Numerics:
+class GraphPrecision:
     """How one variant computes; `measure_numerics` finds what depends on images."""
 
     precision: Precision = "fp32"
@@ -110,7 +110,7 @@ def stored(tensors: Mapping[str, npt.NDArray[np.float32]], precision: Precision,
     return found
 
 
-def int32_biases(tensors: Mapping[str, npt.NDArray[Any]], numerics: Numerics) -> Tensors:
+def int32_biases(tensors: Mapping[str, npt.NDArray[Any]], numerics: GraphPrecision) -> Tensors:
     """Biases in the steps of their layer's products, as ONNX Runtime wants them for int8 layers with a fixed range.
 
     A layer has none here if a bias is too large for that: beside weights or inputs that are all zero.

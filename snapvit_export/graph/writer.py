@@ -1,7 +1,7 @@
 """Write the variants of one model into a folder: one weight file, and a small graph for each Plan. Light.
 
 >>> elastic = Elastic.load("elastic")
->>> emitter = Emitter(Blueprint.of(elastic), Path("family"))
+>>> emitter = GraphWriter(Blueprint.of(elastic), Path("family"))
 >>> emitter.write("s30", plan, elastic.corrected_layers(plan))
 
 An ONNX file whose weights lie elsewhere: tens of kilobytes that point into a weight file many variants share. Light.
@@ -35,9 +35,10 @@ from ..storage.atomic import sha256, write_atomically
 from ..storage.json import to_json
 from ..storage.mapped import Array, Buffer, Tensor, write_buffer
 from ..target import Precision, SumBits
-from .forward import INPUT, OPSETS, Options, emit_nodes, output_name
+from .format import INPUT, GraphFormat
+from .forward import emit_nodes, output_name
 from .nodes import Nodes
-from .precision import IN_FIRST, INT32, Tensors, int32_biases, stored
+from .precision import IN_FIRST, INT32, GraphPrecision, Tensors, int32_biases, stored
 from .weights import ADDED, EMBEDDING, into_embedding, own_tensors, prepare, takes_bytes
 
 PROTOBUF_LIMIT = 2_000_000_000  # bytes: the largest message that protobuf writes, and so the largest single file
@@ -109,24 +110,26 @@ def _placed(buffer: Buffer, tensor: Tensor) -> Placed:
     return Placed(buffer.file, tensor.offset, tensor.shape, tensor.dtype)
 
 
-def make_model(nodes: Nodes, anatomy: Anatomy, options: Options, sources: Sources, metadata: Mapping[str, str]) -> Any:
+def make_model(
+    nodes: Nodes, anatomy: Anatomy, format: GraphFormat, sources: Sources, metadata: Mapping[str, str]
+) -> Any:
     """The ModelProto of a graph with its weights where `sources` says."""
     from onnx import TensorProto, helper
 
     height, width = anatomy.image
-    batch = options.batch or "batch"
-    if options.takes_bytes:
+    batch = format.batch or "batch"
+    if format.takes_bytes:
         given = helper.make_tensor_value_info(INPUT, TensorProto.UINT8, [batch, height, width, anatomy.channels])
     else:
         given = helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, [batch, anatomy.channels, height, width])
-    name = output_name(anatomy, options)
+    name = output_name(anatomy, format)
     size = anatomy.classes if name == "logits" else anatomy.embed_dim
     result = helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, size])
     initialisers = [_initialiser(weight, sources) for weight in nodes.weights]
     graph = helper.make_graph(
         nodes.nodes, "vit", [given], [result], initializer=[*nodes.constants.values(), *initialisers]
     )
-    opset = OPSETS[options.flavour]
+    opset = format.opset
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=IR_VERSIONS[opset], producer_name="snapvit"
     )
@@ -173,7 +176,7 @@ class Blueprint:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenGraph:
     """The files of one variant."""
 
     graph: Path
@@ -187,7 +190,7 @@ class Written:
         return self.graph.stat().st_size + self.read_bytes
 
 
-class Emitter:
+class GraphWriter:
     """Makes graphs of one model in one precision; `folder` gets the weight file when the first of them is written."""
 
     def __init__(
@@ -233,34 +236,34 @@ class Emitter:
         plan: Plan,
         corrected: Arrays | None = None,
         *,
-        options: Options = Options(),
-        single_file: bool = False,
+        format: GraphFormat = GraphFormat(),
+        precision: GraphPrecision = GraphPrecision(),
         metadata: Mapping[str, str] | None = None,
-    ) -> Written:
+    ) -> WrittenGraph:
         """Write NAME.onnx, and NAME.bin if it has matrices of its own: the `corrected` proj and fc2, or positions."""
         plan.check_fits(self.anatomy)
-        if options.numerics.precision != self.precision:
-            raise ValueError(f"an emitter of {self.precision} cannot write {options.numerics.precision}")
+        if precision.precision != self.precision:
+            raise ValueError(f"an emitter of {self.precision} cannot write {precision.precision}")
         own = own_tensors(self.blueprint.dense, self.anatomy, plan, corrected or {})
         if ADDED in own:
             own = into_embedding(own, self._made[1], self.anatomy)
         own = self._stored(own)
-        own |= self._int32_biases(plan, own, options)
+        own |= self._int32_biases(plan, own, format, precision)
         path, own_path = self.folder / f"{name}.onnx", self.folder / f"{name}.bin"
-        if single_file:
+        if format.single_file:
             sources = Sources(inside=self._inside(plan, own))
         else:
             mine = write_own(own_path, own)
             sources = Sources({**shared_sources(self.buffer, self.anatomy, plan), **mine.placed}, mine.inside)
-        nodes = self._nodes(plan, sources, options)
+        nodes = self._nodes(plan, sources, format, precision)
         placed = [sources.placed[weight] for weight in nodes.weights if weight not in sources.inside]
         files = sorted({each.file for each in placed}, reverse=True)
         hashes = {file: self._hash(self.folder / file) for file in files}
-        told = {**self._described(name, options), "snapvit.plan": to_json(plan).decode(), **(metadata or {})}
+        told = {**self._described(name, precision), "snapvit.plan": to_json(plan).decode(), **(metadata or {})}
         described = {**told, "snapvit.weights": to_json(hashes).decode()}
-        write_atomically(path, self._serialised(nodes, plan, sources, options, described))
+        write_atomically(path, self._serialised(nodes, plan, sources, format, described))
         weights, read = tuple(self.folder / file for file in files), sum(each.size_bytes for each in placed)
-        return Written(path, weights, read, nodes.layer_inputs)
+        return WrittenGraph(path, weights, read, nodes.layer_inputs)
 
     def _hash(self, path: Path) -> str:
         """The graph names what its weights must be; the shared file is hashed once."""
@@ -271,43 +274,42 @@ class Emitter:
         """Of the shared weight file."""
         return sha256(self.folder / self.buffer.file)
 
-    def _int32_biases(self, plan: Plan, own: Tensors, options: Options) -> Tensors:
-        if options.numerics.precision != "int8-static" or options.flavour == "portable":
+    def _int32_biases(self, plan: Plan, own: Tensors, format: GraphFormat, precision: GraphPrecision) -> Tensors:
+        if precision.precision != "int8-static" or format.flavour == "portable":
             return {}
-        return int32_biases(self._inside(plan, own), options.numerics)
+        return int32_biases(self._inside(plan, own), precision)
 
     def _inside(self, plan: Plan, own: Tensors) -> Tensors:
         rows = {name: rows_kept(name, self.anatomy, plan, len(tensor)) for name, tensor in self.shared.items()}
         return {name: tensor[: rows[name]] for name, tensor in self.shared.items()} | own
 
-    def _nodes(self, plan: Plan, sources: Sources, options: Options) -> Nodes:
+    def _nodes(self, plan: Plan, sources: Sources, format: GraphFormat, precision: GraphPrecision) -> Nodes:
         layers = [f"blocks.{i}.{layer}" for i in range(len(self.anatomy.blocks)) for layer in ("proj", "fc2")]
         biased = {layer: f"{layer}.bias" in sources.inside or f"{layer}.bias" in sources.placed for layer in layers}
         biased |= {name: True for name in sources.inside if name == ADDED or name.endswith(INT32)}
-        options = replace(options, takes_bytes=self.takes_bytes)
-        return emit_nodes(self.anatomy.with_counts(plan), self.wiring, biased, options)
+        format = replace(format, takes_bytes=self.takes_bytes)
+        return emit_nodes(self.anatomy.with_counts(plan), self.wiring, biased, format, precision)
 
     def _serialised(
-        self, nodes: Nodes, plan: Plan, sources: Sources, options: Options, metadata: Mapping[str, str]
+        self, nodes: Nodes, plan: Plan, sources: Sources, format: GraphFormat, metadata: Mapping[str, str]
     ) -> bytes:
         inside = sum(tensor.nbytes for name, tensor in sources.inside.items() if name in nodes.weights)
         if inside > PROTOBUF_LIMIT:
             raise SnapvitError(
                 f"{inside / 1e9:.1f} GB of weights are more than one ONNX file holds. Leave --single-file out"
             )
-        options = replace(options, takes_bytes=self.takes_bytes)
-        model = make_model(nodes, self.anatomy.with_counts(plan), options, sources, metadata)
+        format = replace(format, takes_bytes=self.takes_bytes)
+        model = make_model(nodes, self.anatomy.with_counts(plan), format, sources, metadata)
         _check(model)
         data: bytes = model.SerializeToString()
         return data
 
-    def _described(self, name: str, options: Options) -> dict[str, str]:
-        numerics = options.numerics
-        kept_wide = {"snapvit.float32_parts": to_json(sorted(numerics.wide)).decode()} if numerics.wide else {}
+    def _described(self, name: str, precision: GraphPrecision) -> dict[str, str]:
+        kept_wide = {"snapvit.float32_parts": to_json(sorted(precision.wide)).decode()} if precision.wide else {}
         exact_in = {"snapvit.int8_sum_bits": str(self.int8_sum_bits)} if self.int8_sum_bits else {}
         return {
             "snapvit.version": __version__,
-            "snapvit.precision": numerics.precision,
+            "snapvit.precision": precision.precision,
             "snapvit.input": "uint8 NHWC, not normalised" if self.takes_bytes else "float32 NCHW, normalised",
             **kept_wide,
             **exact_in,

@@ -1,9 +1,9 @@
-"""The pace of a machine: how fast it was in every look, told by one reference that is in all of them. Light: numpy.
+"""Correct latencies for a machine whose speed drifts, by one reference that is in every timing run. Light: numpy.
 
 A shared machine is a few per cent faster or slower from one ten seconds to the next. What was timed in turns shares
-that pace, so a candidate's ratio to the reference holds. Its milliseconds are that ratio times what the reference
-takes in all looks together, which is known only as well as the looks agree: so intervals are found by drawing rounds of
-turns and whole looks again and again. An interval of one look alone would promise too much.
+that drift, so a candidate's ratio to the reference holds. Its milliseconds are that ratio times the reference speed:
+what the reference takes with all runs pooled, which is known only as well as the runs agree. So intervals are found by
+drawing rounds of turns and whole runs again and again. An interval of one run alone would promise too much.
 """
 
 from __future__ import annotations
@@ -34,66 +34,67 @@ class Latency:
         return Latency(self.ms * by, self.low * by, self.high * by)
 
 
-class Pace:
-    """Looks at candidates and the reference, timed in turns.
+class DriftCorrection:
+    """Timing runs of candidates and the reference, taken in turns.
 
-    >>> pace = Pace("dense")
-    >>> pace.add(timer.time({"dense": dense, "s30": s30}))
-    >>> pace.latency("s30", "p50").high
+    >>> drift = DriftCorrection("dense")
+    >>> drift.add(timer.time({"dense": dense, "s30": s30}))
+    >>> drift.latency("s30", "p50").high
     """
 
     def __init__(self, reference: str) -> None:
         self.reference = reference
-        self._looks: list[Mapping[str, Profile]] = []
-        self._drawn: dict[tuple[Percentile, int], Floats] = {}  # by the number of looks
+        self._runs: list[Mapping[str, Profile]] = []
+        self._drawn: dict[tuple[Percentile, int], Floats] = {}  # by the number of runs
 
-    def add(self, look: Mapping[str, Profile]) -> None:
-        """Remember one look, the reference among it."""
-        assert self.reference in look, f"{self.reference} tells the pace of every look"
-        self._looks.append(look)
+    def add(self, run: Mapping[str, Profile]) -> None:
+        """Take one timing run, the reference among it."""
+        assert self.reference in run, f"{self.reference} tells the speed of the machine in every run"
+        self._runs.append(run)
 
-    def usual_ms(self, at: Percentile) -> float:
-        """What the reference takes, over all looks."""
+    def reference_ms(self, at: Percentile) -> float:
+        """What the reference takes, all runs pooled."""
         return float(np.percentile(np.concatenate(self._reference_rounds()), PERCENTILES[at]))
 
-    def latency(self, name: str, at: Percentile, to_usual: bool = False) -> Latency:
-        """What a candidate takes at the usual pace, by all looks at its last file.
+    def latency(self, name: str, at: Percentile, relative: bool = False) -> Latency:
+        """What a candidate takes at the reference speed, all runs of its last file pooled.
 
-        `to_usual`: as part of what the reference takes, so that the pace itself adds no doubt.
+        `relative`: as part of what the reference takes, so that the drift itself adds no doubt.
         """
         q = PERCENTILES[at]
-        looks = [look for look in self._looks if name in look]
-        looks = [look for look in looks if look[name].sha256 == looks[-1][name].sha256]
-        of_name = np.concatenate([_rounds(look[name]) for look in looks])  # (rounds, runs)
-        of_reference = np.concatenate([_rounds(look[self.reference]) for look in looks])
+        runs = [run for run in self._runs if name in run]
+        runs = [run for run in runs if run[name].sha256 == runs[-1][name].sha256]
+        of_name = np.concatenate([_rounds(run[name]) for run in runs])  # (rounds, runs)
+        of_reference = np.concatenate([_rounds(run[self.reference]) for run in runs])
         rng = np.random.default_rng(0)
         drawn = rng.integers(0, len(of_name), (DRAWS, len(of_name)))
-        beside = drawn  # the same rounds of both, which shared the machine's pace
+        beside = drawn  # the same rounds of both, which shared the machine's speed
         if len(of_reference) != len(of_name):  # timed one after the other, as trtexec does
             beside = rng.integers(0, len(of_reference), (DRAWS, len(of_reference)))
         ratios = percentiles_of(of_name, drawn, q) / percentiles_of(of_reference, beside, q)
         ratio = float(np.percentile(of_name, q) / np.percentile(of_reference, q))
-        usual = self.usual_ms(at)
-        found = ratios * (usual if to_usual else self._drawn_usual_ms(at))
+        reference_ms = self.reference_ms(at)
+        found = ratios * (reference_ms if relative else self._drawn_reference_ms(at))
         low, high = np.percentile(found, [100 * BEYOND, 100 * (1 - BEYOND)])
-        return Latency(ratio * usual, min(float(low), ratio * usual), max(float(high), ratio * usual))
+        ms = ratio * reference_ms
+        return Latency(ms, min(float(low), ms), max(float(high), ms))
 
-    def _drawn_usual_ms(self, at: Percentile) -> Floats:
-        """What the reference would usually take if other looks, and other rounds of them, had been seen."""
-        if (known := self._drawn.get((at, len(self._looks)))) is not None:
+    def _drawn_reference_ms(self, at: Percentile) -> Floats:
+        """What the reference would take if other runs, and other rounds of them, had been drawn."""
+        if (known := self._drawn.get((at, len(self._runs)))) is not None:
             return known
         rng = np.random.default_rng(1)
         rounds = self._reference_rounds()
         found = []
         for _ in range(DRAWS):
-            looks = [rounds[n] for n in rng.integers(0, len(rounds), len(rounds))]
-            drawn = [taken[rng.integers(0, len(taken), len(taken))] for taken in looks]
+            runs = [rounds[n] for n in rng.integers(0, len(rounds), len(rounds))]
+            drawn = [taken[rng.integers(0, len(taken), len(taken))] for taken in runs]
             found.append(np.percentile(np.concatenate(drawn), PERCENTILES[at]))
-        self._drawn[at, len(self._looks)] = np.array(found, np.float64)
-        return self._drawn[at, len(self._looks)]
+        self._drawn[at, len(self._runs)] = np.array(found, np.float64)
+        return self._drawn[at, len(self._runs)]
 
     def _reference_rounds(self) -> list[Floats]:
-        return [_rounds(look[self.reference]) for look in self._looks]
+        return [_rounds(run[self.reference]) for run in self._runs]
 
 
 def _rounds(profile: Profile) -> Floats:

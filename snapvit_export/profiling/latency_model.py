@@ -3,11 +3,11 @@
     latency = fixed + sum over blocks of (heads x per head + neurons x per neuron)
                     + sum over blocks of (per attention, if it has any head) + (per MLP, if it has any neuron)
 
-Three numbers, or five, fitted to a few nets that were timed side by side. What an attention or an MLP costs for being
-there (its norm, its calls, its addition to the stream) shows only in nets that lack them, and best in narrow ones:
-without such nets it is a part of what is fixed. Blocks of other shapes count by their FLOPs. Where only the class token
-is read, blocks work for one token from the last attention on: their neurons are as good as free, and so are the heads
-of that attention unless it makes keys and values of all tokens. Light: numpy.
+Three numbers, or five, fitted to a few sample configurations that were timed side by side. What an attention or an MLP
+costs for being there (its norm, its calls, its addition to the stream) shows only in those that lack them, and best in
+narrow ones: without such samples it is a part of what is fixed. Blocks of other shapes count by their FLOPs. Where only
+the class token is read, blocks work for one token from the last attention on: their neurons are as good as free, and so
+are the heads of that attention unless it makes keys and values of all tokens. Light: numpy.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ..model.plan import Plan
 from ..storage.json import Count, Ratio, Value
 
 KEYS_AND_VALUES = 0.5  # of a head's work
-# Shares of heads and of neurons of the nets that are timed: apart from each other, so that both slopes show.
-DESIGN = ((1, 1), (1, 0.5), (0.5, 1), (0.5, 0.5), (0.75, 0.25), (0.2, 0.1))
+# Shares of heads and of neurons of the sample configurations: apart from each other, so that both slopes show.
+SHARES = ((1, 1), (1, 0.5), (0.5, 1), (0.5, 0.5), (0.75, 0.25), (0.2, 0.1))
 NARROW = 0.05  # of the neurons: as narrow as an MLP becomes
 THERE = 0.5  # of what an attention costs for being there, where it answers for one token: its norm sees all
 
 
 class LatencyModel(Value, frozen=True, kw_only=True):
-    """Milliseconds of a Plan on one target, and how wrong that is on nets that the fit did not see."""
+    """Milliseconds of a Plan on one target, and how wrong that is on configurations that the fit did not see."""
 
     fixed_ms: float
     head_ms: tuple[float, ...]  # of one head, by block
@@ -39,7 +39,7 @@ class LatencyModel(Value, frozen=True, kw_only=True):
     mlp_ms: tuple[float, ...] = ()
     last_head: Ratio | None = None  # of a head's cost in the last attention; none: all tokens are read to the end
     nets: Count  # that it was fitted to
-    mean_error: float  # relative, each net by a fit without it
+    mean_error: float  # relative, each configuration by a fit without it
     most_error: float
 
     @property
@@ -83,11 +83,11 @@ def _counted(plan: Plan, each: Sequence[Sequence[float]], last_head: float | Non
     ]
 
 
-def design(anatomy: Anatomy, lacking: bool = False) -> list[Plan]:
-    """Plans to time for a fit, the dense one first; `lacking`: also some without sub-layers, where there are enough."""
-    found = dict.fromkeys(_with_shares(anatomy, *shares) for shares in DESIGN)
+def sample_plans(anatomy: Anatomy, removable: bool = False) -> list[Plan]:
+    """Plans to time for a fit, the dense one first; `removable`: also some without sub-layers, if there are enough."""
+    found = dict.fromkeys(_with_shares(anatomy, *shares) for shares in SHARES)
     last = Plan.dense(anatomy).last_attention
-    if lacking and len(anatomy.blocks) > 2 and last >= 0:
+    if removable and len(anatomy.blocks) > 2 and last >= 0:
         least = _with_shares(anatomy, 0, 0)
         none = (0,) * len(anatomy.blocks)
         one = (*none[:last], least.heads[last], *none[last + 1 :])
@@ -118,7 +118,7 @@ def fit(anatomy: Anatomy, measured: Sequence[tuple[Plan, float]], last_makes_key
     >>> latency = fit(anatomy, [(plan, profile.cpu_ms) for plan, profile in timed])
     """
     if len(measured) < 4:
-        raise ValueError(f"a latency model needs at least four nets, not {len(measured)}")
+        raise ValueError(f"a latency model needs at least four sample configurations, not {len(measured)}")
     units = _units(anatomy)
     lacking = any(len(plan.removed) > len(Plan.dense(anatomy).removed) for plan, _ in measured)
     last_head = (KEYS_AND_VALUES if last_makes_keys else 0.0) if anatomy.reads_token else None

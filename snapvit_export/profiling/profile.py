@@ -50,7 +50,7 @@ class Profile(Value, frozen=True, kw_only=True):
         return float(getattr(self, f"{percentile}_ms"))
 
     @property
-    def is_crowded(self) -> bool:
+    def is_contended(self) -> bool:
         """Whether other work kept it from the cores that it wanted: then its latency is not the device's."""
         others = self.conditions.others or 0.0
         return self.conditions.waited > BUSY or others + self.threads > self.device.cores + BUSY

@@ -22,7 +22,7 @@ from ..evaluate.comparison import Axis, Comparison, Contestant
 from ..family.evaluation import TITLES, Evaluation
 from ..model.plan import Plan
 from ..progress import Progress
-from .correct.policy import Repair
+from .correct.policy import Corrector
 from .models.load import Model
 from .rank.criteria import CRITERIA
 from .rank.rank import rank_and_factor
@@ -63,7 +63,9 @@ def compare(
         checkpoint = folder / f"{name}.checkpoint"
         ranking, factors = rank_and_factor(model, images, settings, checkpoint=checkpoint, progress=progress)
         planner = Planner(ranking, model.anatomy, ranking.protection, corrected=settings.correction in ADDS_BIASES)
-        repair = Repair(model, ranking, settings.correction, images, progress, factors, Damping.parse(settings.damping))
+        repair = Corrector(
+            model, ranking, settings.correction, images, progress, factors, Damping.parse(settings.damping)
+        )
         for size in missing:
             plan = _plan(planner, comparison.axis, size)
             module, correction = repair.kept(plan)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from ..selection.on_device import FamilyProfile
+    from ..selection.known_profiles import FamilyProfile
 
 PLAIN_WIDTH = 120  # columns when the output is not a terminal
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ..budget import Budget
 from ..errors import UsageError
+from ..family.folder import own_files, read_family
 from ..family.layout import Format, place, plot_file, report_files
-from ..family.manifest import own_files, read_family
 from ..family.validation import Validation
 from ..progress import Progress, Silent
 from ..storage.atomic import write_atomically

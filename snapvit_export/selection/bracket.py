@@ -20,7 +20,7 @@ from ..profiling.drift import Latency
 
 MOST_TIMED = 5  # candidates that a choice may build and time; more only where none of them fits
 MARGIN = 0.01  # that a first look leaves: about what an interval will be when neighbours have been compared
-LOOK_SECONDS, COMPARE_SECONDS = 1.0, (1.0, 3.0, 6.0)  # of every candidate; longer while the shorter cannot tell
+FIRST_SECONDS, COMPARE_SECONDS = 1.0, (1.0, 3.0, 6.0)  # of every candidate; longer while the shorter cannot tell
 
 TimeTogether = Callable[[Sequence[int], float], Mapping[int, Latency]]  # candidates, side by side, for so many seconds
 
@@ -42,14 +42,14 @@ class OutOfReach(Exception):
         self.latency = latency
 
 
-def choose(
+def find_bracket(
     guesses: Sequence[float], budget_ms: float, time: TimeTogether, dense: Latency, most_timed: int = MOST_TIMED
 ) -> Bracket:
     """Choose among candidates 0 (dense, whose latency is known) to the sparsest, whose latencies are guessed.
 
     A candidate that is refused for another reason, such as its size, has an infinite guess or an infinite latency.
 
-    >>> choose([19.0, 13.0, 8.5], 10.0, lambda numbers, seconds: {n: measured[n] for n in numbers}, measured[0])
+    >>> find_bracket([19.0, 13.0, 8.5], 10.0, lambda numbers, seconds: {n: measured[n] for n in numbers}, measured[0])
     Bracket(chosen=2, next_denser=1, decided=True)
     """
     if dense.high <= budget_ms:
@@ -62,7 +62,7 @@ def choose(
     refused = math.isinf(dense.ms) and math.isfinite(guesses[0])
     while fits - too_slow > 1:
         number = line.propose(too_slow, fits, halve=refused)
-        found = time([number], LOOK_SECONDS)[number]
+        found = time([number], FIRST_SECONDS)[number]
         line.timed.add(number)
         line.learn(number, found)
         refused = math.isinf(found.ms)

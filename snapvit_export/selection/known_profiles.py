@@ -1,19 +1,69 @@
-"""One family, many devices: for each the densest variant that keeps its budget, by Profiles taken there. Light."""
+"""Latencies that were taken before: their file, the choice by them, and one variant for each of many devices. Light.
+
+`snapvit profile` and the Jetson agent write a `FamilyProfile`. Where nothing can be timed, it decides alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from ..budget import Budget
 from ..errors import BudgetNotMet, FileFormatError, UsageError
-from ..family.manifest import Manifest
-from ..profiling.drift import Pace
-from ..profiling.profile import Percentile
-from ..storage.json import Value
-from .on_device import FamilyProfile
+from ..family.manifest import Manifest, MeasuredOn
+from ..profiling.drift import DriftCorrection
+from ..profiling.profile import LEAST_RUNS, Percentile, Profile
+from ..progress import Silent
+from ..storage.json import Value, read_json, write_json
+from .candidates import BuiltVariant, Candidates
 
 OWN = "cpu"  # the device that the family's own manifest was measured on
+
+
+class FamilyProfile(Value, frozen=True, kw_only=True):
+    """How long the variants of a family take on one device: what `snapvit profile` writes."""
+
+    format_version: Literal[1] = 1
+    model: str
+    target: MeasuredOn
+    profiles: dict[str, Profile]  # by variant
+
+    def save(self, path: Path | str) -> None:
+        """Write it as JSON."""
+        write_json(Path(path), self)
+
+    @staticmethod
+    def load(path: Path | str) -> FamilyProfile:
+        """Read what `save` wrote."""
+        return read_json(Path(path), FamilyProfile)
+
+
+def known_candidates(folder: Path, manifest: Manifest, known: FamilyProfile, at: Percentile) -> Candidates:
+    """The variants of a family with latencies that were taken elsewhere: nothing can be built or timed."""
+    profiles = {}
+    for variant in manifest.variants:
+        profile = known.profiles.get(variant.name)
+        if profile is None or profile.sha256 != variant.sha256:
+            raise FileFormatError(
+                f"the given latencies of {variant.name} are missing or of another file. Time this family again"
+            )
+        require_runs(variant.name, profile, at)
+        profiles[variant.name] = profile
+    built = [BuiltVariant.of(folder, variant) for variant in manifest.variants]
+    advice = "export sparser variants and time them there"
+    candidates = Candidates(manifest.anatomy, known.target.target, Silent(), built=built, advice=advice)
+    candidates.know(profiles)
+    return candidates
+
+
+def require_runs(name: str, profile: Profile, at: Percentile) -> None:
+    """Refuse latencies of too few runs to tell a percentile."""
+    if profile.runs < LEAST_RUNS[at]:
+        raise FileFormatError(
+            f"the given latencies of {name} are of {profile.runs} runs, and {at} needs {LEAST_RUNS[at]}. "
+            "Profile for more --seconds, or leave --profile out"
+        )
 
 
 class Pick(Value, frozen=True, kw_only=True):
@@ -54,7 +104,7 @@ def profiles_of(name: str, manifest: Manifest) -> FamilyProfile:
 
 
 def pick(device: str, found: FamilyProfile, manifest: Manifest, budget: Budget, at: Percentile) -> Pick:
-    """The densest variant of a family that keeps a budget on a device."""
+    """The densest variant of a family that meets a budget on a device."""
     dense = found.profiles.get(manifest.dense)
     timed = [
         (variant, found.profiles[variant.name])
@@ -65,12 +115,12 @@ def pick(device: str, found: FamilyProfile, manifest: Manifest, budget: Budget, 
         raise FileFormatError(
             f"{device}: its latencies are of other files than this family has. Run snapvit profile again"
         )
-    pace = Pace(manifest.dense)
-    pace.add({variant.name: profile for variant, profile in timed})
-    budget_ms = budget.to_ms(pace.usual_ms(at), found.target.batch)
+    drift = DriftCorrection(manifest.dense)
+    drift.add({variant.name: profile for variant, profile in timed})
+    budget_ms = budget.to_ms(drift.reference_ms(at), found.target.batch)
     before: tuple[str, float] | None = None
     for variant, _ in timed:
-        latency = pace.latency(variant.name, at, budget.is_relative)
+        latency = drift.latency(variant.name, at, budget.is_relative)
         if latency.high <= budget_ms:  # as a choice has it
             name, ms = before or (None, None)
             return Pick(

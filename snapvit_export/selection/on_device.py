@@ -1,6 +1,6 @@
 """A family on the device that will run it: time its variants there, choose one, cut new ones there. Light: no torch.
 
-The family's files are timed as they are, with noise for images: latency does not depend on what is in a picture. If an
+The family's files are timed as they are, with noise for images: latency does not depend on what is in an image. If an
 Elastic folder of the same ranking came along, variants that the family does not have are cut from it, corrected, and
 checked against each other in both flavours; they are made beside the family and moved into it when they are whole.
 """
@@ -10,30 +10,38 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from ..budget import Budget
 from ..checks.gates import require_same_in_runtime
+from ..checks.inspect import inspect
 from ..elastic.folder import Elastic
 from ..errors import FileFormatError, SnapvitError, UsageError
-from ..family.manifest import MANIFEST, RANKING, Choice, Limits, Manifest, MeasuredOn, read_family, write_manifest
+from ..family.folder import read_family, write_manifest
+from ..family.layout import MANIFEST, RANKING
+from ..family.manifest import Choice, Limits, Manifest, MeasuredOn
+from ..graph.format import OPSETS, Flavour, GraphFormat
 from ..model.ranking import Ranking
-from ..profiling.profile import Profile
+from ..profiling.profile import Percentile
 from ..profiling.timer import File, Timer
 from ..progress import Progress
 from ..runtimes.session import device_for
 from ..storage.atomic import writing
-from ..storage.json import Value, read_json, write_json
 from ..target import Runtime, Target, parse_precision
-from .candidates import Stand, reported
-from .elastic_builder import GATE_IMAGES, DeviceStand, KnownStand, noise, plan_of
-from .select import choose_on, decide
+from .candidates import BuiltVariant, Candidates, reported
+from .elastic_builder import ElasticBuilder, adopt
+from .known_profiles import FamilyProfile, known_candidates, require_runs
+from .select import select, select_among
+
+GATE_IMAGES = 4
 
 
 @dataclass(frozen=True)
-class Way:
+class TimingOptions:
     """How to time a family; what is None is as the family was made for."""
 
     runtime: Runtime | None = None
@@ -55,29 +63,13 @@ class Way:
         return Target(runtime=runtime, precision=precision, batch=batch, threads=self.threads or made.threads)
 
 
-class FamilyProfile(Value, frozen=True, kw_only=True):
-    """How long the variants of a family take on one device: what `snapvit profile` writes."""
-
-    format_version: Literal[1] = 1
-    model: str
-    target: MeasuredOn
-    profiles: dict[str, Profile]  # by variant
-
-    def save(self, path: Path | str) -> None:
-        """Write it as JSON."""
-        write_json(Path(path), self)
-
-    @staticmethod
-    def load(path: Path | str) -> FamilyProfile:
-        """Read what `save` wrote."""
-        return read_json(Path(path), FamilyProfile)
-
-
-def profile_family(folder: Path | str, way: Way, progress: Progress, seconds: float = 2.0) -> FamilyProfile:
+def profile_family(
+    folder: Path | str, options: TimingOptions, progress: Progress, seconds: float = 2.0
+) -> FamilyProfile:
     """Time all variants of a family side by side on this machine."""
     folder = Path(folder)
     manifest = read_family(folder)
-    target = way.target(manifest)
+    target = options.target(manifest)
     device = device_for(target.runtime)
     files = {variant.name: File(folder / variant.file, variant.sha256) for variant in manifest.variants}
     if target.runtime != "onnxruntime":
@@ -86,7 +78,7 @@ def profile_family(folder: Path | str, way: Way, progress: Progress, seconds: fl
         for variant in manifest.variants:
             require_same_in_runtime(variant.name, folder / variant.file, target, images)
     progress.phase(f"timing {', '.join(files)}")
-    timer = Timer(target, device, noise(manifest, target.batch), way.pause_ms)
+    timer = Timer(target, device, noise(manifest, target.batch), options.pause_ms)
     profiles = timer.time(files, seconds, reported(progress, None), "p90", energy=True)
     return FamilyProfile(model=manifest.model, target=MeasuredOn.of(target, device), profiles=profiles)
 
@@ -95,12 +87,12 @@ def choose_in_family(
     folder: Path | str,
     budget: Budget,
     limits: Limits,
-    way: Way,
+    options: TimingOptions,
     progress: Progress,
     elastic: Path | None = None,
     known: FamilyProfile | None = None,
 ) -> Manifest:
-    """Choose the variant of a family that keeps a budget on this machine; the manifest says so from now on.
+    """Choose the variant of a family that meets a budget on this machine; the manifest says so from now on.
 
     `known`: latencies that were taken here before; they must be of these files, this device and this target. Those of a
     GPU, which the Jetson agent takes, decide alone: nothing is timed here.
@@ -108,57 +100,89 @@ def choose_in_family(
     folder = Path(folder)
     manifest = read_family(folder)
     if known is not None and known.target.device.accelerator is not None:
-        if elastic is not None or way != Way():
+        if elastic is not None or options != TimingOptions():
             raise UsageError(
                 "latencies of a GPU decide alone: give --profile without --elastic, --runtime, --batch, ..."
             )
         return _choose_by_known(folder, manifest, budget, limits, known)
-    target = way.target(manifest)
+    target = options.target(manifest)
     device = device_for(target.runtime)
     packed = None if elastic is None else _same_ranking(Elastic.load(elastic), folder, manifest)
+    names = [variant.name for variant in manifest.variants]
+    timer = Timer(target, device, noise(manifest, target.batch), options.pause_ms)
     with writing(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".cut-") as scratch:
-        stand = DeviceStand(folder, manifest, target, device, progress, packed, Path(scratch), way.pause_ms)
-        names = [variant.name for variant in manifest.variants]
+        candidates = _candidates(folder, manifest, timer, packed, Path(scratch), progress)
         if known is None:
-            stand.time(names, at=limits.at)
+            candidates.time(names, at=limits.at)
         else:
-            stand.take(known, limits.at)
-        choice = _choice(stand, manifest, budget, limits, packed)
+            _require_taken_here(known, candidates, timer, limits.at)
+            candidates.know({name: known.profiles[name] for name in names})
+        choice = _choice(candidates, manifest, budget, limits, packed)
         new = [name for name in (choice.variant, choice.next_denser) if name is not None and name not in names]
         for name in new:
-            stand.moved(name)
-        timed = {name: stand.built[name] for name in (*names, *new)}
-    chosen = msgspec.structs.replace(
-        manifest,
-        target=MeasuredOn.of(target, device),
-        variants=tuple(sorted(map(stand.described, timed.values()), key=lambda v: (-v.flops, v.name))),
-        weights=stand.weight_files(timed),
-        choice=choice,
-    )
+            candidates.built[name] = adopt(folder, candidates.built[name])
+        kept = (*names, *new)
+        chosen = msgspec.structs.replace(
+            manifest,
+            target=MeasuredOn.of(target, device),
+            variants=candidates.described(kept),
+            weights=candidates.weight_files(kept),
+            choice=choice,
+        )
     write_manifest(folder, chosen)
     return chosen
+
+
+def _candidates(
+    folder: Path, manifest: Manifest, timer: Timer, packed: Elastic | None, scratch: Path, progress: Progress
+) -> Candidates:
+    """The variants of a family, and those that an Elastic folder gives; all are compared with ONNX Runtime first."""
+    target, inputs = timer.target, noise(manifest, manifest.input.batch or GATE_IMAGES)
+    built = [BuiltVariant.of(folder, variant) for variant in manifest.variants]
+    builder = None
+    if packed is not None:
+        builder = ElasticBuilder(packed, manifest, target, _format(folder, manifest), inputs, scratch, progress)
+        builder.require_same_model(folder, next(each for each in built if each.name == manifest.dense))
+    for each in built:
+        require_same_in_runtime(each.name, each.path, target, inputs)
+    sparser = "" if packed else "give --elastic to cut sparser ones, "
+    advice = f"{sparser}export a family of a smaller model or in int8, or use more --threads"
+    return Candidates(manifest.anatomy, target, progress, builder, timer, built, advice)
+
+
+def _require_taken_here(known: FamilyProfile, candidates: Candidates, timer: Timer, at: Percentile) -> None:
+    """Refuse latencies that are not of these files, this device and this target, or of too few runs."""
+    for name, built in candidates.built.items():
+        profile = known.profiles.get(name)
+        if profile is None or not profile.belongs_to(built.sha256, timer.target, timer.device, timer.pause_ms):
+            raise FileFormatError(
+                f"the given latencies of {name} are of another file or device, or were taken in another way. "
+                "Leave --profile out"
+            )
+        require_runs(name, profile, at)
 
 
 def _choose_by_known(
     folder: Path, manifest: Manifest, budget: Budget, limits: Limits, known: FamilyProfile
 ) -> Manifest:
     """Choose by latencies that were taken on another device; the manifest then speaks of that one."""
-    stand = KnownStand(folder, manifest, known, limits.at)
-    choice = _choice(stand, manifest, budget, limits, None)
-    chosen = msgspec.structs.replace(
-        manifest, target=known.target, variants=tuple(map(stand.described, stand.built.values())), choice=choice
-    )
+    candidates = known_candidates(folder, manifest, known, limits.at)
+    choice = _choice(candidates, manifest, budget, limits, None)
+    variants = candidates.described(list(candidates.built))
+    chosen = msgspec.structs.replace(manifest, target=known.target, variants=variants, choice=choice)
     write_manifest(folder, chosen)
     return chosen
 
 
-def _choice(stand: Stand, manifest: Manifest, budget: Budget, limits: Limits, packed: Elastic | None) -> Choice:
+def _choice(
+    candidates: Candidates, manifest: Manifest, budget: Budget, limits: Limits, packed: Elastic | None
+) -> Choice:
     if packed is not None:
-        return choose_on(stand, packed.planner, budget, limits)
+        return select(candidates, packed.planner, budget, limits)
     densest_first = sorted(manifest.variants, key=lambda v: -v.flops)
-    grid = {variant.name: plan_of(variant) for variant in densest_first}
-    guesses = [stand.pace.latency(name, limits.at).ms for name in grid]
-    return decide(stand, grid, guesses, budget, limits)
+    grid = {variant.name: variant.plan for variant in densest_first}
+    guesses = [candidates.drift.latency(name, limits.at).ms for name in grid]
+    return select_among(candidates, grid, guesses, budget, limits)
 
 
 def _same_ranking(packed: Elastic, folder: Path, manifest: Manifest) -> Elastic:
@@ -172,3 +196,21 @@ def _same_ranking(packed: Elastic, folder: Path, manifest: Manifest) -> Elastic:
             "Leave --elastic out, or export them where the images are"
         )
     return packed
+
+
+def noise(manifest: Manifest, count: int) -> npt.NDArray[Any]:
+    """Images of noise in the form that a family's graphs take."""
+    height, width = manifest.anatomy.image
+    shape = (count, height, width, manifest.anatomy.channels)
+    pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    return pixels if manifest.input.type == "uint8" else manifest.preprocessing.normalise(pixels)
+
+
+def _format(folder: Path, manifest: Manifest) -> GraphFormat:
+    """How the graphs of a family were written, as their files tell."""
+    dense = manifest.variant(manifest.dense)
+    flavour: Flavour = "portable"
+    if dense.file.endswith(".onnx") and inspect(folder / dense.file).opset == OPSETS["ort"]:
+        flavour = "ort"
+    takes_bytes = manifest.input.type == "uint8"
+    return GraphFormat(flavour, manifest.input.batch, takes_bytes, single_file=not dense.weights)

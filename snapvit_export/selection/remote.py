@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import SnapvitError, UsageError
-from ..family.manifest import MANIFEST, own_files, read_family
+from ..family.folder import own_files, read_family
+from ..family.layout import MANIFEST
 from ..progress import Progress
 from ..storage.json import from_json
-from .on_device import FamilyProfile
+from .known_profiles import FamilyProfile
 
 CONNECT_SECONDS = 15
 _ADDRESS = re.compile(r"ssh://(?:(?P<user>[\w.-]+)@)?(?P<host>\[[0-9a-fA-F:]+\]|[\w.-]+)(?::(?P<port>\d+))?/?")

@@ -1,7 +1,7 @@
-"""From a stand and a budget to the Choice: candidates are proposed, built, timed in turns and compared. Light.
+"""From candidates and a budget to the Choice: Plans are proposed, built, timed in turns and compared. Light.
 
-`choose` walks along the line of candidates; here its numbers become variants of a stand, and its answer becomes the
-proof: what was chosen, the next denser one, every measurement by all looks together, and what remains in doubt.
+`bracket` walks along the line of candidates; here its numbers become variants, and its answer becomes the proof: what
+was chosen, the next denser one, every measurement with all timing runs pooled, and what remains in doubt.
 """
 
 from __future__ import annotations
@@ -16,28 +16,30 @@ from ..family.manifest import Choice, Limits, Measurement
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
 from ..profiling.drift import Latency
-from ..profiling.latency_model import DESIGN, LatencyModel
-from .bracket import OutOfReach, choose
-from .candidates import DENSE, Built, Stand
+from ..profiling.latency_model import SHARES, LatencyModel
+from .bracket import OutOfReach, find_bracket
+from .candidates import DENSE, BuiltVariant, Candidates
 
-MOST_ARTEFACTS = 12  # that a choice builds and times, with the nets of its latency model that lack no sub-layer
+MOST_ARTEFACTS = 12  # that a choice builds and times, with the sample configurations that lack no sub-layer
 
 
-def choose_on(stand: Stand, planner: Planner, budget: Budget, limits: Limits) -> Choice:
-    """Find the densest variant that keeps a budget; "dense" must have been built and timed."""
-    budget_ms = budget.to_ms(stand.pace.usual_ms(limits.at), stand.target.batch)
-    if stand.latency(DENSE, limits, budget.is_relative).high <= budget_ms:
-        return decide(stand, {DENSE: Plan.dense(stand.anatomy)}, [budget_ms], budget, limits)
-    model = stand.latency_model(lacking=not planner.protection.sublayers)
+def select(candidates: Candidates, planner: Planner, budget: Budget, limits: Limits = Limits()) -> Choice:
+    """Find the densest variant that meets a budget; "dense" must have been built and timed."""
+    anatomy = candidates.anatomy
+    budget_ms = budget.to_ms(candidates.drift.reference_ms(limits.at), candidates.target.batch)
+    if candidates.latency(DENSE, limits, budget.is_relative).high <= budget_ms:
+        return select_among(candidates, {DENSE: Plan.dense(anatomy)}, [budget_ms], budget, limits)
+    model = candidates.latency_model(removable=not planner.protection.sublayers, budget_ms=budget_ms)
     sound = model if model is not None and model.is_sound else None
-    grid = stand.named(planner.steps_of(sound.costs(stand.anatomy)) if sound and planner.allocates else planner.steps())
+    steps = planner.steps_of(sound.costs(anatomy)) if sound and planner.allocates else planner.steps()
+    grid = candidates.named(steps)
     if limits.max_params or limits.max_size_bytes:
-        grid = _falling(grid, stand.anatomy)
-    guesses = [sound.predict_ms(plan) if sound else plan.flops_ratio(stand.anatomy) for plan in grid.values()]
-    return decide(stand, grid, guesses, budget, limits, model)
+        grid = _falling(grid, anatomy)
+    guesses = [sound.predict_ms(plan) if sound else plan.flops_ratio(anatomy) for plan in grid.values()]
+    return select_among(candidates, grid, guesses, budget, limits, model)
 
 
-def _falling(grid: dict[str, Plan], anatomy: Anatomy) -> dict[str, Plan]:
+def _falling(grid: Mapping[str, Plan], anatomy: Anatomy) -> dict[str, Plan]:
     """The candidates without those that are faster than an earlier one but larger, so that smaller means later.
 
     Behind the last attention MLPs are all but free, so an early last attention may make a model fast and yet large.
@@ -50,43 +52,43 @@ def _falling(grid: dict[str, Plan], anatomy: Anatomy) -> dict[str, Plan]:
     return found
 
 
-def decide(
-    stand: Stand,
-    grid: dict[str, Plan],
+def select_among(
+    candidates: Candidates,
+    grid: Mapping[str, Plan],
     guesses: Sequence[float],
     budget: Budget,
     limits: Limits,
     model: LatencyModel | None = None,
 ) -> Choice:
     """Choose among named Plans from dense, the first, to sparse, building and timing what is needed."""
-    names, relative = list(grid), budget.is_relative
-    usual_ms = stand.pace.usual_ms(limits.at)
-    stand.budget_ms = budget_ms = budget.to_ms(usual_ms, stand.target.batch)
+    names, relative, anatomy = list(grid), budget.is_relative, candidates.anatomy
+    first_dense_ms = candidates.drift.reference_ms(limits.at)
+    first_budget_ms = budget.to_ms(first_dense_ms, candidates.target.batch)
 
     def timed(numbers: Sequence[int], seconds: float) -> dict[int, Latency]:
         chosen = [names[number] for number in numbers]
         for name in chosen:  # two are timed together when they decide: then it must be the files that are kept
-            stand.add(name, grid[name], keep=len(chosen) > 1)
-        stand.time(chosen, seconds, limits.at)
-        slower = stand.pace.usual_ms(limits.at) / usual_ms if relative else 1.0  # a relative budget goes with the pace
-        return {number: stand.latency(names[number], limits, relative).scaled(1 / slower) for number in numbers}
+            candidates.add(name, grid[name], keep=len(chosen) > 1)
+        candidates.time(chosen, seconds, limits.at, first_budget_ms)
+        # A budget in percent moves with the machine, so its latencies are brought back to the first dense one.
+        slower = candidates.drift.reference_ms(limits.at) / first_dense_ms if relative else 1.0
+        return {number: candidates.latency(names[number], limits, relative).scaled(1 / slower) for number in numbers}
 
     allowed = limits.max_params or math.inf
-    guesses = [ms if stand.anatomy.params(plan) <= allowed else math.inf for ms, plan in zip(guesses, grid.values())]
+    guesses = [ms if anatomy.params(plan) <= allowed else math.inf for ms, plan in zip(guesses, grid.values())]
+    most_timed = MOST_ARTEFACTS - 1 - (min(model.nets, len(SHARES)) if model else 0)
     try:
-        most = MOST_ARTEFACTS - 1 - (min(model.nets, len(DESIGN)) if model else 0)
-        bracket = choose(guesses, budget_ms, timed, stand.latency(names[0], limits, relative), most)
+        dense = candidates.latency(names[0], limits, relative)
+        bracket = find_bracket(guesses, first_budget_ms, timed, dense, most_timed)
     except OutOfReach as refused:
-        raise BudgetNotMet(_out_of_reach(stand, names[-1], budget_ms, limits, refused.latency)) from refused
-    budget_ms = budget.to_ms(stand.pace.usual_ms(limits.at), stand.target.batch)
-    measurements = stand.measurements(budget_ms, limits, relative)
+        raise BudgetNotMet(_out_of_reach(candidates, names[-1], first_budget_ms, limits, refused.latency)) from refused
+    budget_ms = budget.to_ms(candidates.drift.reference_ms(limits.at), candidates.target.batch)
+    measurements = candidates.measurements(budget_ms, limits, relative)
     found = {m.variant: m for m in measurements}
-    number = _by_all_looks(bracket.chosen, [stand.built.get(name) for name in names], found)
+    number = _with_all_runs(bracket.chosen, [candidates.built.get(name) for name in names], found)
     chosen, denser = names[number], names[number - 1] if number else None
-    if denser is not None and not stand.is_small(denser, limits):
-        doubt = _doubt(found[chosen], None, budget_ms)
-    else:
-        doubt = _doubt(found[chosen], found[denser] if denser else None, budget_ms)
+    beside = found[denser] if denser is not None and candidates.meets_limits(denser, limits) else None
+    doubt = _doubt(found[chosen], beside, budget_ms)
     return Choice(
         variant=chosen,
         budget_ms=budget_ms,
@@ -99,8 +101,8 @@ def decide(
     )
 
 
-def _by_all_looks(chosen: int, built: Sequence[Built | None], found: Mapping[str, Measurement]) -> int:
-    """The choice by all that was seen at the end: a denser candidate that fits after all, if it was made to be kept."""
+def _with_all_runs(chosen: int, built: Sequence[BuiltVariant | None], found: Mapping[str, Measurement]) -> int:
+    """The choice by all runs pooled: a denser candidate that fits after all, if it was made to be kept."""
 
     def is_kept(number: int) -> bool:
         candidate = built[number]
@@ -117,7 +119,7 @@ def _by_all_looks(chosen: int, built: Sequence[Built | None], found: Mapping[str
 
 def _doubt(chosen: Measurement, denser: Measurement | None, budget_ms: float) -> str | None:
     """Why a choice is not beyond doubt, and what to do; None if it is."""
-    if any(measurement.profile.is_crowded for measurement in (chosen, denser) if measurement is not None):
+    if any(measurement.profile.is_contended for measurement in (chosen, denser) if measurement is not None):
         return "other work kept the model from its cores. Stop it and choose again"
     unsure = chosen if chosen.between_ms[1] > budget_ms else denser
     if unsure is None or unsure.latency_ms > budget_ms:
@@ -131,20 +133,20 @@ def _doubt(chosen: Measurement, denser: Measurement | None, budget_ms: float) ->
     )
 
 
-def _out_of_reach(stand: Stand, last: str, budget_ms: float, limits: Limits, smallest: Latency) -> str:
-    dense_ms = stand.pace.usual_ms(limits.at)
+def _out_of_reach(candidates: Candidates, last: str, budget_ms: float, limits: Limits, smallest: Latency) -> str:
+    dense_ms = candidates.drift.reference_ms(limits.at)
     if math.isfinite(smallest.ms):
         return (
             f"no variant fits {budget_ms:.3g} ms: the smallest reaches {smallest.ms:.3g} ms, dense {dense_ms:.3g} ms. "
-            f"Allow at least {rounded_up(smallest.high)}ms, or {stand.advice}"
+            f"Allow at least {rounded_up(smallest.high)}ms, or {candidates.advice}"
         )
-    built = stand.built[last]
-    params = stand.anatomy.params(built.plan)
+    built = candidates.built[last]
+    params = candidates.anatomy.params(built.plan)
     asked = [f"{size / 1e6:.3g} MB" for size in [limits.max_size_bytes] if size]
     asked += [f"{params / 1e6:.3g} M parameters" for params in [limits.max_params] if params]
     return (
         f"no variant is as small as {' and '.join(asked)}: the smallest has {built.size_bytes / 1e6:.3g} MB and "
-        f"{params / 1e6:.3g} M parameters. Allow that, or {stand.advice}"
+        f"{params / 1e6:.3g} M parameters. Allow that, or {candidates.advice}"
     )
 
 

@@ -19,12 +19,12 @@ from ..calibration.dataset import DataSet, open_data_set
 from ..calibration.images import calibration_and_held_out, read_images
 from ..errors import SnapvitError, UsageError, needs
 from ..evaluate.comparison import COMPARISON, Axis, Comparison
-from ..evaluate.evaluator import Exam, Judging, likeness
+from ..evaluate.evaluator import EvalOptions, Evaluator, fidelity_to
 from ..family.evaluation import Evaluation
 from ..progress import Progress
 from ..storage.atomic import check_place, write_atomically
 from ..storage.json import as_builtins
-from .export import BUNDLED_MODEL, MOST_HELD_OUT, data_of
+from .inputs import BUNDLED_MODEL, MOST_HELD_OUT, data_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,7 +49,7 @@ class CompareRequest:
     images: int = 256
     seed: int = 0
     evaluations: int | None = None  # of recipes that search
-    judging: Judging = field(default_factory=Judging)
+    options: EvalOptions = field(default_factory=EvalOptions)
 
 
 def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
@@ -79,22 +79,22 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
     model = load_model(request.model, request.checkpoint)
     images = read_images([calibration], model.preprocessing, progress)[0]
     dense = TorchExtractor(model)
-    exam = Exam.set(dense, data, request.judging, progress, label_free=True)
-    whole = exam.features(dense, progress)
+    evaluator = Evaluator.set(dense, data, request.options, progress, label_free=True)
+    whole = evaluator.features(dense, progress)
 
     def judge(module: nn.Module) -> Evaluation:
         extractor = TorchExtractor(Model(module, read_anatomy(module, model.name), model.description))
-        features = exam.features(extractor, progress)
-        return exam.evaluation(exam.measures(features, progress) | likeness(features, whole))
+        features = evaluator.features(extractor, progress)
+        return evaluator.evaluation(evaluator.measures(features, progress) | fidelity_to(features, whole))
 
     start = Comparison(
         model=model.name,
         weights_sha256=weights_fingerprint(model.module),
         calibration=images.fingerprint,
-        judged_on={name: part.fingerprint for name, part in exam.images.items()},
+        judged_on={name: part.fingerprint for name, part in evaluator.images.items()},
         settings={name: as_builtins(settings) for name, settings in methods.items()},
         axis=request.axis,
-        dense=exam.evaluation(exam.measures(whole, progress) | likeness(whole, whole)),
+        dense=evaluator.evaluation(evaluator.measures(whole, progress) | fidelity_to(whole, whole)),
     )
     found = compare(model, images, methods, sizes, judge, _continued(start, request.out), request.out, progress)
     asked = ordered(found, list(methods), sizes)  # the file keeps what earlier runs found besides
@@ -110,7 +110,7 @@ def _check(request: CompareRequest) -> tuple[float, ...]:
         raise UsageError("nothing to compare. Give --recipes default,magnitude")
     if twice := [name for name in request.recipes if list(request.recipes).count(name) > 1]:
         raise UsageError(f"--recipes names {twice[0]} twice. Name each once")
-    if request.judging.by is not None and "segment" in request.judging.by:
+    if request.options.by is not None and "segment" in request.options.by:
         raise UsageError("--by segment judges one model at a time: see snapvit evaluate")
     if request.out.exists() and not request.out.is_dir():
         raise SnapvitError(f"{request.out}: exists and is not a folder. Choose another --out")

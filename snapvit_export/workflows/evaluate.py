@@ -14,21 +14,21 @@ from ..allocation.planner import check_fraction, check_sparsity
 from ..calibration.dataset import open_data_set
 from ..calibration.digits import BUNDLED as BUNDLED_IMAGES
 from ..errors import UsageError, needs
-from ..evaluate.evaluator import Exam, Extractor, Judging, check_judging
+from ..evaluate.evaluator import EvalOptions, Evaluator, Extractor, check_options
 from ..evaluate.exported_model import SUFFIXES, about_file, opened
 from ..family.evaluation import Evaluation
 from ..model.ranking import Ranking
 from ..progress import Progress, Silent
 from ..storage.atomic import check_place
 from ..target import Runtime, Target
-from .export import BUNDLED_MODEL
+from .inputs import BUNDLED_MODEL
 
 
 @dataclass(frozen=True)
 class EvaluateRequest:
     """Which model to judge, cut or not, and how.
 
-    >>> evaluate_model(EvaluateRequest("my-vit", data="path/to/pets", judging=Judging(by=["knn"])))
+    >>> evaluate_model(EvaluateRequest("my-vit", data="path/to/pets", options=EvalOptions(by=["knn"])))
     """
 
     model: str = BUNDLED_MODEL
@@ -37,7 +37,7 @@ class EvaluateRequest:
     ranking: Path | None = None  # cut by it, to one of:
     sparsity: float | None = None
     flops: float | None = None
-    judging: Judging = field(default_factory=Judging)
+    options: EvalOptions = field(default_factory=EvalOptions)
     runtime: Runtime | None = None  # of an exported file
 
 
@@ -50,17 +50,17 @@ def evaluate_model(request: EvaluateRequest, progress: Progress | None = None) -
         with needs("evaluating a model", extra="prune"):
             import torch  # noqa: F401
     progress.phase("finding images")
-    data = open_data_set(_data(request), request.judging.seed)
+    data = open_data_set(_data(request), request.options.seed)
     with _exported(request) if is_file else nullcontext(_in_torch(request, ranking, progress)) as extractor:
-        return Exam.set(extractor, data, request.judging, progress).judge(extractor, progress)
+        return Evaluator.set(extractor, data, request.options, progress).judge(extractor, progress)
 
 
 def _check(request: EvaluateRequest) -> Ranking | None:
     """Refuse what can be refused before any work; return the ranking that was given, if one was."""
-    how = request.judging
+    how = request.options
     if request.runtime is not None and Path(request.model).suffix not in SUFFIXES:
         raise UsageError("--runtime runs exported files, and models run in torch. Leave it out, or give a .onnx file")
-    check_judging(how)
+    check_options(how)
     if how.features is not None:
         check_place(how.features)
     sizes = [size for size in (request.sparsity, request.flops) if size is not None]

@@ -1,17 +1,16 @@
-"""The whole way: a model and images go in, a family folder with its proof comes out.
+"""`snapvit export`: a model and images go in, a family folder with its proof comes out.
 
-This file only strings the rooms together. Importing it is light; torch is loaded when an export begins, after all that
-can be checked without it has been checked.
+Ranking, cutting, building, timing and choosing are strung together here and done elsewhere. Importing this is light;
+torch is loaded when an export begins, after all that can be checked without it has been checked.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -19,39 +18,33 @@ import numpy as np
 from .. import profiles
 from ..allocation import recipe
 from ..allocation.planner import Planner, check_fraction, check_ratio, check_reach, check_sparsity
-from ..allocation.recipe import Rounds
+from ..allocation.recipe import Settings, make_settings
 from ..budget import Budget
-from ..calibration.digits import BUNDLED as BUNDLED_IMAGES
 from ..calibration.images import Images, calibration_and_held_out, read_images
+from ..calibration.source import Source
 from ..correction.cholesky import Factors
 from ..correction.moments import Damping
-from ..errors import Interrupted, SnapvitError, UsageError, needs
-from ..family.manifest import RANKING, Input, Limits, Manifest, MeasuredOn, own_files, write_manifest
-from ..graph.forward import Flavour, check_flavour
+from ..errors import UsageError, needs
+from ..family.folder import own_files, write_manifest
+from ..family.layout import RANKING
+from ..family.manifest import Choice, Input, Limits, Manifest, MeasuredOn
+from ..graph.format import GraphFormat, flavour_for
 from ..model.plan import Plan, Protection
 from ..model.ranking import Ranking
 from ..model.sublayer import KEY as SUBLAYERS
+from ..profiling.timer import Timer
 from ..progress import Progress, Silent
-from ..runtimes.device import this_device
-from ..selection.candidates import Form
-from ..selection.select import choose_on
-from ..storage.atomic import refuse_foreign, staged_folder, writing
-from ..target import Runtime, Target, parse_precision
+from ..runtimes.device import DeviceCard, this_device
+from ..runtimes.session import device_for, version_of
+from ..runtimes.tensorrt.session import BuildOnly
+from ..selection.candidates import DENSE, Candidates
+from ..selection.select import select
+from ..storage.atomic import refuse_foreign, staged_folder
+from ..target import Target, parse_precision
+from .inputs import BUNDLED_MODEL, MOST_HELD_OUT, checkpoint_of, data_of, refuse_own_folder
 
-BUNDLED_MODEL = "bundled"
-BUNDLED_NAME = "digits-vit"  # what manifests call it
-RUNTIME_LIKES: dict[Runtime, Flavour] = {"onnxruntime": "ort"}  # the others take standard operators
-MOST_HELD_OUT = 500  # images that report accuracy
-
-
-class AsksForImages(Protocol):
-    """A request that names a model and perhaps images."""
-
-    @property
-    def model(self) -> str: ...
-
-    @property
-    def data(self) -> str | Sequence[str] | None: ...
+if TYPE_CHECKING:
+    from ..prune.models.load import Model
 
 
 @dataclass(frozen=True)
@@ -71,23 +64,42 @@ class Request:
     params: Sequence[float] = ()
     pairs: Sequence[tuple[float, float]] = ()
     target: Target = field(default_factory=lambda: profiles.load("cpu").target)
-    recipe: str = recipe.DEFAULT
-    correct: bool = True  # False: weights stay as they are
-    correction: str | None = None  # None, here and below: as the recipe says
-    damping: str | None = None
-    images: int | None = None
-    seed: int | None = None
-    evaluations: int | None = None  # of the search
-    depth: bool | None = None  # whether whole sub-layers may go; None: as the recipe or the given ranking says
-    ranking: Path | None = None
+    recipe: str = recipe.DEFAULT  # the name of the settings, as the manifest says it
+    settings: Settings = field(default_factory=lambda: make_settings(recipe.DEFAULT))
+    depth: bool | None = None  # whether sub-layers are removable; None: as the settings or the given ranking say
+    ranking: Path | None = None  # made before; None: ranked anew
     flavour: str | None = None  # of the graphs: ort or portable; None: as the target's runtime likes it
     single_file: bool = False  # True: every graph holds its own weights
     static_batch: bool = False  # True: graphs take exactly the target's batch
     takes_bytes: bool = False  # True: graphs take (B, H, W, 3) bytes and normalise them
     limits: Limits = field(default_factory=Limits)  # beside the budget
     width_multiple: int = 1  # of the neurons that an MLP keeps
-    clock: str | None = None  # what to do with the clocks of the device before timing; only told
+    clock: str | None = None  # what to do with the clocks of the device before timing; only shown
     build_only: bool = False  # True: build engines for a GPU that is not here, and time nothing
+
+    @property
+    def format(self) -> GraphFormat:
+        """How the graphs are written."""
+        return GraphFormat(
+            flavour=flavour_for(self.target.runtime, self.flavour),
+            batch=self.target.batch if self.static_batch else None,
+            takes_bytes=self.takes_bytes,
+            single_file=self.single_file,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """What variants are made from."""
+
+    model: Model
+    calibration: Images
+    held_out: Images
+    ranking: Ranking
+    factors: Factors | None  # None: made when first needed
+    planner: Planner
+    plans: Mapping[str, Plan]  # that were asked for by name
+    provenance: Mapping[str, object]
 
 
 def export(request: Request, progress: Progress | None = None) -> Manifest:
@@ -95,128 +107,30 @@ def export(request: Request, progress: Progress | None = None) -> Manifest:
     request = replace(request, out=Path(request.out))
     progress = progress or Silent()
     budget = Budget.parse(request.budget) if request.budget is not None else None
-    settings = recipe.make_settings(
-        request.recipe,
-        correction=request.correction,
-        damping=request.damping,
-        images=request.images,
-        seed=request.seed,
-        evaluations=request.evaluations,
-        depth=request.depth,
-    )
-    settings = settings if request.correct else replace(settings, correction=None)
     given = _check(request, budget)
     with needs("exporting", extra="all"):
         import torch  # noqa: F401
-    from ..runtimes.session import device_for
 
-    if request.build_only:
-        from ..runtimes.tensorrt.session import BuildOnly
-
-        device = this_device(BuildOnly.here().version)
-    else:
-        device = device_for(request.target.runtime)
+    device = _device(request)
     if request.clock is not None and budget is not None:
         progress.note(f"clocks: {request.clock}")
     progress.phase("finding images")
+    settings = request.settings
     split = calibration_and_held_out(data_of(request), settings.images, settings.seed, MOST_HELD_OUT)
     with staged_folder(request.out, replaceable=own_files(request.out)) as stage:
-        manifest = _into(stage, request, settings, budget, given, split, device, progress)
+        prepared = _prepare(request, given, split, progress)
+        manifest = _fill(stage, request, budget, prepared, device, progress)
         write_manifest(stage, manifest)
     if given is None:
         checkpoint_of(request.out).unlink(missing_ok=True)
     return manifest
 
 
-def _into(  # type: ignore[no-untyped-def]
-    stage: Path, request: Request, settings: recipe.Settings, budget, given, split, device, progress: Progress
-) -> Manifest:
-    """Fill the folder with the variants and the ranking, and describe them."""
-    from ..prune.build import Workshop
-    from ..prune.correct.policy import Repair
-    from ..prune.models.class_names import class_names
-    from ..prune.models.load import load_model
-
-    progress.phase(f"loading {request.model}")
-    model = load_model(request.model, request.checkpoint)
-    _refuse_early(request, settings, given, model)
-    images, reporting = read_images(split, model.preprocessing, progress)
-    ranking, factors = _ranking(request, settings, given, model, images, progress)
-    planner = _planner(request, settings, ranking, model)
-    wanted = _requested_plans(request, planner)
-    damping = Damping.parse(settings.damping)
-    repair = Repair(model, ranking, settings.correction, images, progress, factors, damping)
-    form = Form(
-        flavour=_flavour(request),
-        single_file=request.single_file,
-        batch=request.target.batch if request.static_batch else None,
-        takes_bytes=request.takes_bytes,
-    )
-    done = _recipe(request, settings, given, ranking, images)
-    with tempfile.TemporaryDirectory(dir=stage) as exact:
-        workshop = Workshop(
-            model,
-            repair,
-            request.target,
-            device,
-            images,
-            reporting,
-            stage,
-            Path(exact),
-            progress,
-            form,
-            done,
-            times=not request.build_only,
-        )
-        workshop.add("dense", Plan.dense(model.anatomy))
-        for name, plan in wanted.items():
-            workshop.add(name, plan, keep=True)
-        if request.build_only:
-            workshop.build_engines()
-        else:
-            workshop.time(["dense", *wanted], at=request.limits.at)
-        choice = choose_on(workshop, planner, budget, request.limits) if budget else None
-    keep = {"dense", *wanted, *((choice.variant, choice.next_denser) if choice else ())}
-    ranking.save(stage / RANKING)
-    return Manifest(
-        model=model.name,
-        anatomy=model.anatomy,
-        preprocessing=model.preprocessing,
-        recipe=done,
-        target=MeasuredOn.of(request.target, device),
-        variants=workshop.finish(keep),
-        weights=workshop.weight_files(keep),
-        dense="dense",
-        choice=choice,
-        input=Input(
-            type="uint8" if form.takes_bytes else "float32",
-            layout="NHWC" if form.takes_bytes else "NCHW",
-            batch=form.batch,
-        ),
-        labels=class_names(model),
-    )
-
-
-def _recipe(
-    request: Request, settings: recipe.Settings, given: Ranking | None, ranking: Ranking, images: Images
-) -> dict[str, object]:
-    """What was done here; a ranking that was given keeps its own story apart."""
-    done = {"correction": settings.correction, "damping": settings.damping}
-    if given is None:
-        return {"name": request.recipe, **done, **ranking.provenance}
-    here = {"seed": settings.seed, "data": images.fingerprint}
-    told = {key: value for key, value in ranking.provenance.items() if key != SUBLAYERS}
-    measured = {SUBLAYERS: ranking.provenance[SUBLAYERS]} if SUBLAYERS in ranking.provenance else {}
-    return {"name": "given", **done, **here, **measured, "ranking": told}
-
-
 def _check(request: Request, budget: Budget | None) -> Ranking | None:
     """Refuse what can be refused before any work; return the ranking that was given, if one was."""
     if budget is None and not (request.sparsity or request.flops or request.params or request.pairs):
         raise UsageError("nothing to export: give --budget 10ms, --sparsity 0.1,0.3, --flops 0.72 or --pair 0.35:0.2")
-    if not request.correct and request.correction is not None:
-        raise UsageError(f"--no-correct and --correction {request.correction} contradict each other. Give one")
-    _flavour(request)
+    flavour_for(request.target.runtime, request.flavour)
     parse_precision(request.target.precision, request.target.runtime)
     _check_runtime(request, budget)
     for fraction in request.sparsity:
@@ -227,23 +141,13 @@ def _check(request: Request, budget: Budget | None) -> Ranking | None:
     for mlp, head in request.pairs:
         check_ratio("neurons", mlp)
         check_ratio("heads", head)
-    if Path.cwd().is_relative_to(request.out.resolve()):
-        raise SnapvitError(f"{request.out}: you are inside that folder. Choose another --out")
+    refuse_own_folder(request.out)
     refuse_foreign(request.out, own_files(request.out))
     return None if request.ranking is None else Ranking.load(request.ranking)
 
 
-def _flavour(request: Request) -> Flavour:
-    """What was asked for, or what the runtime of the target runs fastest."""
-    if request.flavour is None:
-        return RUNTIME_LIKES.get(request.target.runtime, "portable")
-    return check_flavour(request.flavour)
-
-
 def _check_runtime(request: Request, budget: Budget | None) -> None:
     """Refuse a runtime that cannot run here, and an engine that is neither run nor asked for."""
-    from ..runtimes.session import version_of
-
     runtime = request.target.runtime
     if runtime == "openvino" and request.target.precision != "fp32" and (request.single_file or request.flavour):
         raise UsageError("int8 for OpenVINO is written in its own format: leave --single-file and --flavour out")
@@ -253,126 +157,128 @@ def _check_runtime(request: Request, budget: Budget | None) -> None:
     if runtime != "tensorrt":
         raise UsageError(f"--build-only builds TensorRT engines, not for {runtime}. Give --runtime tensorrt too")
     if budget is not None:
-        raise UsageError("a budget is kept by timing, which --build-only does not do. Give --sparsity 0.1,0.3 instead")
-    from ..runtimes.tensorrt.session import BuildOnly
-
+        raise UsageError("a budget is met by timing, which --build-only does not do. Give --sparsity 0.1,0.3 instead")
     BuildOnly.here()
 
 
-def checkpoint_of(out: Path) -> Path:
-    """Where a long ranking keeps its state: beside what it will become."""
-    return out.parent / f"{out.name}.checkpoint"
+def _device(request: Request) -> DeviceCard:
+    """This machine, as it stands for the target."""
+    return this_device(BuildOnly.here().version) if request.build_only else device_for(request.target.runtime)
 
 
-def data_of(request: AsksForImages) -> str | Sequence[str]:
-    """Where the images of a request come from."""
-    if request.data is not None:
-        return request.data
-    if request.model != BUNDLED_MODEL:
-        raise UsageError(f"{request.model} needs images to calibrate on. Give --data FOLDER")
-    return BUNDLED_IMAGES
-
-
-@dataclass(frozen=True)
-class RankRequest:
-    """What to rank, on which images, and where the ranking goes."""
-
-    model: str = BUNDLED_MODEL
-    data: str | Sequence[str] | None = None
-    out: Path = Path("ranking.safetensors")
-    checkpoint: Path | None = None
-    settings: recipe.Settings = field(default_factory=recipe.Settings)
-    device: str = "cpu"
-    engine: str | None = None
-    autocast: str | None = None
-    rounds: Sequence[float] = ()  # FLOPs after each: cut a little, refit, order what is kept anew
-    most_moved: float | None = None  # a round that moves the answers further ends it; None: as `rounds` says
-
-
-def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
-    """Rank a model and write the file; None in a process that only helps another."""
-    from ..prune.models.checks import check_device
+def _prepare(request: Request, given: Ranking | None, split: Sequence[Source], progress: Progress) -> _Prepared:
+    """Load the model, read the images, and rank unless a ranking was given."""
     from ..prune.models.load import load_model
-    from ..prune.rank.distributed import join
-    from ..prune.rank.iterative import rank_in_rounds
-    from ..prune.rank.rank import needs_images, rank
-    from ..prune.rank.search.engine import check_autocast, check_engine
-
-    settings, rounds = request.settings, _rounds(request)
-    check_device(request.device)
-    engine, autocast = check_engine(request.engine), check_autocast(request.autocast)
-    with join(request.device) as processes:
-        if rounds is not None and not processes.is_first:
-            return None  # each round needs the one before: one process does them all
-        speaking = progress if processes.is_first else Silent()
-        speaking.phase("finding images")
-        source = None
-        if rounds is not None or needs_images(settings):
-            source, _ = calibration_and_held_out(data_of(request), settings.images, settings.seed, most_held_out=0)
-        speaking.phase(f"loading {request.model}")
-        model = load_model(request.model, request.checkpoint)
-        nothing = Images(np.zeros((0, *model.anatomy.image, 3), np.uint8), None, model.preprocessing, "none")
-        images = nothing if source is None else read_images((source,), model.preprocessing, speaking)[0]
-        checkpoint = checkpoint_of(request.out)
-        with writing(request.out):
-            request.out.parent.mkdir(parents=True, exist_ok=True)
-        options = dict(engine=engine, autocast=autocast, processes=processes)
-        with _goes_on(checkpoint):
-            if rounds is not None:
-                ranking = rank_in_rounds(model, images, rounds, settings, checkpoint=checkpoint, progress=speaking)
-            else:
-                ranking = rank(model, images, settings, checkpoint=checkpoint, progress=speaking, **options)
-        if not processes.is_first:
-            return None
-        ranking.save(request.out)
-        checkpoint.unlink(missing_ok=True)
-        return ranking
-
-
-@contextmanager
-def _goes_on(checkpoint: Path) -> Iterator[None]:
-    """Tell whoever interrupts a ranking that nothing is lost."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not checkpoint.exists():
-            raise
-        raise Interrupted(f"interrupted. {checkpoint} is whole: run the same command again to continue") from None
-
-
-def _rounds(request: RankRequest) -> Rounds | None:
-    """What was asked for in rounds, if it was; refuse what has no part there, or only there."""
-    settings = request.settings
-    if not request.rounds:
-        if request.most_moved is not None:
-            raise UsageError("--most-moved ends a ranking in rounds. Give --rounds 0.85,0.7,0.55 too, or leave it out")
-        return None
-    if settings.evaluations:
-        raise UsageError("rounds go without a search. Give --rounds with --evaluations 0, or leave --rounds out")
-    if request.device != "cpu" or request.engine or request.autocast:
-        raise UsageError("rounds run on the CPU. Leave --device, --engine and --autocast out")
-    return Rounds(tuple(request.rounds), request.most_moved)
-
-
-def _ranking(  # type: ignore[no-untyped-def]
-    request: Request, settings: recipe.Settings, given: Ranking | None, model, images: Images, progress: Progress
-) -> tuple[Ranking, Factors | None]:
     from ..prune.rank.rank import rank_and_factor
 
-    if given is not None:
-        return given, None
-    return rank_and_factor(model, images, settings, checkpoint=checkpoint_of(request.out), progress=progress)
+    progress.phase(f"loading {request.model}")
+    model = load_model(request.model, request.checkpoint)
+    _refuse_early(request, given, model)
+    calibration, held_out = read_images(split, model.preprocessing, progress)
+    ranking, factors = given, None
+    if ranking is None:
+        checkpoint = checkpoint_of(request.out)
+        ranking, factors = rank_and_factor(
+            model, calibration, request.settings, checkpoint=checkpoint, progress=progress
+        )
+    planner = _planner(request, ranking, model)
+    plans = _requested_plans(request, planner)
+    provenance = _provenance(request, given, ranking, calibration)
+    return _Prepared(model, calibration, held_out, ranking, factors, planner, plans, provenance)
 
 
-def _refuse_early(  # type: ignore[no-untyped-def]
-    request: Request, settings: recipe.Settings, given: Ranking | None, model
-) -> None:
+def _fill(
+    stage: Path, request: Request, budget: Budget | None, prepared: _Prepared, device: DeviceCard, progress: Progress
+) -> Manifest:
+    """Fill the folder with the variants and the ranking, and describe them."""
+    from ..prune.build import VariantBuilder
+    from ..prune.correct.policy import Corrector
+    from ..prune.models.class_names import class_names
+
+    model, format, settings = prepared.model, request.format, request.settings
+    damping = Damping.parse(settings.damping)
+    corrector = Corrector(
+        model, prepared.ranking, settings.correction, prepared.calibration, progress, prepared.factors, damping
+    )
+    with tempfile.TemporaryDirectory(dir=stage) as exact:
+        builder = VariantBuilder(
+            model,
+            corrector,
+            request.target,
+            format,
+            prepared.calibration,
+            prepared.held_out,
+            folder=stage,
+            exact_folder=Path(exact),
+            provenance=prepared.provenance,
+            progress=progress,
+            runs_target=not request.build_only,
+        )
+        batch = np.resize(builder.gate_inputs, (request.target.batch, *builder.gate_inputs.shape[1:]))
+        timer = None if request.build_only else Timer(request.target, device, batch)
+        candidates = Candidates(model.anatomy, request.target, progress, builder, timer, advice=builder.advice)
+        choice = _build_and_choose(request, budget, prepared, candidates)
+    kept = [DENSE, *prepared.plans, *filter(None, (choice.variant, choice.next_denser) if choice else ())]
+    candidates.keep_only(kept)
+    prepared.ranking.save(stage / RANKING)
+    return Manifest(
+        model=model.name,
+        anatomy=model.anatomy,
+        preprocessing=model.preprocessing,
+        recipe=dict(prepared.provenance),
+        target=MeasuredOn.of(request.target, device),
+        variants=candidates.described(list(candidates.built)),
+        weights=candidates.weight_files(list(candidates.built)),
+        dense=DENSE,
+        choice=choice,
+        input=Input.of(format),
+        labels=class_names(model),
+    )
+
+
+def _build_and_choose(
+    request: Request, budget: Budget | None, prepared: _Prepared, candidates: Candidates
+) -> Choice | None:
+    """Build and time what was asked for by name, then what the budget needs."""
+    candidates.add(DENSE, Plan.dense(candidates.anatomy))
+    for name, plan in prepared.plans.items():
+        candidates.add(name, plan, keep=True)
+    if request.build_only:
+        _build_engines(candidates)
+        return None
+    candidates.time([DENSE, *prepared.plans], at=request.limits.at)
+    return select(candidates, prepared.planner, budget, request.limits) if budget else None
+
+
+def _build_engines(candidates: Candidates) -> None:
+    """Build TensorRT engines of all variants for a GPU that is not here, beside their graphs."""
+    builder, progress = BuildOnly.here(), candidates.progress
+    for name, built in candidates.built.items():
+        progress.phase(f"building the engine of {name}")
+        products = builder.build(built.path, candidates.target).counts
+        by_kind = ", ".join(f"{count} in {kind}" for kind, count in products.items())
+        progress.note(f"{name}: matrix products {by_kind}")
+
+
+def _provenance(request: Request, given: Ranking | None, ranking: Ranking, calibration: Images) -> dict[str, object]:
+    """What was done here; a ranking that was given keeps its own provenance apart."""
+    done = {"correction": request.settings.correction, "damping": request.settings.damping}
+    if given is None:
+        return {"name": request.recipe, **done, **ranking.provenance}
+    here = {"seed": request.settings.seed, "data": calibration.fingerprint}
+    before = {key: value for key, value in ranking.provenance.items() if key != SUBLAYERS}
+    measured = {SUBLAYERS: ranking.provenance[SUBLAYERS]} if SUBLAYERS in ranking.provenance else {}
+    return {"name": "given", **done, **here, **measured, "ranking": before}
+
+
+def _refuse_early(request: Request, given: Ranking | None, model: Model) -> None:
     """Refuse a ranking of another model, and plans that protection forbids, before any long work."""
     from ..prune.models.checks import check_same_weights
 
+    settings = request.settings
     if given is not None:
         check_same_weights(given, model, f"{request.ranking}: ")
-        _requested_plans(request, _planner(request, settings, given, model))
+        _requested_plans(request, _planner(request, given, model))
         return
     flat = Planner(Ranking.flat(model.anatomy), model.anatomy)
     for mlp, head in request.pairs:
@@ -387,32 +293,31 @@ def _refuse_early(  # type: ignore[no-untyped-def]
     )
 
 
-def _planner(request: Request, settings: recipe.Settings, ranking: Ranking, model) -> Planner:  # type: ignore[no-untyped-def]
+def _planner(request: Request, ranking: Ranking, model: Model) -> Planner:
+    """All Plans of the ranking; whether sub-layers are removable is for the request to say first."""
+    protection = ranking.protection
+    if request.depth is not None:
+        protection = msgspec.structs.replace(protection, sublayers=not request.depth)
     return Planner(
         ranking,
         model.anatomy,
-        _protection(request, ranking),
-        corrected=settings.correction in recipe.ADDS_BIASES,
+        protection,
+        corrected=request.settings.correction in recipe.ADDS_BIASES,
         multiple=request.width_multiple,
     )
 
 
-def _protection(request: Request, ranking: Ranking) -> Protection:
-    """What the ranking says is never cut; whether whole sub-layers may go is for the request to say first."""
-    if request.depth is None:
-        return ranking.protection
-    return msgspec.structs.replace(ranking.protection, sublayers=not request.depth)
-
-
 def _requested_plans(request: Request, planner: Planner) -> dict[str, Plan]:
+    """The Plans that were asked for by sparsity, FLOPs, parameters or pairs, under the names of their variants."""
+
     def percent(fraction: float) -> str:
         return f"{100 * fraction:g}"
 
-    ways: list[tuple[str, Sequence[float], Callable[[float], Plan]]] = [
+    by_fraction: list[tuple[str, Sequence[float], Callable[[float], Plan]]] = [
         ("s", request.sparsity, planner.sparsity),
         ("flops", request.flops, planner.flops),
         ("params", request.params, planner.params),
     ]
-    plans = {f"{prefix}{percent(f)}": plan(f) for prefix, fractions, plan in ways for f in fractions}
+    plans = {f"{prefix}{percent(f)}": plan(f) for prefix, fractions, plan in by_fraction for f in fractions}
     plans |= {f"pair{percent(mlp)}-{percent(head)}": planner.pair(mlp, head) for mlp, head in request.pairs}
     return plans

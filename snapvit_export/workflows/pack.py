@@ -1,20 +1,23 @@
-"""From a model, its ranking and images to an Elastic folder. Light to import; torch is loaded when the work begins."""
+"""`snapvit pack`: from a model, its ranking and images to an Elastic folder.
+
+Importing this is light; torch is loaded when the work begins.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..allocation import recipe
+from ..allocation.recipe import DEFAULT, Settings, make_settings
 from ..calibration.images import calibration_and_held_out, read_images
 from ..correction.moments import Damping
 from ..elastic.format import Description, own_files
-from ..errors import SnapvitError, needs
+from ..errors import needs
 from ..model.ranking import Ranking
 from ..progress import Progress, Silent
 from ..storage.atomic import check_writable
-from .export import BUNDLED_MODEL, checkpoint_of, data_of
+from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, refuse_own_folder
 
 
 @dataclass(frozen=True)
@@ -26,20 +29,14 @@ class PackRequest:
     ranking: Path | None = None  # None: ranked anew
     data: str | Sequence[str] | None = None  # None: the bundled digits, for the bundled model
     out: Path = Path("snapvit-elastic")
-    recipe: str = recipe.DEFAULT
+    settings: Settings = field(default_factory=lambda: make_settings(DEFAULT))
     correct: bool = True  # False: no factors; only uncorrected weights come out
-    damping: str | None = None  # None, here and below: as the recipe says
-    images: int | None = None
-    seed: int | None = None
-    evaluations: int | None = None  # of the search
 
 
 def pack_model(request: PackRequest, progress: Progress | None = None) -> Description:
     """Rank if no ranking is given, observe, factor, and write the folder."""
     progress = progress or Silent()
-    changes = dict(damping=request.damping, images=request.images, seed=request.seed, evaluations=request.evaluations)
-    settings = recipe.make_settings(request.recipe, **changes)
-    settings = settings if request.correct else replace(settings, correction=None)
+    settings = request.settings
     ranking = _check(request)
     with needs("packing", extra="prune"):
         import torch  # noqa: F401
@@ -50,8 +47,8 @@ def pack_model(request: PackRequest, progress: Progress | None = None) -> Descri
     from ..prune.rank.rank import rank_and_factor
     from ..prune.stats.observe import observe
 
-    looks = ranking is None or request.correct  # at images
-    split = calibration_and_held_out(data_of(request), settings.images, settings.seed, 0)[:1] if looks else ()
+    needs_images = ranking is None or request.correct
+    split = calibration_and_held_out(data_of(request), settings.images, settings.seed, 0)[:1] if needs_images else ()
     progress.phase(f"loading {request.model}")
     model = load_model(request.model, request.checkpoint)
     if ranking is not None:
@@ -72,7 +69,6 @@ def pack_model(request: PackRequest, progress: Progress | None = None) -> Descri
 
 def _check(request: PackRequest) -> Ranking | None:
     """Refuse what can be refused before any work; return the ranking that was given, if one was."""
-    if Path.cwd().is_relative_to(request.out.resolve()):
-        raise SnapvitError(f"{request.out}: you are inside that folder. Choose another --out")
+    refuse_own_folder(request.out)
     check_writable(request.out, own_files(request.out))
     return None if request.ranking is None else Ranking.load(request.ranking)

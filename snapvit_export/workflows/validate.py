@@ -25,22 +25,24 @@ from ..calibration.images import calibration_and_held_out
 from ..calibration.preprocessing import Preprocessing
 from ..calibration.source import Source
 from ..errors import FileFormatError, SnapvitError, UsageError, needs
-from ..evaluate.evaluator import Exam, Judging, check_judging, likeness
+from ..evaluate.evaluator import EvalOptions, Evaluator, check_options, fidelity_to
 from ..evaluate.exported_model import About, opened
 from ..evaluate.features import Features
 from ..evaluate.pareto import Point, dominated
 from ..evaluate.samples import pick_samples
 from ..family.evaluation import TITLES, Evaluation, Measure
-from ..family.manifest import KEPT, RANKING, Manifest, MeasuredOn, read_family, write_manifest
+from ..family.folder import read_family, write_manifest
+from ..family.layout import KEPT_FEATURES, RANKING
+from ..family.manifest import Manifest, MeasuredOn
 from ..family.validation import Sample, Validation
 from ..profiling.profile import Percentile, Profile
 from ..progress import Progress
 from ..runtimes.device import DeviceCard
 from ..runtimes.session import device_for
-from ..selection.elastic_builder import plan_of
-from ..selection.on_device import FamilyProfile, Way, profile_family
+from ..selection.known_profiles import FamilyProfile
+from ..selection.on_device import TimingOptions, profile_family
 from ..target import Target
-from .export import BUNDLED_MODEL, BUNDLED_NAME
+from .inputs import BUNDLED_MODEL, BUNDLED_NAME
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,8 @@ class ValidateRequest:
 
     family: Path
     data: str | None = None  # None: the bundled digits, for the bundled model
-    judging: Judging = field(default_factory=Judging)
-    way: Way = field(default_factory=Way)
+    options: EvalOptions = field(default_factory=EvalOptions)
+    timing: TimingOptions = field(default_factory=TimingOptions)
     known: FamilyProfile | None = None  # latencies that were taken before
     measure: bool = False  # time again, whatever is known
     seconds: float = 1.0  # of each variant, if they are timed
@@ -66,32 +68,32 @@ def validate(request: ValidateRequest, progress: Progress) -> Manifest:
     """Judge every variant and write what was found into the family."""
     began, folder = time.monotonic(), Path(request.family)
     manifest = read_family(folder)
-    target = request.way.target(manifest)
+    target = request.timing.target(manifest)
     device = device_for(target.runtime)
     _check(request, manifest)
     progress.phase("finding images")
     data = _without_calibration(
-        open_data_set(_data(request, manifest), request.judging.seed), request, manifest, progress
+        open_data_set(_data(request, manifest), request.options.seed), request, manifest, progress
     )
-    exam = Exam.set(_Family(manifest), data, request.judging, progress, label_free=not request.needs_labels)
-    answers, found = _judged(folder, manifest, target, exam, progress)
-    parities = _parities(request, folder, manifest, exam, answers, progress)
+    evaluator = Evaluator.set(_Family(manifest), data, request.options, progress, label_free=not request.needs_labels)
+    answers, found = _judged(folder, manifest, target, evaluator, progress)
+    parities = _parities(request, folder, manifest, evaluator, answers, progress)
     profiles = _latencies(request, folder, manifest, target, device, progress)
     on = manifest.target if manifest.choice else MeasuredOn.of(target, device)
     on = on if request.known is None else request.known.target
     judged = _described(manifest, profiles, found, parities, on)
-    samples = _samples(manifest, exam, answers)
+    samples = _samples(manifest, evaluator, answers)
     validation = Validation(
-        source=exam.test.source,
-        images=len(exam.test),
-        sha256=str(exam.test.fingerprint["sha256"]),
+        source=evaluator.test.source,
+        images=len(evaluator.test),
+        sha256=str(evaluator.test.fingerprint["sha256"]),
         runtime=target.runtime,
         seconds=round(time.monotonic() - began, 3),
         samples=samples,
     )
     validation.save(folder)
     write_manifest(folder, judged)
-    for path in folder.glob(f"{KEPT}*"):
+    for path in folder.glob(f"{KEPT_FEATURES}*"):
         path.unlink()
     return judged
 
@@ -113,7 +115,7 @@ def require_accuracy(manifest: Manifest, least: float) -> None:
 
 @dataclass(frozen=True)
 class _Family:
-    """What the exam must know of all variants."""
+    """What the evaluator must know of all variants."""
 
     manifest: Manifest
 
@@ -132,8 +134,8 @@ class _Family:
 
 def _check(request: ValidateRequest, manifest: Manifest) -> None:
     """Refuse what can be refused before any file is run."""
-    check_judging(request.judging)
-    if request.judging.by is not None and "segment" in request.judging.by:
+    check_options(request.options)
+    if request.options.by is not None and "segment" in request.options.by:
         raise UsageError("exported files give no patch tokens, so --by segment judges models: see snapvit evaluate")
     if request.known is not None and request.measure:
         raise UsageError("--profile and --measure contradict each other. Give one")
@@ -184,7 +186,7 @@ def _without_calibration(data: DataSet, request: ValidateRequest, manifest: Mani
         raise SnapvitError(f"{data.name}: all of its images calibrated the family. Give --data others to judge it on")
     progress.note(f"{data.name}: left out {left_out} images that calibrated the family")
     if heap is not None:
-        return split_by_seed(data.name, heap, request.judging.seed)
+        return split_by_seed(data.name, heap, request.options.seed)
     assert test is not None
     return replace(data, test=test)
 
@@ -196,7 +198,7 @@ def _others(source: Source | None, known: set[str]) -> Source | None:
 
 
 def _judged(
-    folder: Path, manifest: Manifest, target: Target, exam: Exam, progress: Progress
+    folder: Path, manifest: Manifest, target: Target, evaluator: Evaluator, progress: Progress
 ) -> tuple[dict[str, Features], dict[str, Evaluation]]:
     """What every file says of the images, the dense one first, and what that is worth."""
     answers: dict[str, Features] = {}
@@ -205,12 +207,14 @@ def _judged(
         about = About(
             variant.name, variant.sha256, manifest.preprocessing, manifest.labels, manifest.input.type == "uint8"
         )
-        resumable = replace(exam, how=replace(exam.how, features=folder / f"{KEPT}{variant.name}.safetensors"))
+        resumable = replace(
+            evaluator, how=replace(evaluator.how, features=folder / f"{KEPT_FEATURES}{variant.name}.safetensors")
+        )
         with opened(folder / variant.file, target, about) as artefact:
             features = resumable.features(artefact, progress)
         answers[variant.name] = replace(features, train=None, valid=None)  # of which nothing more is asked
-        measured = exam.measures(features, progress) | likeness(features, answers[manifest.dense])
-        found[variant.name] = exam.evaluation(measured)
+        measured = evaluator.measures(features, progress) | fidelity_to(features, answers[manifest.dense])
+        found[variant.name] = evaluator.evaluation(measured)
         measure, value = _headline(found[variant.name])
         progress.note(f"{variant.name}: {TITLES[measure]} {100 * value:.1f} %")
     return answers, found
@@ -226,7 +230,7 @@ def _parities(
     request: ValidateRequest,
     folder: Path,
     manifest: Manifest,
-    exam: Exam,
+    evaluator: Evaluator,
     answers: Mapping[str, Features],
     progress: Progress,
 ) -> dict[str, float]:
@@ -245,8 +249,8 @@ def _parities(
 
     progress.phase("comparing with torch")
     outputs = {v.name: answers[v.name].test for v in manifest.variants if not v.corrected}
-    plans = {v.name: plan_of(v) for v in manifest.variants if not v.corrected}
-    return parities(name, request.checkpoint, folder / RANKING, plans, exam.test, outputs)
+    plans = {v.name: v.plan for v in manifest.variants if not v.corrected}
+    return parities(name, request.checkpoint, folder / RANKING, plans, evaluator.test, outputs)
 
 
 def _latencies(
@@ -259,14 +263,14 @@ def _latencies(
     if manifest.choice is not None:
         progress.note(f"latencies are those by which {manifest.choice.variant} was chosen")
         return known
-    taken_so = target == _target_of(manifest)
+    taken_so = target == manifest.target.target
     if not request.measure and taken_so and len(known) == len(manifest.variants):
-        pause = request.way.pause_ms
+        pause = request.timing.pause_ms
         shas = {v.name: v.sha256 for v in manifest.variants}
         if all(profile.belongs_to(shas[name], target, device, pause) for name, profile in known.items()):
             progress.note("latencies are those of the manifest, taken on this machine")
             return known
-    return profile_family(folder, request.way, progress, request.seconds).profiles
+    return profile_family(folder, request.timing, progress, request.seconds).profiles
 
 
 def _require_all(given: FamilyProfile, manifest: Manifest) -> None:
@@ -279,22 +283,16 @@ def _require_all(given: FamilyProfile, manifest: Manifest) -> None:
             )
 
 
-def _samples(manifest: Manifest, exam: Exam, answers: Mapping[str, Features]) -> tuple[Sample, ...]:
+def _samples(manifest: Manifest, evaluator: Evaluator, answers: Mapping[str, Features]) -> tuple[Sample, ...]:
     """What each variant says of some images: among the data's classes where these are judged, else among all."""
     logits = {name: answer.test.logits for name, answer in answers.items() if answer.test.logits is not None}
     if not logits:
         return ()
     names: Sequence[str] = manifest.labels or [str(i) for i in range(manifest.anatomy.classes)]
-    if exam.columns is not None:
-        logits = {name: scores[:, exam.columns] for name, scores in logits.items()}
-        names = exam.test.classes
-    return pick_samples(exam.test, exam.titles, logits, names, manifest.dense, exam.columns is not None)
-
-
-def _target_of(manifest: Manifest) -> Target:
-    """The target that the latencies of a manifest belong to."""
-    on = manifest.target
-    return Target(runtime=on.runtime, precision=on.precision, batch=on.batch, threads=on.threads)
+    if evaluator.columns is not None:
+        logits = {name: scores[:, evaluator.columns] for name, scores in logits.items()}
+        names = evaluator.test.classes
+    return pick_samples(evaluator.test, evaluator.titles, logits, names, manifest.dense, evaluator.columns is not None)
 
 
 def _described(

@@ -17,11 +17,12 @@ from helpers.images import make_image_folder, noise
 from helpers.models import make_model, make_model_folder
 from snapvit_export import profiles
 from snapvit_export.allocation.planner import Planner
+from snapvit_export.allocation.recipe import make_settings
 from snapvit_export.elastic.folder import Elastic
-from snapvit_export.evaluate.evaluator import Judging
+from snapvit_export.evaluate.evaluator import EvalOptions
 from snapvit_export.evaluate.exported_model import about_file
 from snapvit_export.graph.nodes import Nodes
-from snapvit_export.graph.writer import Blueprint, Emitter
+from snapvit_export.graph.writer import Blueprint, GraphWriter
 from snapvit_export.model.plan import Plan
 from snapvit_export.model.ranking import Ranking
 from snapvit_export.model.scores import Scores
@@ -57,12 +58,12 @@ def make_files(folder: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.random.default_rng(i).integers(0, 255, (32, 32, 3), np.uint8)).save(path)
     request = Request(str(folder / "my-vit"), data=str(folder / "path/to/images"), out=folder / "snapvit-family")
-    export(replace(request, sparsity=[0.3], images=16))
+    export(replace(request, sparsity=[0.3], settings=make_settings("default", images=16)))
     (folder / "ranking.safetensors").write_bytes((folder / "snapvit-family/ranking.safetensors").read_bytes())
     names = Names(folder)
     pack(names.model, names.ranking, folder / "elastic", names.factors)
-    keeps = Judging(by=["knn"], features=folder / "pets.safetensors")
-    evaluate_model(EvaluateRequest(str(folder / "my-vit"), data=str(folder / "path/to/pets"), judging=keeps))
+    keeps = EvalOptions(by=["knn"], features=folder / "pets.safetensors")
+    evaluate_model(EvaluateRequest(str(folder / "my-vit"), data=str(folder / "path/to/pets"), options=keeps))
     scores = {"num_blocks": 4, "hidden_dim": 192, "num_heads": 4}
     torch.save(scores | {"mlp_scores": torch.rand(4, 192), "head_scores": torch.rand(4, 4)}, folder / "dino_vitb16.pt")
     make_checkpoint(folder / "deit_tiny.safetensors")
@@ -183,7 +184,7 @@ class Names:
 
     @property
     def emitter(self):
-        return Emitter(Blueprint.of(Elastic.load("elastic")), Path("family"))
+        return GraphWriter(Blueprint.of(Elastic.load("elastic")), Path("family"))
 
     @property
     def written(self):

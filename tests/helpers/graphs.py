@@ -8,9 +8,9 @@ import numpy as np
 from onnx.reference import ReferenceEvaluator
 
 from snapvit_export.checks.quantisation import calibrate
-from snapvit_export.graph.forward import Options
-from snapvit_export.graph.precision import Numerics
-from snapvit_export.graph.writer import Blueprint, Emitter, Written
+from snapvit_export.graph.format import GraphFormat
+from snapvit_export.graph.precision import GraphPrecision
+from snapvit_export.graph.writer import Blueprint, GraphWriter, WrittenGraph
 from snapvit_export.model.plan import Plan
 from snapvit_export.runtimes.ort import OrtSession
 
@@ -28,19 +28,20 @@ def close(got: np.ndarray, wanted: np.ndarray) -> bool:
 
 def exact_and(
     precision: str, drawn: Blueprint, plan: Plan, folder: Path, images, flavour: str, **options
-) -> tuple[Written, Written, Numerics]:
+) -> tuple[WrittenGraph, WrittenGraph, GraphPrecision]:
     """The float32 graph of a Plan and the one in that precision, calibrated on `images`."""
     for name in ("fp32", precision):
         (folder / name).mkdir(exist_ok=True)
     takes_bytes, corrected = options.pop("takes_bytes", False), options.pop("corrected", None)
-    exact = Emitter(drawn, folder / "fp32", takes_bytes).write("x", plan, corrected)
+    format = GraphFormat(flavour, **options)
+    exact = GraphWriter(drawn, folder / "fp32", takes_bytes).write("x", plan, corrected)
     numerics = calibrate(precision, exact, [image[None] for image in images], symmetric=flavour == "portable")
-    emitter = Emitter(drawn, folder / precision, takes_bytes, precision)
-    written = emitter.write(flavour, plan, corrected, options=Options(flavour, numerics=numerics), **options)
+    emitter = GraphWriter(drawn, folder / precision, takes_bytes, precision)
+    written = emitter.write(flavour, plan, corrected, format=format, precision=numerics)
     return exact, written, numerics
 
 
-def step_by_step(written: Written, images: np.ndarray) -> np.ndarray:
+def step_by_step(written: WrittenGraph, images: np.ndarray) -> np.ndarray:
     """Every operator in the type it is written in: ONNX Runtime leaves halves out on a CPU that has none."""
     with np.errstate(all="ignore"):
         return ReferenceEvaluator(str(written.graph)).run(None, {"images": images})[0]

@@ -27,10 +27,10 @@ from .refit import refit
 from .sequential import correct_in_sequence
 
 
-class Repair:
+class Corrector:
     """Makes the cut module of any Plan, by one correction or none.
 
-    >>> module, how = Repair(model, ranking, "refit", images, progress).kept(plan)
+    >>> module, how = Corrector(model, ranking, "refit", images, progress).kept(plan)
     """
 
     def __init__(

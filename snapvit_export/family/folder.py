@@ -1,0 +1,66 @@
+"""A family folder: variants of one model beside the `manifest.json` that says what each of them is. Light.
+
+Reading checks versions, bounds, sizes and hashes, and refuses names that leave the folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import FileFormatError
+from ..graph.read import external_files, read_graph
+from ..runtimes.tensorrt.engine_file import engine_files
+from ..storage.atomic import inside, sha256
+from ..storage.json import read_json, write_json
+from .layout import MANIFEST, RANKING, UNFINISHED, VALIDATION, report_files
+from .manifest import Manifest, Variant, WeightFile
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write `manifest.json`."""
+    write_json(folder / MANIFEST, manifest)
+
+
+def read_family(folder: Path | str) -> Manifest:
+    """Read a family and check that every file in it is what its manifest says."""
+    folder = Path(folder)
+    try:
+        manifest = read_json(folder / MANIFEST, Manifest)
+    except FileFormatError as error:
+        raise FileFormatError(f"{error}. If another version wrote it, export the family again") from error
+    for listed in _listed(manifest):
+        path = inside(folder, listed.file, MANIFEST)
+        if not path.is_file():
+            raise FileFormatError(f"{path}: missing, though {MANIFEST} lists it. Export or copy the family again")
+        if sha256(path) != listed.sha256:
+            raise FileFormatError(f"{path}: damaged: it is not the file that {MANIFEST} describes")
+    for variant in manifest.variants:
+        path = inside(folder, variant.file, MANIFEST)
+        if path.suffix == ".onnx":  # an OpenVINO graph points at nothing but the file of its own name
+            _check_graph(path, variant)
+    return manifest
+
+
+def _listed(manifest: Manifest) -> list[WeightFile | Variant]:
+    return [*manifest.weights, *manifest.variants]
+
+
+def _check_graph(path: Path, variant: Variant) -> None:
+    """What the graph points into is what the manifest says, and no more."""
+    if undeclared := sorted(external_files(read_graph(path)) - set(variant.weights)):
+        raise FileFormatError(f"{path}: reads {undeclared[0]}, which {MANIFEST} does not list for it")
+
+
+def own_files(folder: Path) -> list[str] | None:
+    """Names of the files that a family of ours has in this folder; None if there is no family."""
+    if not (folder / MANIFEST).is_file():
+        return None
+    try:
+        manifest = read_json(folder / MANIFEST, Manifest)
+    except FileFormatError:
+        return None
+    graphs = [folder / variant.file for variant in manifest.variants]  # a profile may have built engines beside them
+    engines = [path.name for graph in graphs for path in engine_files(graph)]
+    listed = [each.file for each in _listed(manifest)]
+    left_behind = [path.name for begun in UNFINISHED for path in folder.glob(begun)]  # by a validation
+    return [MANIFEST, RANKING, VALIDATION, *listed, *engines, *report_files(), *left_behind]

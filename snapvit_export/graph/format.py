@@ -1,0 +1,52 @@
+"""What a graph looks like from outside: the one place for flavour, opset, batch, input and where weights lie. Light.
+
+Two flavours:
+
+    portable   standard operators of opset 17: TensorRT, OpenVINO, anything
+    ort        opset 23 with its Attention and Gelu operators, which ONNX Runtime runs faster
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import UsageError
+from ..target import Runtime
+
+Flavour = Literal["portable", "ort"]
+OPSETS: dict[Flavour, int] = {"portable": 17, "ort": 23}
+PREFERRED: dict[Runtime, Flavour] = {"onnxruntime": "ort"}  # the other runtimes take standard operators
+INPUT = "images"  # the name of a graph's input
+
+
+@dataclass(frozen=True)
+class GraphFormat:
+    """How a graph is written: its operators, its input and output, and whether it holds its weights itself.
+
+    >>> GraphFormat("ort", batch=8).opset
+    23
+    """
+
+    flavour: Flavour = "portable"
+    batch: int | None = None  # None: any
+    takes_bytes: bool = False  # (B, H, W, C) uint8 instead of (B, C, H, W) float32, already normalised
+    features: bool = False  # the embedding instead of class scores
+    single_file: bool = False  # the graph holds its own weights
+
+    @property
+    def opset(self) -> int:
+        """The version of the operator set that the graph is written for."""
+        return OPSETS[self.flavour]
+
+
+def check_flavour(name: str) -> Flavour:
+    """Return the flavour of that name."""
+    if name not in OPSETS:
+        raise UsageError(f"no flavour is called '{name}'. Known: {', '.join(OPSETS)}")
+    return name
+
+
+def flavour_for(runtime: Runtime, asked: str | None = None) -> Flavour:
+    """Return the flavour that was asked for, or the one that a runtime runs fastest."""
+    return PREFERRED.get(runtime, "portable") if asked is None else check_flavour(asked)

@@ -1,0 +1,70 @@
+"""What commands begin with: models, where images come from, and where a long ranking keeps its state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ..calibration.digits import BUNDLED as BUNDLED_IMAGES
+from ..errors import Interrupted, SnapvitError, UsageError, needs
+
+if TYPE_CHECKING:
+    from ..prune.models.catalogue import CatalogueEntry
+
+BUNDLED_MODEL = "bundled"
+BUNDLED_NAME = "digits-vit"  # what manifests call it
+MOST_HELD_OUT = 500  # images that report accuracy
+
+
+class AsksForImages(Protocol):
+    """A request that names a model and perhaps images."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def data(self) -> str | Sequence[str] | None: ...
+
+
+def data_of(request: AsksForImages) -> str | Sequence[str]:
+    """Return where the images of a request come from."""
+    if request.data is not None:
+        return request.data
+    if request.model != BUNDLED_MODEL:
+        raise UsageError(f"{request.model} needs images to calibrate on. Give --data FOLDER")
+    return BUNDLED_IMAGES
+
+
+def list_models(pattern: str = "*") -> list[CatalogueEntry]:
+    """Return the models that are understood and whose name or family matches."""
+    with needs("listing models", extra="prune"):
+        from ..prune.models.catalogue import catalogue
+
+    found = list(catalogue(pattern))
+    if not found:
+        raise SnapvitError(f"no model matches '{pattern}'. See: snapvit models")
+    return found
+
+
+def checkpoint_of(out: Path) -> Path:
+    """Return where a long ranking keeps its state: beside what it will become."""
+    return out.parent / f"{out.name}.checkpoint"
+
+
+def refuse_own_folder(out: Path) -> None:
+    """Refuse to replace the folder that the user stands in."""
+    if Path.cwd().is_relative_to(out.resolve()):
+        raise SnapvitError(f"{out}: you are inside that folder. Choose another --out")
+
+
+@contextmanager
+def resumable(checkpoint: Path) -> Iterator[None]:
+    """Tell whoever interrupts a ranking that nothing is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not checkpoint.exists():
+            raise
+        raise Interrupted(f"interrupted. {checkpoint} is whole: run the same command again to continue") from None

@@ -1,0 +1,111 @@
+"""`snapvit rank` and `snapvit import-scores`: from a model and images, or from released scores, to a ranking file.
+
+Importing this is light; torch is loaded when the work begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ..allocation.recipe import Rounds, Settings
+from ..calibration.images import Images, calibration_and_held_out, read_images
+from ..errors import UsageError, needs
+from ..model.ranking import Ranking
+from ..progress import Progress, Silent
+from ..storage.atomic import writing
+from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, resumable
+
+
+@dataclass(frozen=True)
+class RankRequest:
+    """What to rank, on which images, and where the ranking goes."""
+
+    model: str = BUNDLED_MODEL
+    data: str | Sequence[str] | None = None
+    out: Path = Path("ranking.safetensors")
+    checkpoint: Path | None = None
+    settings: Settings = field(default_factory=Settings)
+    device: str = "cpu"
+    engine: str | None = None
+    autocast: str | None = None
+    rounds: Sequence[float] = ()  # FLOPs after each: cut a little, refit, order what is kept anew
+    most_moved: float | None = None  # a round whose output divergence is larger ends it; None: as `Rounds` says
+
+
+def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
+    """Rank a model and write the file; None in a process that only helps another."""
+    rounds = _rounds(request)
+    with needs("ranking", extra="prune"):
+        import torch  # noqa: F401
+    from ..prune.models.checks import check_device
+    from ..prune.models.load import load_model
+    from ..prune.rank.distributed import join
+    from ..prune.rank.iterative import rank_in_rounds
+    from ..prune.rank.rank import needs_images, rank
+    from ..prune.rank.search.engine import check_autocast, check_engine
+
+    settings = request.settings
+    check_device(request.device)
+    engine, autocast = check_engine(request.engine), check_autocast(request.autocast)
+    with join(request.device) as processes:
+        if rounds is not None and not processes.is_first:
+            return None  # each round needs the one before: one process does them all
+        speaking = progress if processes.is_first else Silent()
+        speaking.phase("finding images")
+        source = None
+        if rounds is not None or needs_images(settings):
+            source, _ = calibration_and_held_out(data_of(request), settings.images, settings.seed, most_held_out=0)
+        speaking.phase(f"loading {request.model}")
+        model = load_model(request.model, request.checkpoint)
+        none = Images(np.zeros((0, *model.anatomy.image, 3), np.uint8), None, model.preprocessing, "none")
+        images = none if source is None else read_images((source,), model.preprocessing, speaking)[0]
+        checkpoint = checkpoint_of(request.out)
+        with writing(request.out):
+            request.out.parent.mkdir(parents=True, exist_ok=True)
+        with resumable(checkpoint):
+            if rounds is not None:
+                ranking = rank_in_rounds(model, images, rounds, settings, checkpoint=checkpoint, progress=speaking)
+            else:
+                ranking = rank(
+                    model,
+                    images,
+                    settings,
+                    checkpoint=checkpoint,
+                    progress=speaking,
+                    engine=engine,
+                    autocast=autocast,
+                    processes=processes,
+                )
+        if not processes.is_first:
+            return None
+        ranking.save(request.out)
+        checkpoint.unlink(missing_ok=True)
+        return ranking
+
+
+def _rounds(request: RankRequest) -> Rounds | None:
+    """What was asked for in rounds, if it was; refuse what has no part there, or only there."""
+    if not request.rounds:
+        if request.most_moved is not None:
+            raise UsageError("--most-moved ends a ranking in rounds. Give --rounds 0.85,0.7,0.55 too, or leave it out")
+        return None
+    if request.settings.evaluations:
+        raise UsageError("rounds go without a search. Give --rounds with --evaluations 0, or leave --rounds out")
+    if request.device != "cpu" or request.engine or request.autocast:
+        raise UsageError("rounds run on the CPU. Leave --device, --engine and --autocast out")
+    return Rounds(tuple(request.rounds), request.most_moved)
+
+
+def import_ranking(file: Path, out: Path, model: str | None = None) -> Ranking:
+    """Turn a score file of the released SnapViT code into a ranking; `model`: check that it is of this one."""
+    with needs("importing scores", extra="prune"):
+        from ..prune.import_scores import import_scores
+        from ..prune.models.load import anatomy_of
+
+    ranking = import_scores(file, anatomy_of(model) if model else None)
+    ranking.save(out)
+    return ranking

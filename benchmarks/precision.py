@@ -5,7 +5,14 @@
 
 Latency in ONNX Runtime on one thread: CPU time of one image, all graphs in turns, 20th percentile, as a ratio to the
 dense float32 graph of the same flavour. Faithfulness on 64 images that took no part in calibration (32 others did): the
-least and the mean cosine of the outputs to float32 of the same variant, and how often both name the same class.
+least and the mean cosine of the outputs to float32 of the same variant, and how often both name the same class. int8
+weights in four ways (`graph/numerics.py`), of which the first is what is written:
+
+    pairs      neighbours add up within 16 bits: the same on every CPU
+    full       8 bits to their ends: cut off on CPUs without int8 dot products
+    7 bits     every weight up to 64: the same on every CPU
+    unsigned   full as uint8 with a zero point of 128: the same on every CPU, by other kernels
+
 `quantize_dynamic` and `quantize_static` are ONNX Runtime's own, on our dense portable graph (linear layers only, per
 channel). `--random` adds a model with random weights: latency alone. Prints Markdown.
 """
@@ -16,19 +23,24 @@ import argparse
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 from graph import latencies, make_model
+from onnx import TensorProto, load, numpy_helper
 
 from snapvit_export.allocation.planner import Planner
 from snapvit_export.allocation.recipe import make_settings
 from snapvit_export.calibration.images import Images, calibration_and_held_out, prepare
 from snapvit_export.checks.quantisation import calibrate
+from snapvit_export.graph import precision as graph_precision
 from snapvit_export.graph.format import GraphFormat
-from snapvit_export.graph.writer import GraphWriter
+from snapvit_export.graph.precision import GraphPrecision
+from snapvit_export.graph.writer import Blueprint, GraphWriter
 from snapvit_export.model.plan import Plan
 from snapvit_export.model.ranking import Ranking
 from snapvit_export.prune.correct.refit import refit
@@ -38,6 +50,7 @@ from snapvit_export.prune.rank.rank import rank
 from snapvit_export.runtimes.ort import OrtSession
 
 FEWER = ("fp16", "int8-dynamic", "int8-static")
+WAYS = ("", " full", " 7 bits", " unsigned")  # of int8 weights; the first is what is written
 RANGING, REPORTING = 32, 64
 
 
@@ -55,6 +68,34 @@ def faithfulness(reference: npt.NDArray[np.float64], other: npt.NDArray[np.float
 
 def size_mb(path: Path) -> float:
     return path.stat().st_size / 1e6
+
+
+def emit(
+    drawn: Blueprint, place: Path, plan: Plan, made: dict, numerics: GraphPrecision, way: str
+) -> tuple[Path, float]:
+    """A graph with its int8 weights in one of the `WAYS`, and its size in MB."""
+    with mock.patch.object(graph_precision, "LARGEST", 64 if way == " 7 bits" else graph_precision.LARGEST):
+        emitter = GraphWriter(drawn, place, precision=numerics.precision, sum_bits=32 if way else 16)
+        written = emitter.write("ort", plan, made, format=GraphFormat("ort"), precision=numerics)
+    size = written.size_bytes / 1e6
+    if way == " unsigned":
+        unsigned(written.graph)
+    return written.graph, size
+
+
+def unsigned(path: Path) -> None:
+    """Turn the int8 weights of a graph into uint8 with a zero point of 128, in place and inside of it."""
+    model = load(path)
+    signed = {tensor.name for tensor in model.graph.initializer if tensor.data_type == TensorProto.INT8}
+    for tensor in model.graph.initializer:  # weights, and zero points of them
+        if tensor.name in signed:
+            moved = (numpy_helper.to_array(tensor).astype(np.int16) + 128).astype(np.uint8)
+            tensor.CopyFrom(numpy_helper.from_array(moved, tensor.name))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(128, np.uint8), "middle"))
+    for node in model.graph.node:
+        if node.op_type == "MatMulInteger":
+            node.input.append("middle")
+    path.write_bytes(model.SerializeToString())
 
 
 class Feed:
@@ -121,15 +162,15 @@ def measure(model: Model, fit: Images | None, batches, held_out, fraction: float
             kept = GraphWriter(drawn, exact).write("ort", plan, made, format=GraphFormat("ort"))
             paths[f"{title} fp32"], sizes[f"{title} fp32"] = kept.graph, kept.size_bytes / 1e6
             wanted = outputs(portable.graph, held_out)
-            for precision in FEWER:
-                numerics = calibrate(precision, portable, batches)
-                place = here / f"{title}-{precision}"
+            for precision, way in product(FEWER, WAYS):
+                if way and precision == "fp16":
+                    continue
+                name = f"{title} {precision}{way}"
+                place = here / name
                 place.mkdir()
-                emitter = GraphWriter(drawn, place, precision=precision)
-                written = emitter.write("ort", plan, made, format=GraphFormat("ort"), precision=numerics)
-                name = f"{title} {precision}"
-                paths[name], sizes[name] = written.graph, written.size_bytes / 1e6
-                faithful[name] = faithfulness(wanted, outputs(written.graph, held_out))
+                numerics = calibrate(precision, portable, batches)
+                paths[name], sizes[name] = emit(drawn, place, plan, made, numerics, way)
+                faithful[name] = faithfulness(wanted, outputs(paths[name], held_out))
             if title == "dense" and fit is not None:
                 alone = GraphWriter(drawn, here).write("alone", plan, format=GraphFormat(single_file=True)).graph
                 for name, path in quantised_by_ort(alone, here, batches).items():

@@ -28,6 +28,11 @@ from snapvit_export.prune.pack import blueprint
 from snapvit_export.target import check_precision, parse_precision
 
 FEWER = ["fp16", "int8-dynamic", "int8-static"]
+# Least cosine of three blocks in int8, on any CPU. A product is off by the steps of its inputs, 1/255 of a span of 8
+# deviations, and of its weights, at worst 1/64 of about 3; rounding is even within a step, so by 8 / 255 / sqrt(12) =
+# 0.009 and 3 / 64 / sqrt(12) = 0.0135, 0.016 together. Twelve products after each other (qkv, proj, fc1, fc2) make
+# sqrt(12) * 0.016 = 0.056, even if nothing went past them: 1 - 0.056^2 / 2.
+INT8_COSINE = 0.998
 HALF_MAX = float(np.finfo(np.float16).max)
 
 
@@ -47,7 +52,7 @@ def test_every_family_computes_nearly_the_same_in_fewer_bits(name, precision, tm
         exact, written, _ = exact_and(precision, drawn, plan, tmp_path, images, flavour)
         onnx.checker.check_model(str(written.graph), full_check=True)
         found = agreement(run(exact.graph, images), run(written.graph, images))
-        assert found.cosine > (0.9999 if precision == "fp16" else 0.98), (flavour, found)
+        assert found.cosine > (0.9999 if precision == "fp16" else INT8_COSINE), (flavour, found)
 
 
 @pytest.mark.parametrize("precision", FEWER)
@@ -99,7 +104,7 @@ def test_bytes_corrections_and_single_files_work_in_fewer_bits(precision, tmp_pa
         agreement(run(GraphWriter(drawn, tmp_path / "plain").write("y", plan).graph, normalised), plain).cosine < 0.99
     )
     assert agreement(plain, run(exact.graph, pixels)).max_abs < 1e-4
-    assert agreement(plain, run(written.graph, pixels)).cosine > (0.9999 if precision == "fp16" else 0.98)
+    assert agreement(plain, run(written.graph, pixels)).cosine > (0.9999 if precision == "fp16" else INT8_COSINE)
 
 
 def replace_mean(preprocessing):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from .. import __version__
-from ..errors import SnapvitError
+from ..errors import SnapvitError, UsageError
 from . import (
     choose,
     compare,
@@ -27,6 +28,20 @@ from . import (
     validate,
 )
 
+
+class Once(TyperCommand):
+    """A command that refuses a second value of an option which has room for one, instead of forgetting the first."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        for option in given:
+            takes_many = getattr(option, "multiple", False) or option.nargs == -1
+            says_the_same = getattr(option, "is_flag", False) and not getattr(option, "secondary_opts", [])  # --json
+            if given.count(option) > 1 and option.opts[0].startswith("-") and not (takes_many or says_the_same):
+                raise UsageError(f"{option.opts[0]} is given twice, and snapvit {ctx.info_name} takes one. Give it once")
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(
     name="snapvit",
     help="Prune a Vision Transformer to the densest model that was measured to fit your device.",
@@ -36,20 +51,20 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("export")(export.export)
-app.command("rank")(rank.rank)
-app.command("pack")(pack.pack)
-app.command("profile")(profile.profile)
-app.command("choose")(choose.choose)
-app.command("evaluate")(evaluate.evaluate)
-app.command("fleet")(fleet.fleet)
-app.command("validate")(validate.validate)
-app.command("compare")(compare.compare)
-app.command("report")(report.report)
-app.command("inspect")(inspect.inspect)
-app.command("import-scores")(import_scores.import_scores)
-app.command("models")(models.models)
-app.command("doctor")(doctor.doctor)
+app.command("export", cls=Once)(export.export)
+app.command("rank", cls=Once)(rank.rank)
+app.command("pack", cls=Once)(pack.pack)
+app.command("profile", cls=Once)(profile.profile)
+app.command("choose", cls=Once)(choose.choose)
+app.command("evaluate", cls=Once)(evaluate.evaluate)
+app.command("fleet", cls=Once)(fleet.fleet)
+app.command("validate", cls=Once)(validate.validate)
+app.command("compare", cls=Once)(compare.compare)
+app.command("report", cls=Once)(report.report)
+app.command("inspect", cls=Once)(inspect.inspect)
+app.command("import-scores", cls=Once)(import_scores.import_scores)
+app.command("models", cls=Once)(models.models)
+app.command("doctor", cls=Once)(doctor.doctor)
 
 
 def _version(wanted: bool) -> None:

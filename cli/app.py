@@ -38,7 +38,9 @@ class Once(TyperCommand):
             takes_many = getattr(option, "multiple", False) or option.nargs == -1
             says_the_same = getattr(option, "is_flag", False) and not getattr(option, "secondary_opts", [])  # --json
             if given.count(option) > 1 and option.opts[0].startswith("-") and not (takes_many or says_the_same):
-                raise UsageError(f"{option.opts[0]} is given twice, and snapvit {ctx.info_name} takes one. Give it once")
+                raise UsageError(
+                    f"{option.opts[0]} is given twice, and snapvit {ctx.info_name} takes one. Give it once"
+                )
         return super().parse_args(ctx, args)
 
 

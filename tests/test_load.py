@@ -151,3 +151,33 @@ def test_dense_models_are_saved_without_a_plan(tiny_folder):
     assert json.loads((tiny_folder / "model.json").read_text())["plan"] is None
     assert set(load_file(tiny_folder / "model.safetensors")) > {"cls_token", "pos_embed"}
     assert description().kwargs == TINY
+
+
+def original_dinov3(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The weights under the names of the release, with the biases of zeros that timm's model does not have."""
+    renamed = {}
+    for name, value in module.state_dict().items():
+        for ours, theirs in (("gamma_1", "ls1.gamma"), ("gamma_2", "ls2.gamma"), ("reg_token", "storage_tokens")):
+            name = name.replace(ours, theirs)
+        renamed[name] = value
+    width = module.embed_dim
+    return renamed | {f"blocks.{i}.attn.qkv.bias": torch.zeros(3 * width) for i in range(len(module.blocks))}
+
+
+def test_reading_an_original_dinov3_prints_nothing_on_standard_output(tmp_path, capsys, snapvit, image_folder):
+    import timm
+
+    name = "vit_small_patch16_dinov3"
+    module = timm.create_model(name, num_classes=0).eval()
+    torch.save(original_dinov3(module), tmp_path / "dinov3.pth")
+    model = load_model(name, tmp_path / "dinov3.pth")
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "q_bias" in told.err  # what timm says is not lost
+    assert torch.equal(
+        model.module.state_dict()["blocks.3.mlp.fc1.weight"], module.state_dict()["blocks.3.mlp.fc1.weight"]
+    )
+    given = ["rank", name, "--checkpoint", tmp_path / "dinov3.pth", "--out", tmp_path / "r", "--quiet", "--json"]
+    outcome = snapvit(*given, "--recipe", "local", "--criterion", "magnitude")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["model"] == name

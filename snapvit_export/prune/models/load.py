@@ -7,7 +7,9 @@ A model folder holds `model.json` (how to build the module, its preprocessing, a
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -289,7 +291,8 @@ def _from_hub(name: str) -> nn.Module:
 
     read_anatomy(_create(name, name), name)  # before a long download
     try:
-        return timm.create_model(name, pretrained=True).float().eval()
+        with redirect_stdout(sys.stderr):  # as in `_converted`
+            return timm.create_model(name, pretrained=True).float().eval()
     except Exception as error:  # the hub's client raises its own, requests' and the system's errors
         raise SnapvitError(
             f"{name}: its weights could not be fetched ({first_line(error)}). "
@@ -308,7 +311,8 @@ def _converted(weights: dict[str, Tensor], module: nn.Module, path: Path) -> dic
 
     convert = eva.checkpoint_filter_fn if isinstance(module, eva.Eva) else vision_transformer.checkpoint_filter_fn
     try:
-        return convert(dict(weights), module)
+        with redirect_stdout(sys.stderr):  # timm prints there what it leaves out of a DINOv3; answers go to stdout
+            return convert(dict(weights), module)
     except (RuntimeError, KeyError, ValueError, IndexError, AssertionError, AttributeError) as error:
         raise FileFormatError(f"{path}: its weights do not suit {type(module).__name__}: {error}") from error
 

@@ -377,6 +377,7 @@ def test_a_jetson_is_described_and_what_it_lacks_is_warned_of(tmp_path, monkeypa
     card = card_of(root)
     gpu = card.accelerator
     assert (gpu.name, gpu.power_mode) == ("NVIDIA Jetson Orin Nano Developer Kit", "15W")
+    assert (gpu.board, gpu.sm_count) == (gpu.name, None)
     assert gpu.software == {
         "jetpack": "unknown",
         "l4t": "36.4.3",
@@ -395,7 +396,7 @@ def test_a_jetson_is_described_and_what_it_lacks_is_warned_of(tmp_path, monkeypa
     fast = make_orin(tmp_path / "fast", "pmode:0002", 1020)
     assert agent.warnings_of(msgspec.to_builtins(card_of(fast)), fast) == []
     bare = msgspec.to_builtins(card_of(tmp_path / "nothing"))
-    assert bare["accelerator"]["name"] == "unknown"
+    assert (bare["accelerator"]["name"], bare["accelerator"]["board"]) == ("unknown", None)
     (tmp_path / "nothing" / "etc").mkdir(parents=True)
     (tmp_path / "nothing" / "etc" / "nv_tegra_release").touch()
     assert len(agent.warnings_of(bare, tmp_path / "nothing")) == 2
@@ -447,6 +448,7 @@ def test_a_family_is_built_and_timed_in_turns_and_the_file_is_a_family_profile(d
     assert found.target.device.runtime_version == "10.3.0"
     assert found.target.device.accelerator.software["tensorrt"] == "10.3.0"
     assert set(found.profiles) == {"dense", "s30", "s60"}
+    assert {profile.method for profile in found.profiles.values()} == {"trtexec"}
     target = Target(runtime="tensorrt", precision="fp32", batch=1, threads=manifest.target.threads)
     for name, ms in device.how["ms"].items():
         profile = found.profiles[name]

@@ -1,19 +1,22 @@
 """Timing: samples of real calls, side by side, on a described device, and how far they can be trusted."""
 
 import itertools
+import json
 import os
 import time
+from contextlib import nullcontext
 
 import msgspec
 import numpy as np
 import pytest
 
-from snapvit_export.errors import SnapvitError, UsageError
+from snapvit_export.errors import FileFormatError, SnapvitError, UsageError
+from snapvit_export.profiling import timer
 from snapvit_export.profiling.conditions import Conditions, Energy, Watch
 from snapvit_export.profiling.profile import LEAST_RUNS, PERCENTILES, Profile, check_percentile, to_profile
 from snapvit_export.profiling.sampling import BURST, MIN_RUNS, Samples, time_together
 from snapvit_export.runtimes import ort
-from snapvit_export.runtimes.device import pin_to, this_device, usable_cores
+from snapvit_export.runtimes.device import Accelerator, DeviceCard, pin_to, this_device, usable_cores
 from snapvit_export.storage.json import from_json, to_json
 from snapvit_export.target import Target
 
@@ -232,3 +235,63 @@ def test_a_file_that_onnxruntime_cannot_open_is_named(tmp_path):
     (tmp_path / "x.onnx").write_bytes(b"nonsense")
     with pytest.raises(SnapvitError, match="x.onnx: ONNX Runtime cannot open it"):
         ort.OrtSession(tmp_path / "x.onnx", 1)
+
+
+GPU = Accelerator(
+    name="Orin", software={"cuda": "12.6"}, power_mode="unknown", clocks_mhz={}, temperatures_c={}, memory_bytes=8
+)
+
+
+def test_a_profile_says_how_it_was_taken_and_one_from_before_is_read():
+    profile = profile_of(taken(*[1.0] * 20), method="in-process")
+    assert from_json(to_json(profile), Profile, "x") == profile
+    before = json.loads(to_json(profile))
+    assert before.pop("method") == "in-process"
+    assert from_json(json.dumps(before), Profile, "x") == msgspec.structs.replace(profile, method=None)
+    before["method"] = "by feeling"
+    with pytest.raises(FileFormatError, match="Invalid enum value 'by feeling'"):
+        from_json(json.dumps(before), Profile, "x")
+
+
+def test_boards_tell_devices_apart_but_those_that_nobody_looked_at():
+    cards = {
+        board: this_device("1", msgspec.structs.replace(GPU, board=board, sm_count=count))
+        for board, count in ((None, None), ("Orin Nano", 8), ("AGX Orin", 16))
+    }
+    nano, agx, before = cards["Orin Nano"], cards["AGX Orin"], cards[None]
+    assert not nano.same_machine(agx)
+    assert not nano.same_machine(this_device("1", msgspec.structs.replace(nano.accelerator, sm_count=4)))
+    for card in cards.values():
+        assert card.same_machine(card)
+        assert card.same_machine(before)
+        assert before.same_machine(card)
+    old = json.loads(to_json(before))
+    for name in ("board", "sm_count"):
+        del old["accelerator"][name]
+    read = from_json(json.dumps(old), DeviceCard, "x")
+    assert read == before
+    profile = profile_of(taken(*[1.0] * 20), device=read)
+    assert profile.belongs_to("ab", TARGET, nano)
+    assert not nano.same_machine(this_device("1"))
+
+
+@pytest.mark.parametrize(("runtime", "told"), [("onnxruntime", True), ("tensorrt", False), ("onnxruntime-cuda", False)])
+def test_the_energy_of_the_processor_is_not_told_as_that_of_a_gpu(runtime, told, monkeypatch, tmp_path):
+    zone = tmp_path / "intel-rapl:0"
+    zone.mkdir()
+    (zone / "name").write_text("package-0")
+    (zone / "energy_uj").write_text("1000")
+
+    class Works:
+        def run(self, inputs):
+            (zone / "energy_uj").write_text(str(int((zone / "energy_uj").read_text()) + 2000))
+
+    monkeypatch.setattr(timer, "open_session", lambda path, target: nullcontext(Works()))
+    monkeypatch.setattr(timer, "Energy", lambda: Energy(tmp_path))
+    monkeypatch.setattr(timer, "ENERGY_SECONDS", 0.01)
+    target = msgspec.structs.replace(TARGET, runtime=runtime)
+    card = this_device("1", None if runtime == "onnxruntime" else GPU)
+    files = {"dense": timer.File(tmp_path / "x.onnx", "ab")}
+    found = timer.Timer(target, card, np.zeros(1)).time(files, 0.01, energy=True)["dense"]
+    assert found.energy_mj == (pytest.approx(2.0) if told else None)
+    assert found.method == "in-process"

@@ -15,6 +15,7 @@ from .sampling import Samples
 
 Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
 Percentile = Literal["p50", "p90", "p99"]
+Method = Literal["in-process", "trtexec"]  # by our own timer around a session; by TensorRT's program, on a Jetson
 PERCENTILES: dict[Percentile, float] = {"p50": 50, "p90": 90, "p99": 99}
 LEAST_RUNS: dict[Percentile, int] = {
     "p50": 40,
@@ -33,7 +34,8 @@ class Profile(Value, frozen=True, kw_only=True):
     intervals_ms: dict[Percentile, tuple[Milliseconds, Milliseconds]]  # 95 % of these hold the percentile
     cpu_ms: Milliseconds | None  # CPU time of an undisturbed run, all threads: to compare files; None: a GPU worked
     gpu_ms: float | None = None  # median that the GPU alone computed, without copying to and from it
-    energy_mj: float | None = None  # of one run, with all that the processor did meanwhile; None: it does not tell
+    energy_mj: float | None = None  # of one run, with all that the processor did meanwhile; None: unknown, or a GPU ran
+    method: Method | None = None  # how it was taken; None: in a file from before this was told
     samples_ms: tuple[Milliseconds, ...]  # every run, in order
     runs: Count
     burst: Size = 1  # runs in a row, between those of others
@@ -72,6 +74,7 @@ def to_profile(
     pause_ms: float = 0.0,
     energy_mj: float | None = None,
     gpu_ms: float | None = None,
+    method: Method | None = None,
 ) -> Profile:
     """Summarise the samples of one candidate."""
     return Profile(
@@ -83,6 +86,7 @@ def to_profile(
         cpu_ms=samples.quiet_cpu_ms if target.runtime in ON_CPU else None,
         energy_mj=energy_mj,
         gpu_ms=gpu_ms,
+        method=method,
         samples_ms=tuple(round(ms, 4) for ms in samples.wall_ms),
         runs=len(samples),
         burst=samples.burst,

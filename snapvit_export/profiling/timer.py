@@ -54,7 +54,8 @@ class Timer:
     ) -> dict[str, Profile]:
         """Time files in turns, each for `seconds` and often enough to tell the percentile `at`.
 
-        `energy`: also run each alone for a while, to read the processor's counter.
+        `energy`: also run each alone for a while, to read the processor's counter; where a GPU works, it tells nothing
+        of that, and is not read.
         """
         with ExitStack() as opened:
             sessions = {
@@ -67,7 +68,7 @@ class Timer:
             samples = time_together(calls, seconds, self.pause_ms, report, LEAST_RUNS[at])
             gpu = {name: _gpu_ms(session) for name, session in sessions.items()}
             conditions = {name: watch.conditions(taken, on_cpu) for name, taken in samples.items()}
-            spent = {name: _energy_mj(call) if energy else None for name, call in calls.items()}
+            spent = {name: _energy_mj(call) if energy and on_cpu else None for name, call in calls.items()}
         return {
             name: to_profile(
                 samples[name],
@@ -78,6 +79,7 @@ class Timer:
                 pause_ms=self.pause_ms,
                 energy_mj=spent[name],
                 gpu_ms=gpu[name],
+                method="in-process",
             )
             for name, file in files.items()
         }

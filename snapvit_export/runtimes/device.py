@@ -26,11 +26,15 @@ class Accelerator(Value, frozen=True, kw_only=True):
     clocks_mhz: dict[str, float]  # "gpu" and "cpu0" just then, "gpu max" and "cpu0 max" in this power mode
     temperatures_c: dict[str, float]
     memory_bytes: Count  # a Jetson's is shared with the processor
+    board: str | None = None  # that carries it: Orins of one name are not of one speed; None: nobody looked
+    sm_count: Count | None = None  # streaming multiprocessors; None: nobody looked
 
-    def at_rest(self) -> Accelerator:
-        """The same without what changes from one minute to the next."""
+    def at_rest(self, other: Accelerator | None) -> Accelerator:
+        """The same without what changes from one minute to the next, and without what `other` does not tell."""
         limits = {name: mhz for name, mhz in self.clocks_mhz.items() if name.endswith(LIMIT)}
-        return msgspec.structs.replace(self, clocks_mhz=limits, temperatures_c={})
+        board = None if other is None or other.board is None else self.board
+        sm_count = None if other is None or other.sm_count is None else self.sm_count
+        return msgspec.structs.replace(self, clocks_mhz=limits, temperatures_c={}, board=board, sm_count=sm_count)
 
 
 class DeviceCard(Value, frozen=True, kw_only=True):
@@ -46,11 +50,15 @@ class DeviceCard(Value, frozen=True, kw_only=True):
     accelerator: Accelerator | None = None  # None: the processor did the work
 
     def same_machine(self, other: DeviceCard) -> bool:
-        """Whether latencies of one hold for the other: equal in all but heat and what the clocks were just then."""
-        return self._at_rest() == other._at_rest()
+        """Whether latencies of one hold for the other: equal in all but heat and what the clocks were just then.
 
-    def _at_rest(self) -> DeviceCard:
-        return msgspec.structs.replace(self, accelerator=self.accelerator and self.accelerator.at_rest())
+        Files from before know neither board nor number of multiprocessors: what one of the two lacks tells nothing.
+        """
+        return self._at_rest(other) == other._at_rest(self)
+
+    def _at_rest(self, other: DeviceCard) -> DeviceCard:
+        accelerator = self.accelerator and self.accelerator.at_rest(other.accelerator)
+        return msgspec.structs.replace(self, accelerator=accelerator)
 
 
 def this_device(runtime_version: str, accelerator: Accelerator | None = None) -> DeviceCard:

@@ -738,6 +738,7 @@ def device_card(version: Version, seen: Mapping[str, Any], root: Path = ROOT) ->
             "clocks_mhz": dict(seen["clocks_mhz"]),
             "temperatures_c": dict(seen["temperatures_c"]),
             "memory_bytes": int(float(own)) << 20 if _is_number(own) else total,
+            "board": line_of(root / "proc/device-tree/model") or None,
         },
     }
 
@@ -1054,6 +1055,7 @@ class Agent:
             intervals_ms={name: list(bounds[at]) for name, at in PERCENTILES.items()},
             cpu_ms=None,
             energy_mj=None,
+            method="trtexec",
             samples_ms=samples,
             runs=len(samples),
             burst=burst,

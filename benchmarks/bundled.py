@@ -12,6 +12,7 @@ import argparse
 
 import numpy as np
 import torch
+from torch_export import to_onnx
 
 from snapvit_export.allocation.planner import Planner
 from snapvit_export.model.plan import Plan
@@ -19,7 +20,6 @@ from snapvit_export.model.ranking import Ranking
 from snapvit_export.profiling.sampling import time_together
 from snapvit_export.prune.models.load import load_model
 from snapvit_export.prune.models.slicing import shrink
-from snapvit_export.prune.rank.search.onnx_export import to_onnx
 from snapvit_export.runtimes.ort import OrtSession
 
 

@@ -26,6 +26,7 @@ import numpy as np
 import onnxruntime as ort
 import timm
 import torch
+from torch_export import to_onnx
 
 from snapvit_export.allocation.planner import Planner
 from snapvit_export.calibration.preprocessing import Preprocessing
@@ -37,7 +38,6 @@ from snapvit_export.prune.models.load import Model, ModelDescription
 from snapvit_export.prune.models.read_anatomy import read_anatomy
 from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.pack import blueprint
-from snapvit_export.prune.rank.search.onnx_export import to_onnx
 
 
 def make_model(name: str) -> Model:

@@ -9,8 +9,7 @@ import os
 from pathlib import Path
 
 from ..errors import SnapvitError
-from .labels import by_name
-from .source import Source, open_picture
+from .source import Source, by_name, open_picture
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff"})
 PHOTOS = frozenset({".jpg", ".jpeg"})

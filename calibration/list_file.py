@@ -16,8 +16,7 @@ import re
 from pathlib import Path
 
 from ..errors import SnapvitError, first_line
-from .labels import by_name, by_number
-from .source import Source, open_picture
+from .source import Source, by_name, by_number, open_picture
 
 SUFFIXES = frozenset({".txt", ".lst"})
 WHOLE_NUMBER = re.compile("[0-9]{1,9}")  # a longer row of digits is a name

@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SnapvitError, first_line
-from .labels import by_number
-from .source import Source
+from .source import Source, by_number
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -70,7 +70,7 @@ def compare(
 
         print(to_json(found).decode(), end="")
         return
-    from ..report.methods_table import print_comparison
+    from ..report.markdown import print_comparison
 
     print_comparison(found)
     print(f"Written to {out}: compare.json, compare.md, compare.svg, compare.png")

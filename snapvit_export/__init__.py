@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.1.0"
 
@@ -27,33 +27,6 @@ class _Beside:
 # the other packages are. Last in line: an editable install finds them itself.
 if not os.path.isdir(os.path.join(__path__[0], "cli")):
     sys.meta_path.append(_Beside)
-
-if TYPE_CHECKING:
-    from .allocation.planner import Planner as Planner
-    from .allocation.recipe import Settings as Settings
-    from .allocation.recipe import make_settings as make_settings
-    from .budget import Budget as Budget
-    from .calibration.images import calibration_and_held_out as calibration_and_held_out
-    from .calibration.images import prepare as prepare
-    from .elastic.folder import Elastic as Elastic
-    from .errors import SnapvitError as SnapvitError
-    from .family.folder import read_family as read_family
-    from .family.manifest import Manifest as Manifest
-    from .model.anatomy import Anatomy as Anatomy
-    from .model.plan import Plan as Plan
-    from .model.ranking import Ranking as Ranking
-    from .prune.correct.refit import refit as refit
-    from .prune.import_scores import import_scores as import_scores
-    from .prune.models.load import as_model as as_model
-    from .prune.models.load import load_model as load_model
-    from .prune.models.load import save_model as save_model
-    from .prune.models.slicing import ElasticViT as ElasticViT
-    from .prune.models.slicing import shrink as shrink
-    from .prune.pack import pack as pack
-    from .prune.rank.rank import rank as rank
-    from .target import Target as Target
-    from .workflows.export import Request as Request
-    from .workflows.export import export as export
 
 _HOME = {
     "Anatomy": ".model.anatomy",

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from helpers.plans import anatomy_of
+from helpers.plans import along_line, anatomy_of, line
 from snapvit_export.allocation.costs import Costs, CostsByLast, flops_costs, linear_costs, params_costs, prunable_costs
 from snapvit_export.allocation.depth import Cases, Removal
 from snapvit_export.allocation.knapsack import Allocator
@@ -179,19 +179,19 @@ def test_measured_costs_are_never_exceeded_and_nothing_more_fits(problem, share)
     plan = allocator.within(budget)
     assert costs.of(plan) <= budget
     assert all(costs.of(p) > budget for p in wider(plan, full(damage), multiple, least))
-    assert costs.of(allocator.along_line(budget)) <= budget
+    assert costs.of(along_line(allocator, budget)) <= budget
 
 
 @given(problems())
 def test_the_line_is_nested_from_dense_to_the_sparsest(problem):
     allocator = Allocator(*problem)
-    line = allocator.line
-    assert (line[0], line[-1]) == (full(problem[0]), allocator.sparsest)
-    assert all(dense.keeps_all_of(sparse) for dense, sparse in pairwise(line))
-    costs = [allocator.costs.of(plan) for plan in line]
+    plans = line(allocator)
+    assert (plans[0], plans[-1]) == (full(problem[0]), allocator.sparsest)
+    assert all(dense.keeps_all_of(sparse) for dense, sparse in pairwise(plans))
+    costs = [allocator.costs.of(plan) for plan in plans]
     for budget in costs:
-        assert allocator.costs.of(allocator.along_line(budget)) == budget
-        assert allocator.along_line(budget).keeps_all_of(line[costs.index(budget)])
+        assert allocator.costs.of(along_line(allocator, budget)) == budget
+        assert along_line(allocator, budget).keeps_all_of(plans[costs.index(budget)])
 
 
 def test_on_convex_curves_every_point_of_the_line_is_optimal():
@@ -204,7 +204,7 @@ def test_on_convex_curves_every_point_of_the_line_is_optimal():
         least = Plan(heads=(1, 1), neurons=(1, 1))
         allocator = Allocator(damage, costs, least)
         plans = all_plans(damage, least, 1)
-        for plan in allocator.line:
+        for plan in line(allocator):
             best = min(allocator.damage(p) for p in plans if costs.of(p) <= costs.of(plan))
             assert allocator.damage(plan) == pytest.approx(best)
 
@@ -249,7 +249,7 @@ def test_what_cannot_be_reached_or_does_not_belong_together_is_refused():
     with pytest.raises(SnapvitError, match="a cost of 6.5 is out of reach: the sparsest plan costs 7"):
         allocator.within(6.5)
     with pytest.raises(SnapvitError, match="a cost of nan is out of reach"):
-        allocator.along_line(float("nan"))
+        along_line(allocator, float("nan"))
     with pytest.raises(SnapvitError, match="damage of 1 blocks, costs of 2"):
         Allocator(damage, linear_costs(anatomy_of([2, 2], [3, 3]), 1, 1), Plan(heads=(1,), neurons=(2,)))
     with pytest.raises(SnapvitError, match="block 0: damage of 2 structures, costs of 2 and at least 3 kept"):

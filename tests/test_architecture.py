@@ -1,13 +1,17 @@
 """The architecture holds: every package imports only what stands above it, and torch stays in its own half.
 
-The picture is `LAYERS`, top first. Imports inside functions and those for type checkers count like any other.
+The picture is `LAYERS`, top first; docs/architecture.md shows the same lines. Imports inside functions and for type
+checkers count like any other.
 """
 
 import ast
+import re
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from helpers.shared import ROOT
+
 FOLDERS = {
     "snapvit_export": ROOT / "snapvit_export",
     "snapvit_export.calibration": ROOT / "calibration",
@@ -36,7 +40,20 @@ workflows
 bundled
 cli
 """
-LEVEL = {name: level for level, line in enumerate(LAYERS.split("\n")) for name in line.split()}
+INSIDE_PRUNE = """
+blocks
+models
+stats
+correct
+rank
+pack
+build compare import_scores torch_parity
+"""
+HEAVY = {"torch", "timm", "torchvision"}
+
+
+def levels(lines: str) -> dict[str, int]:
+    return {name: level for level, line in enumerate(lines.split("\n")) for name in line.split()}
 
 
 @cache
@@ -50,27 +67,87 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imported(name: str) -> set[str]:
-    """The modules of the library that a module imports, anywhere in its text."""
-    path, found = modules()[name], set()
+def all_imports(name: str) -> list[tuple[str, bool]]:
+    """Everything that a module imports, anywhere in its text, and whether that is for type checkers alone."""
+    path, found = modules()[name], []
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    checked = [
+        node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    ]
+    typing_only = {id(inner) for node in checked for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        names = []
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
-            names = [f"{base}.{alias.name}" for alias in node.names]
-            found |= {each if each in modules() else base for each in names}
-    return found & set(modules())
+            names = [each if (each := f"{base}.{alias.name}") in modules() else base for alias in node.names]
+        found += [(each, id(node) in typing_only) for each in names]
+    return found
+
+
+def imported(name: str, at_run_time: bool = False) -> set[str]:
+    """The modules of the library that a module imports; `at_run_time`: not those for type checkers."""
+    found = {other for other, typing_only in all_imports(name) if not (at_run_time and typing_only)}
+    return (found & modules().keys()) - {"snapvit_export", name}
+
+
+def wrong_ways(prefix: str, lines: str) -> list[tuple[str, str]]:
+    """Imports within a package that do not go from one line up to another."""
+    level = levels(lines)
+
+    def unit(name: str) -> str:
+        return name.removeprefix(prefix).split(".")[0]
+
+    inside = [name for name in modules() if name.startswith(prefix)]
+    pairs = [(name, other) for name in inside for other in imported(name) if other.startswith(prefix)]
+    return [(a, b) for a, b in pairs if unit(a) != unit(b) and level[unit(b)] >= level[unit(a)]]
 
 
 def test_imports_only_go_up():
-    wrong = set()
-    for name in modules().keys() - {"snapvit_export"}:  # which only names what is public, for type checkers
-        here = name.removeprefix("snapvit_export.")
-        for other in imported(name) - {"snapvit_export"}:
-            there = other.removeprefix("snapvit_export.")
-            if here.split(".")[0] != there.split(".")[0] and LEVEL[there.split(".")[0]] >= LEVEL[here.split(".")[0]]:
-                wrong.add((here, there))
-    assert wrong == set()
+    assert wrong_ways("snapvit_export.", LAYERS) == []
+
+
+def test_imports_inside_the_torch_half_only_go_up_too():
+    assert wrong_ways("snapvit_export.prune.", INSIDE_PRUNE) == []
+
+
+def test_every_package_has_a_place_and_every_place_a_package():
+    top = {name.split(".")[1] for name in modules() if "." in name}
+    assert top == set(levels(LAYERS))
+    inside = {name.split(".")[2] for name in modules() if name.startswith("snapvit_export.prune.")}
+    assert inside == set(levels(INSIDE_PRUNE))
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    graph = {name: imported(name, at_run_time=True) for name in modules()}
+    try:
+        TopologicalSorter(graph).prepare()
+        circle = None
+    except CycleError as error:
+        circle = error.args[1]
+    assert circle is None
+
+
+def test_the_light_half_never_imports_torch_not_even_inside_a_function():
+    heavy = {
+        name: {other.split(".")[0] for other, _ in all_imports(name)} & HEAVY
+        for name in modules()
+        if not name.startswith(("snapvit_export.prune", "snapvit_export.workflows"))
+    }
+    assert {name: found for name, found in heavy.items() if found} == {}
+
+
+def test_only_workflows_import_the_torch_half():
+    outside = [name for name in modules() if not name.startswith(("snapvit_export.prune", "snapvit_export.workflows"))]
+    found = {name: [other for other in imported(name) if ".prune" in other] for name in outside}
+    assert {name: others for name, others in found.items() if others} == {}
+
+
+def test_the_picture_in_the_docs_has_the_same_lines():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    shown = re.search(r"<!-- layers -->\n```\n(.*?)```", text, re.DOTALL).group(1)
+    lines = [line.split("  ")[0].replace("/", "").split() for line in shown.splitlines()]
+    assert [line for line in lines if line] == [line.split() for line in LAYERS.split("\n") if line]

@@ -5,13 +5,13 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from torch_export import to_onnx
 
 from snapvit_export.calibration.digits import digit_source
 from snapvit_export.calibration.images import prepare
 from snapvit_export.evaluate.exported_model import top1
 from snapvit_export.family.folder import read_family
 from snapvit_export.prune.models.load import load_model
-from snapvit_export.prune.rank.search.onnx_export import to_onnx
 from snapvit_export.runtimes.ort import OrtSession
 
 FOLDER = Path(str(resources.files("snapvit_export.bundled")))

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
+from torch_export import to_onnx
 
+from helpers.corrections import corrected
 from helpers.images import noise
 from helpers.models import FAMILIES, features, model_of, randomise
 from helpers.plans import half_plan, uneven_plan
@@ -24,14 +26,13 @@ from snapvit_export.errors import SnapvitError
 from snapvit_export.model.plan import Plan
 from snapvit_export.model.ranking import Ranking
 from snapvit_export.prune.blocks.timm_blocks import blocks_of
-from snapvit_export.prune.correct.elastic import correct_module, corrected, make_factors
+from snapvit_export.prune.correct.elastic import correct_module, make_factors
 from snapvit_export.prune.correct.sequential import correct_in_sequence
 from snapvit_export.prune.import_scores import import_scores
 from snapvit_export.prune.models.load import Model, ModelDescription, load_model, save_model
 from snapvit_export.prune.models.masking import masked
 from snapvit_export.prune.models.read_anatomy import read_anatomy
 from snapvit_export.prune.models.slicing import shrink
-from snapvit_export.prune.rank.search.onnx_export import to_onnx
 from snapvit_export.prune.stats.observe import observe
 from snapvit_export.runtimes.ort import OrtSession
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.corrections import corrected
 from helpers.graphs import close, run
 from helpers.images import HALF, inputs_of, make_image_folder, some_images
 from helpers.models import FAMILIES, as_model, make_model_folder, small
-from helpers.plans import anatomy_of
+from helpers.plans import anatomy_of, line
 from helpers.rankings import random_ranking
 from helpers.reference_forward import Reference
 from snapvit_export.allocation.costs import flops_costs
@@ -31,7 +32,7 @@ from snapvit_export.model.ranking import Ranking
 from snapvit_export.model.sublayer import SubLayer
 from snapvit_export.progress import Silent
 from snapvit_export.prune.blocks.timm_blocks import blocks_of
-from snapvit_export.prune.correct.elastic import correct_module, corrected, make_factors
+from snapvit_export.prune.correct.elastic import correct_module, make_factors
 from snapvit_export.prune.correct.policy import Corrector
 from snapvit_export.prune.correct.refit import refit
 from snapvit_export.prune.correct.sequential import correct_in_sequence
@@ -270,10 +271,10 @@ def test_plans_along_the_line_are_nested_also_where_sub_layers_go():
     ranking, _ = damage_ranking(model, observe(model, some_images(), warn=False))
     protection = Protection(sublayers=False)
     least, may_go = protection.least(model.anatomy), protection.may_go(model.anatomy, ends(ranking))
-    line = Allocator(ranking.damage, flops_costs(model.anatomy), least, may_go=may_go).line
-    assert all(denser.keeps_all_of(sparser) for denser, sparser in pairwise(line))
-    assert len(line[-1].removed) == 5  # of six sub-layers
-    for plan in line:
+    plans = line(Allocator(ranking.damage, flops_costs(model.anatomy), least, may_go=may_go))
+    assert all(denser.keeps_all_of(sparser) for denser, sparser in pairwise(plans))
+    assert len(plans[-1].removed) == 5  # of six sub-layers
+    for plan in plans:
         plan.check_fits(model.anatomy)
 
 

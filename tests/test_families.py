@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from torch_export import to_onnx
 
 from helpers.models import FAMILIES, small
 from helpers.plans import uneven_plan
@@ -16,7 +17,6 @@ from snapvit_export.prune.models.load import ModelDescription, load_model, save_
 from snapvit_export.prune.models.masking import masked
 from snapvit_export.prune.models.read_anatomy import read_anatomy
 from snapvit_export.prune.models.slicing import ElasticViT, shrink
-from snapvit_export.prune.rank.search.onnx_export import to_onnx
 from snapvit_export.runtimes.ort import OrtSession
 
 

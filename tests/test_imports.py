@@ -1,5 +1,6 @@
 """The light half stays light, and help answers at once."""
 
+import ast
 import os
 import pkgutil
 import resource
@@ -80,6 +81,12 @@ def test_help_takes_less_than_300_ms_of_cpu(command):
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     assert min(cpu_seconds() for _ in range(3)) < 0.3
+
+
+def test_type_checkers_see_the_public_names_where_they_are_loaded_from():
+    stub = ast.parse((Path(snapvit_export.__file__).parent / "__init__.pyi").read_text())
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    assert {alias.name: f".{node.module}" for node in imports for alias in node.names} == snapvit_export._HOME
 
 
 def test_public_names_are_all_there():

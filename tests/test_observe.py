@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.corrections import corrected
 from helpers.images import noise
 from helpers.models import TINY, features, make_model, model_of
 from helpers.plans import half_plan
@@ -13,9 +14,8 @@ from snapvit_export.errors import SnapvitError
 from snapvit_export.model.plan import Plan
 from snapvit_export.progress import Silent
 from snapvit_export.prune.blocks.timm_blocks import blocks_of
-from snapvit_export.prune.correct.elastic import corrected
 from snapvit_export.prune.correct.sequential import correct_in_sequence
-from snapvit_export.prune.rank.criteria.record import Recorder
+from snapvit_export.prune.rank.criteria.base import Recorder
 from snapvit_export.prune.stats import token_weights as tokens
 from snapvit_export.prune.stats.moments import COLUMNS, RunningMoments
 from snapvit_export.prune.stats.observe import observe

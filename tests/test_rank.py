@@ -20,8 +20,8 @@ from snapvit_export.prune.models.load import Model, load_model, save_model
 from snapvit_export.prune.rank.checkpoint import Checkpoint
 from snapvit_export.prune.rank.criteria.base import Batch
 from snapvit_export.prune.rank.criteria.losses import CrossEntropy
-from snapvit_export.prune.rank.exact_sum import ExactSum, choose_exponents
 from snapvit_export.prune.rank.rank import rank, starting_factors
+from snapvit_export.prune.rank.reproducible import ExactSum, choose_exponents
 from snapvit_export.prune.rank.search.cka import cka_covariance, nearest_correlation
 
 SEARCH = Settings(evaluations=10, population=5, pca=16)

@@ -23,8 +23,8 @@ from snapvit_export.family.folder import own_files, read_family, write_manifest
 from snapvit_export.family.layout import PLOTS, parse_formats, place, report_files
 from snapvit_export.family.manifest import Manifest
 from snapvit_export.report.charts import all_charts
-from snapvit_export.report.charts.labels import place as place_labels
 from snapvit_export.report.charts.look import DARK, LIGHT, axis
+from snapvit_export.report.charts.pareto import place as place_labels
 from snapvit_export.report.data import Source, gather, plain
 from snapvit_export.report.draw import as_data, inline_svg, png, svg
 from snapvit_export.report.markdown import markdown

@@ -8,9 +8,9 @@ the budget: a knapsack.
 
 - `within(budget)` solves it by dynamic programming over costs in whole bins. Costs are rounded up, so the true cost
   never exceeds the budget; what rounding left over is then spent, best damage per cost first, until nothing more fits.
-- `line` is the greedy sequence: from the sparsest Plan to the dense one, the structure that gains most per cost next,
-  by the slopes of each curve's lower convex hull. Its Plans are nested. Where all sub-layers stand on corners of their
-  hulls, no Plan of that cost or less has less damage: it is the minimum of damage + slope * cost.
+- The greedy line goes from the sparsest Plan to the dense one, by the structure that saves most damage per cost next,
+  along the slopes of each curve's lower convex hull. Its Plans are nested. Where all sub-layers stand on corners of
+  their hulls, no Plan of that cost or less has less damage: it is the minimum of damage + slope * cost.
 
 What is exact: with at most OPTIONS widths per sub-layer and costs that are whole multiples of a bin, `within` is
 optimal. Otherwise a first pass looks at OPTIONS evenly spaced widths, and a second at all widths near the first answer
@@ -104,25 +104,10 @@ class Allocator:
         fitting = [picks for picks in candidates if self._cost(picks) <= budget]
         return min((self._plan(self._filled(picks, budget)) for picks in fitting), key=self.damage)
 
-    def along_line(self, budget: float) -> Plan:
-        """The densest Plan of the line that costs at most `budget`; Plans of two budgets are nested."""
-        self._check_reach(budget)
-        return self._plan(self._line_picks(budget))
-
     def _check_reach(self, budget: float) -> None:
         least = self.costs.of(self.sparsest)
         if not least <= budget:
             raise SnapvitError(f"a cost of {budget:g} is out of reach: the sparsest plan costs {least:g}")
-
-    @cached_property
-    def line(self) -> tuple[Plan, ...]:
-        """Nested Plans from dense to the sparsest; each lacks one option of one sub-layer that the one before has."""
-        picks = np.zeros(len(self._options), np.int64)
-        plans = [self._plan(picks)]
-        for sublayer in self._steps:
-            picks[sublayer] += 1
-            plans.append(self._plan(picks))
-        return tuple(plans[::-1])
 
     @cached_property
     def _steps(self) -> npt.NDArray[np.int64]:

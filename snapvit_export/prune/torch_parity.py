@@ -10,9 +10,8 @@ from ..checks.gates import agreement
 from ..evaluate.features import Split
 from ..model.plan import Plan
 from ..model.ranking import Ranking
-from .models.checks import check_same_weights
 from .models.extractor import TorchExtractor
-from .models.load import Model, load_model
+from .models.load import Model, check_same_weights, load_model
 from .models.read_anatomy import read_anatomy
 from .models.slicing import shrink
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SnapvitError, first_line, needs
-from .session import in_batches
+from .fixed_batch import in_batches
 
 DEVICE = "CPU"
 FRONT_ENDS = {".onnx": "onnx", ".xml": "ir"}

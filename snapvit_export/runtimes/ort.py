@@ -27,7 +27,7 @@ from ..errors import SnapvitError, first_line, needs
 from ..storage.atomic import cache_folder, writing
 from ..target import Runtime
 from .cuda import NoGPU, require_gpu
-from .session import in_batches
+from .fixed_batch import in_batches
 
 CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
 PROVIDERS: dict[Runtime, str] = {"onnxruntime": CPU, "onnxruntime-cuda": CUDA, "onnxruntime-tensorrt": TENSORRT}

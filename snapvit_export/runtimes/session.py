@@ -1,11 +1,7 @@
-"""Open a file in the runtime of a Target. Light: each runtime is imported when it is asked for.
-
-Batches of any size through a graph that takes only one size. Light: numpy.
-"""
+"""Open a file in the runtime of a Target. Light: each runtime is imported when it is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -81,18 +77,3 @@ def device_for(runtime: Runtime) -> DeviceCard:
         memory_bytes=cuda.memory_bytes,
     )
     return this_device(found, gpu)
-
-
-Array = npt.NDArray[Any]
-
-
-def in_batches(run: Callable[[Array], Array], images: Array, size: int | None) -> Array:
-    """Run a graph that takes `size` images at once as often as it must; None: it takes any number.
-
-    The last run is filled up with images that are not told of.
-    """
-    if size is None or len(images) == size:
-        return run(images)
-    whole = np.resize(images, (-(-len(images) // size) * size, *images.shape[1:]))
-    parts = [run(whole[start : start + size]) for start in range(0, len(whole), size)]
-    return np.concatenate(parts)[: len(images)]

@@ -61,9 +61,8 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
     with needs("comparing methods", extra="prune"):
         import torch  # noqa: F401
     from ..prune.compare import compare, method, ordered, same_images
-    from ..prune.models.checks import weights_fingerprint
     from ..prune.models.extractor import TorchExtractor
-    from ..prune.models.load import Model, load_model
+    from ..prune.models.load import Model, load_model, weights_fingerprint
     from ..prune.models.read_anatomy import read_anatomy
 
     methods = {name: same_images(method(name), request.images, request.seed) for name in request.recipes}
@@ -138,9 +137,9 @@ def _continued(start: Comparison, folder: Path) -> Comparison:
 def _write(found: Comparison, folder: Path) -> None:
     from ..report.charts.methods import methods
     from ..report.draw import png, svg
-    from ..report.methods_table import markdown
+    from ..report.markdown import comparison_markdown
 
     chart = methods(found)
     write_atomically(folder / "compare.svg", svg(chart))
     write_atomically(folder / "compare.png", png(chart))
-    write_atomically(folder / "compare.md", markdown(found).encode())
+    write_atomically(folder / "compare.md", comparison_markdown(found).encode())

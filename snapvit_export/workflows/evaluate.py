@@ -98,9 +98,8 @@ def _exported(request: EvaluateRequest) -> Iterator[Extractor]:
 
 def _in_torch(request: EvaluateRequest, ranking: Ranking | None, progress: Progress) -> Extractor:
     from ..allocation.planner import Planner
-    from ..prune.models.checks import check_same_weights
     from ..prune.models.extractor import TorchExtractor
-    from ..prune.models.load import Model, load_model
+    from ..prune.models.load import Model, check_same_weights, load_model
     from ..prune.models.read_anatomy import read_anatomy
     from ..prune.models.slicing import shrink
 

@@ -273,7 +273,7 @@ def _provenance(request: Request, given: Ranking | None, ranking: Ranking, calib
 
 def _refuse_early(request: Request, given: Ranking | None, model: Model) -> None:
     """Refuse a ranking of another model, and plans that protection forbids, before any long work."""
-    from ..prune.models.checks import check_same_weights
+    from ..prune.models.load import check_same_weights
 
     settings = request.settings
     if given is not None:

@@ -41,8 +41,7 @@ def pack_model(request: PackRequest, progress: Progress | None = None) -> Descri
     with needs("packing", extra="prune"):
         import torch  # noqa: F401
     from ..prune.correct.elastic import make_factors
-    from ..prune.models.checks import check_same_weights
-    from ..prune.models.load import load_model
+    from ..prune.models.load import check_same_weights, load_model
     from ..prune.pack import pack
     from ..prune.rank.rank import rank_and_factor
     from ..prune.stats.observe import observe

@@ -41,8 +41,7 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
     rounds = _rounds(request)
     with needs("ranking", extra="prune"):
         import torch  # noqa: F401
-    from ..prune.models.checks import check_device
-    from ..prune.models.load import load_model
+    from ..prune.models.load import check_device, load_model
     from ..prune.rank.distributed import join
     from ..prune.rank.iterative import rank_in_rounds
     from ..prune.rank.rank import needs_images, rank

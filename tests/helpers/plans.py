@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from snapvit_export.allocation.knapsack import Allocator
 from snapvit_export.model.anatomy import Anatomy, Block
 from snapvit_export.model.plan import Plan
 
@@ -26,3 +29,19 @@ def plan_without(anatomy: Anatomy, attention: set[int], mlps: set[int]) -> Plan:
     """Whole sub-layers gone in those blocks, and half of the other neurons."""
     heads = tuple(0 if i in attention else n for i, n in enumerate(anatomy.heads))
     return Plan(heads=heads, neurons=tuple(0 if i in mlps else max(1, n // 2) for i, n in enumerate(anatomy.neurons)))
+
+
+def along_line(allocator: Allocator, budget: float) -> Plan:
+    """The densest Plan of the greedy line that costs at most `budget`: one of the answers that `within` looks at."""
+    allocator._check_reach(budget)
+    return allocator._plan(allocator._line_picks(budget))
+
+
+def line(allocator: Allocator) -> list[Plan]:
+    """The Plans of the greedy line from dense to the sparsest; each lacks one option that the one before has."""
+    picks = np.zeros(len(allocator._options), np.int64)
+    plans = [allocator._plan(picks)]
+    for sublayer in allocator._steps:
+        picks[sublayer] += 1
+        plans.append(allocator._plan(picks))
+    return plans[::-1]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,6 @@ from timm.layers.mlp import GluMlp, Mlp, SwiGLU
 from torch import Tensor, nn
 
 from ...model.plan import Part as Part
-
-if TYPE_CHECKING:
-    from ..models.load import Model
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,14 @@ class Share:
         return self.tensor.detach().index_select(self.axis, self.indices(keep)).contiguous()
 
 
-def as_module(model: Model | nn.Module) -> nn.Module:
+class HoldsModule(Protocol):
+    """What `load_model` returns, as far as blocks are concerned."""
+
+    @property
+    def module(self) -> nn.Module: ...
+
+
+def as_module(model: HoldsModule | nn.Module) -> nn.Module:
     """The module of what `load_model` returned, or a timm module as it is; `load.as_model` goes the other way."""
     return model if isinstance(model, nn.Module) else model.module
 

@@ -34,9 +34,7 @@ from ...model.plan import Plan
 from ...model.ranking import Order, Ranking
 from ..blocks.pruned_block import ShortBlock, fold
 from ..blocks.timm_blocks import PARTS, Part, blocks_of, gain_of, give_bias, output_of
-from ..models.checks import weights_fingerprint
-from ..models.load import Model
-from ..models.slicing import shrink
+from ..models.load import Model, weights_fingerprint
 
 Correction = Literal["elastic", "sparsegpt"]
 
@@ -125,33 +123,6 @@ def correct_module(small: nn.Module, ranking: Ranking, plan: Plan, factors: Fact
             elif factor.structures:  # otherwise the model lacked it before: what it adds is there
                 put_mean(block, part, factor.corrected(0)[1], factor.gain)
     fold(small)
-
-
-def corrected(
-    model: Model,
-    ranking: Ranking,
-    plan: Plan,
-    statistics: Statistics,
-    damping: Damping = Damping(),
-    correction: Correction = "elastic",
-) -> nn.Module:
-    """A cut and corrected copy of the model, from statistics of the dense one.
-
-    "sparsegpt" is the released code's left-to-right variant, for comparison; see `correction.sparsegpt`.
-    """
-    small = shrink(model.module, ranking, plan)
-    if correction == "elastic":
-        correct_module(small, ranking, plan, make_factors(model, ranking, statistics, damping))
-        return small
-    ranking.check_fits(model.anatomy)
-    check_statistics(model, statistics)
-    for i, (block, target) in enumerate(zip(blocks_of(model.module), blocks_of(small))):
-        proj, fc2 = layers_of(block, ranking, i)
-        if proj is not None and plan.heads[i]:  # what is gone keeps its bias, as all biases stay in this variant
-            put_left_to_right(target.attn.proj, proj, statistics.proj[i], plan.heads[i], damping)
-        if fc2 is not None and plan.neurons[i]:
-            put_left_to_right(target.mlp.fc2, fc2, statistics.fc2[i], plan.neurons[i], damping)
-    return small
 
 
 def put_factor(target: nn.Linear, layer: Layer, factor: Factor, keep: int) -> None:

@@ -19,9 +19,8 @@ from ...calibration.images import Images
 from ...calibration.preprocessing import Preprocessing
 from ...evaluate.features import Array
 from ...progress import Progress, Silent
-from .checks import weights_fingerprint
 from .class_names import class_names
-from .load import Model
+from .load import Model, weights_fingerprint
 
 BATCH = 32
 

@@ -21,7 +21,7 @@ from ...model.scores import Scores
 from ..blocks.timm_blocks import blocks_of
 from ..correct.elastic import Layer, check_statistics, unordered_layers
 from ..models.load import Model
-from ..single_thread import one_thread
+from .reproducible import one_thread
 
 
 def damage_ranking(

@@ -32,10 +32,8 @@ from ...model.scores import Scores
 from ...model.sublayer import KEY, SubLayer
 from ...progress import Progress, Silent
 from ...storage.json import as_builtins
-from ..models.checks import weights_fingerprint
 from ..models.class_names import as_outputs
-from ..models.load import Model, as_model
-from ..single_thread import one_thread
+from ..models.load import Model, as_model, weights_fingerprint
 from ..stats.observe import observe
 from ..stats.output_divergence import Divergence, DivergenceName, check_divergence, default_divergence
 from ..stats.sublayer_stats import IMAGES, measure_sublayers
@@ -44,7 +42,7 @@ from .criteria import make_criterion
 from .criteria.base import Batch, Criterion
 from .damage import damage_ranking
 from .distributed import Processes
-from .exact_sum import ExactSum, choose_exponents
+from .reproducible import ExactSum, choose_exponents, one_thread
 from .search.candidate_runner import Bench
 from .search.cka import cka_covariance
 from .search.damage_fitness import AllocationFitness

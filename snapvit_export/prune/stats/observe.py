@@ -21,8 +21,7 @@ from ...correction.moments import Moments, Statistics
 from ...errors import SnapvitError
 from ...progress import Progress, Silent
 from ..blocks.timm_blocks import PARTS, Part, blocks_of, output_of
-from ..models.checks import check_device, weights_fingerprint
-from ..models.load import Model
+from ..models.load import Model, check_device, weights_fingerprint
 from .moments import RunningMoments
 from .token_weights import TokenWeights, batch_size, checked_weights, counted, passed_over
 

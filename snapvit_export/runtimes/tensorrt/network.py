@@ -6,7 +6,7 @@ log.
 Parsing and building need no GPU with TensorRT-RTX; everything after `load` does, and whoever calls it has asked
 `cuda.require_gpu` first, since without a driver TensorRT ends the process.
 
-Light: standard library and numpy. `tensorrt_api.NAMES` lists what is used.
+Light: standard library and numpy. `tests/tensorrt_bindings/names.py` lists what is used.
 """
 
 from __future__ import annotations
@@ -226,14 +226,6 @@ class Context:
         if not self.context.execute_async_v3(stream):
             raise SnapvitError(f"{self.engine.where}: did not run: {self.engine.api.log.cause}")
 
-    def profile_layers(self, run: Any, runs: int = 20) -> dict[str, float]:
-        """Mean milliseconds of every layer, in runs of their own: being watched costs time."""
-        watch = _make_profiler(self.engine.api.trt)
-        self.context.profiler = watch
-        for _ in range(runs):
-            run()
-        return {name: ms / runs for name, ms in watch.total_ms.items()}
-
 
 DTYPES = {
     "FLOAT": "fp32",
@@ -266,18 +258,6 @@ def _logger(trt: Any) -> Any:
             return self.errors[0] if self.errors else "it gave no reason"
 
     return Log()
-
-
-def _make_profiler(trt: Any) -> Any:
-    class Watch(trt.IProfiler):
-        def __init__(self) -> None:
-            trt.IProfiler.__init__(self)
-            self.total_ms: dict[str, float] = {}
-
-        def report_layer_time(self, name: str, ms: float) -> None:
-            self.total_ms[name] = self.total_ms.get(name, 0.0) + ms
-
-    return Watch()
 
 
 def _first_error(parser: Any, log: Any) -> str:

@@ -19,7 +19,7 @@ from ...graph.read import read_graph
 from ...storage.atomic import sha256, write_atomically
 from ...target import Precision, Target
 from ..cuda import Cuda, Graph, NoGPU, require_gpu
-from ..session import in_batches
+from ..fixed_batch import in_batches
 from .engine_file import ANY, EngineRecord, read_engine, timing_cache_path, write_engine
 from .matmul_dtypes import Census, require_precision
 from .network import BuildSettings, TensorRT
@@ -156,15 +156,6 @@ class TensorRTSession:
     def layers(self) -> Any:
         """What the builder made of the graph."""
         return self._engine_object.layers()
-
-    def layer_ms(self) -> dict[str, float]:
-        """Mean milliseconds of every layer, in runs of their own."""
-
-        def run() -> None:
-            self._context.enqueue(self._stream.address)
-            self._stream.wait()
-
-        return self._context.profile_layers(run)
 
     def close(self) -> None:
         """Give back the memory."""

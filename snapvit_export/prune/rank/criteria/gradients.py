@@ -19,9 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from ....model.scores import Scores
-from .base import Batch, Need
+from .base import Batch, Need, Rule, scored_rows, to_scores
 from .losses import Loss
-from .structures import Rule, scored_rows, to_scores
 
 ALPHA = 1e-3  # of the released code: how much the weight itself counts in SNIP
 

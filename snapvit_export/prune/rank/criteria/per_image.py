@@ -21,10 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from ....model.scores import Scores
-from .base import Batch, Need
+from .base import Batch, Need, Recorder, Rows, columns, scored_rows, to_scores
 from .losses import Loss
-from .record import Recorder
-from .structures import Rows, columns, scored_rows, to_scores
 
 
 @dataclass(frozen=True)

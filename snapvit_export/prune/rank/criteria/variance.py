@@ -20,9 +20,7 @@ from torch import Tensor, nn
 
 from ....model.scores import Scores
 from ...blocks.timm_blocks import Share
-from .base import Batch, Need
-from .record import Recorder
-from .structures import columns, to_scores
+from .base import Batch, Need, Recorder, columns, to_scores
 
 
 @dataclass(frozen=True)

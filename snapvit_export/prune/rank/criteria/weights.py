@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ....model.scores import Scores
-from .base import Batch, Need
-from .structures import Rule, scored_rows, to_scores
+from .base import Batch, Need, Rule, scored_rows, to_scores
 
 
 @dataclass(frozen=True)

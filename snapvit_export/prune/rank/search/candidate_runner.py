@@ -30,7 +30,7 @@ from ...blocks.functional import (
 from ...blocks.timm_blocks import blocks_of
 from ...models.load import Model
 from ...models.slicing import kept
-from ...single_thread import one_thread
+from ..reproducible import one_thread
 from .engine import Autocast, EngineName, choose_autocast, make_engine
 
 CHUNK = 4  # images at a time: what fits the cache of one core serves best

@@ -20,8 +20,8 @@ from ....correction.cholesky import Factor, Factors, from_rank_order
 from ....model.plan import Plan
 from ....model.ranking import Ranking
 from ...blocks.functional import Weights
-from ...single_thread import one_thread
 from ...stats.output_divergence import Divergence
+from ..reproducible import one_thread
 from .candidate_runner import Bench
 from .fitness import PerImage
 

@@ -7,8 +7,11 @@ of open width, so a candidate needs no new session, no copy of the model and no 
 from __future__ import annotations
 
 import io
+import logging
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, Protocol
 
@@ -19,8 +22,8 @@ from torch import Tensor, nn
 from ....errors import SnapvitError, UsageError
 from ....runtimes.device import usable_cores
 from ...blocks.functional import Body, Weights, run_blocks
-from .onnx_export import OPSET, quiet
 
+OPSET = 17  # at which the tracing exporter gives the smaller and faster graph for ViTs
 EngineName = Literal["torch", "onnxruntime"]
 Autocast = Literal["none", "bf16", "fp16"]
 DTYPES: dict[str, torch.dtype | None] = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -193,3 +196,16 @@ def _has_onnxruntime() -> bool:
     except ImportError:
         return False
     return True
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """The exporter warns of its age and of each shape it takes as constant; both are what we want here."""
+    level = logging.getLogger("torch.onnx").level
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.getLogger("torch.onnx").setLevel(level)

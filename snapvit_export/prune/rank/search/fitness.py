@@ -28,7 +28,7 @@ from ....model.plan import Protection
 from ....model.ranking import Ranking
 from ....model.scores import Scores
 from ...models.load import Model
-from ...single_thread import one_thread
+from ..reproducible import one_thread
 from .candidate_runner import Bench
 from .engine import Autocast, EngineName
 

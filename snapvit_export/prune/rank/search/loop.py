@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from ....errors import SnapvitError
-from ...single_thread import one_thread
 from ..checkpoint import Checkpoint, Saved
 from ..distributed import Processes
+from ..reproducible import one_thread
 from .candidate_runner import Bench
 from .fitness import PerImage
 from .optimiser import Optimiser, Vector

@@ -7,21 +7,16 @@ from __future__ import annotations
 
 import copy
 import io
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
+import onnx
 import torch
 from torch import nn
 
-from ....errors import SnapvitError
-from ....model.anatomy import Anatomy
+from snapvit_export.model.anatomy import Anatomy
+from snapvit_export.prune.rank.search.engine import OPSET, quiet
 
-OPSET = 17
 INPUT = "images"
-PROTOBUF_LIMIT = 2_000_000_000  # bytes: the largest message that protobuf writes, and so the largest single file
 
 
 def output_name(anatomy: Anatomy) -> str:
@@ -31,13 +26,6 @@ def output_name(anatomy: Anatomy) -> str:
 
 def to_onnx(module: nn.Module, anatomy: Anatomy, metadata: dict[str, str]) -> bytes:
     """Serialise a module; `metadata` goes into the file for whoever opens it later."""
-    if 4 * anatomy.params() > PROTOBUF_LIMIT:
-        raise SnapvitError(
-            f"{anatomy.params() / 1e6:.0f} million parameters are more than one ONNX file holds (about 500 million). "
-            f"Choose a smaller model"
-        )
-    import onnx
-
     module = _unfused(module)
     example = torch.zeros(1, anatomy.channels, *anatomy.image)
     name, buffer = output_name(anatomy), io.BytesIO()
@@ -67,16 +55,3 @@ def _unfused(module: nn.Module) -> nn.Module:
         if hasattr(part, "fused_attn"):
             part.fused_attn = False
     return twin.eval()
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """The exporter warns of its age and of each shape it takes as constant; both are what we want here."""
-    level = logging.getLogger("torch.onnx").level
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.getLogger("torch.onnx").setLevel(level)

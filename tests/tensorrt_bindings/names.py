@@ -1,4 +1,4 @@
-"""Every name of TensorRT's Python API that `tensorrt.py` uses: the contract with 10.3 to 11.x and TensorRT-RTX.
+"""Every name of TensorRT's Python API that `runtimes/tensorrt` uses: the contract with 10.3 to 11.x and TensorRT-RTX.
 
 tests/test_tensorrt_contract.py looks each of them up in the real bindings of several versions, and makes sure that the
 adapter uses no other.
@@ -38,7 +38,6 @@ NAMES = (
     "ICudaEngine.num_io_tensors",
     "IExecutionContext.execute_async_v3",
     "IExecutionContext.get_tensor_shape",
-    "IExecutionContext.profiler",
     "IExecutionContext.set_input_shape",
     "IExecutionContext.set_tensor_address",
     "ILayer.get_input",
@@ -53,8 +52,6 @@ NAMES = (
     "INetworkDefinition.get_layer",
     "INetworkDefinition.num_layers",
     "IOptimizationProfile.set_shape",
-    "IProfiler",
-    "IProfiler.report_layer_time",
     "ITensor.dtype",
     "ITensor.name",
     "ITensor.shape",

@@ -4,14 +4,21 @@ Floating-point sums change with the order, so the same images spread over two pr
 one. Here every term is rounded once to a multiple of a quantum and added as integers, in two parts of 64 bits: a coarse
 one whose unit is 2^-34 of the largest entry of the first batch, and a fine one that resolves 2^-74 of it (5e-23), so
 that squares of small gradients are not lost beside large ones.
+
+Linear algebra on one thread: libraries split sums by the number of threads, and their last bits change with it.
+
+What is small but decides the search (PCA, CKA, the optimiser) runs here, so that neither the cores of a machine nor
+the number of processes can change a ranking.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from ...errors import SnapvitError
@@ -54,3 +61,15 @@ class ExactSum:
             whole = coarse.double() + torch.ldexp(fine.double(), torch.tensor(-FINE))
             found.append(torch.ldexp(whole, torch.tensor(-exponent)))
         return found
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Within the block, numpy and torch compute on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(limits=1):
+            yield
+    finally:
+        torch.set_num_threads(threads)

@@ -28,16 +28,24 @@ from . import (
     validate,
 )
 
+# Options that name a source, a file or a list: whoever gives a second one means both. Of settings (--images, --out) the
+# last one counts, as everywhere on a command line: so an alias can be overridden.
+MEANS_BOTH = frozenset(
+    f"--{name}"
+    for name in (
+        *("data", "on", "by", "classes", "ranking", "checkpoint", "profile", "elastic", "target"),
+        *("sparsity", "flops", "params", "pair", "pairs", "recipes", "rounds", "ignore", "format", "budget"),
+    )
+)
+
 
 class Once(TyperCommand):
-    """A command that refuses a second value of an option which has room for one, instead of forgetting the first."""
+    """A command that refuses a second value where there is room for one, instead of forgetting the first in silence."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _, _, given = self.make_parser(ctx).parse_args(args=list(args))
         for option in given:
-            takes_many = getattr(option, "multiple", False) or option.nargs == -1
-            says_the_same = getattr(option, "is_flag", False) and not getattr(option, "secondary_opts", [])  # --json
-            if given.count(option) > 1 and option.opts[0].startswith("-") and not (takes_many or says_the_same):
+            if given.count(option) > 1 and option.opts[0] in MEANS_BOTH and not option.multiple:
                 raise UsageError(
                     f"{option.opts[0]} is given twice, and snapvit {ctx.info_name} takes one. Give it once"
                 )

@@ -42,7 +42,7 @@ UNUSUAL = [
     ("vit_small_patch16_dinov3", {"global_pool": "token"}),
     ("vit_small_patch16_dinov3", {"global_pool": "map", "attn_pool_num_heads": 4}),
     ("vit_medium_patch16_rope_reg1_gap_256", {}),
-    ("vit_medium_patch16_rope_reg1_gap_256", {"global_pool": "token", "num_reg_tokens": 0}),
+    ("vit_medium_patch16_rope_reg1_gap_256", {"global_pool": "token", "num_reg_tokens": 0, "class_token": True}),
 ]
 CASES = [(name, {}) for name in FAMILIES.values()] + UNUSUAL
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from helpers.images import make_image_folder
 from helpers.models import make_model, make_model_folder
 from helpers.programs import Outcome
 from helpers.shared import SHARED
+from helpers.timing import short_timings as timings_are_short
 from snapvit_export.prune.models.load import Model
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a job that a shell put in the background
@@ -55,13 +56,21 @@ def image_folder(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def family_and_elastic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A family and an Elastic folder of the same ranking, made once. To be read, or copied."""
-    return make_family_and_elastic(tmp_path_factory.mktemp("made"))
+    with timings_are_short():
+        return make_family_and_elastic(tmp_path_factory.mktemp("made"))
 
 
 @pytest.fixture
 def device_folder(family_and_elastic: Path, tmp_path: Path) -> Path:
     """A copy of them that a test may change."""
     return shutil.copytree(family_and_elastic, tmp_path / "made")
+
+
+@pytest.fixture
+def short_timings() -> Iterator[None]:
+    """Timings are over soon, in tests that assert nothing about a latency."""
+    with timings_are_short():
+        yield
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 
 from helpers.images import make_image_folder
 from helpers.models import make_model_folder
+from helpers.timing import short_timings
 from snapvit_export.allocation.recipe import make_settings
 from snapvit_export.errors import FileFormatError, SnapvitError
 from snapvit_export.family.folder import own_files, read_family
@@ -28,7 +29,8 @@ def exported(tmp_path_factory) -> Path:
         out=folder / "family",
         settings=make_settings("default", images=16),
     )
-    export(replace(request, sparsity=[0.3]))
+    with short_timings():
+        export(replace(request, sparsity=[0.3]))
     return folder / "family"
 
 

@@ -10,19 +10,14 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
+from helpers.shared import ROOT
 from snapvit_export.checks.inspect import inspect
 from snapvit_export.family.folder import read_family
 from snapvit_export.model.ranking import Ranking
 from snapvit_export.runtimes.ort import OrtSession
-from snapvit_export.selection import bracket
 from snapvit_export.selection.known_profiles import FamilyProfile
 
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch) -> None:
-    """What is chosen does not matter here, so comparisons may be short."""
-    monkeypatch.setattr(bracket, "COMPARE_SECONDS", (0.3,))
-    monkeypatch.setattr(bracket, "FIRST_SECONDS", 0.2)
+pytestmark = pytest.mark.usefixtures("short_timings")  # what is chosen does not matter here
 
 
 def test_profile_times_all_variants_and_says_on_what(snapvit, device_folder):
@@ -95,13 +90,14 @@ def test_with_an_elastic_folder_new_variants_are_cut_without_torch(device_folder
 import sys
 for name in ("torch", "timm", "torchvision", "sklearn"):
     sys.modules[name] = None
-from snapvit_export.selection import bracket, candidates
+sys.path.append(sys.argv[3])
+from helpers.timing import short_timings
 from snapvit_export.cli.app import main
-bracket.COMPARE_SECONDS, bracket.FIRST_SECONDS, candidates.FIT_SECONDS = (0.2,), 0.2, 0.1
 sys.argv = ["snapvit", "choose", sys.argv[1], "--budget", "75%", "--elastic", sys.argv[2], "--json", "-q"]
-main()
+with short_timings():
+    main()
 """
-    call = [sys.executable, "-c", script, str(family), str(device_folder / "elastic")]
+    call = [sys.executable, "-c", script, str(family), str(device_folder / "elastic"), str(ROOT / "tests")]
     done = subprocess.run(call, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     manifest = read_family(family)  # all hashes hold

@@ -6,17 +6,12 @@ import pytest
 
 from helpers.models import make_model_folder
 from snapvit_export.family.folder import read_family
-from snapvit_export.selection import bracket
 
 pytest.importorskip("openvino", reason="needs OpenVINO: pip install 'snapvit-export[openvino]'")
 pytest.importorskip("nncf", reason="needs NNCF: pip install 'snapvit-export[openvino]'")
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch) -> None:
-    """What is chosen does not matter here, so looks may be short."""
-    monkeypatch.setattr(bracket, "COMPARE_SECONDS", (0.2,))
-    monkeypatch.setattr(bracket, "FIRST_SECONDS", 0.1)
+pytestmark = pytest.mark.usefixtures("short_timings")  # what is chosen does not matter here
 
 
 @pytest.mark.parametrize(("precision", "suffix"), [("fp32", ".onnx"), ("int8", ".xml")])

@@ -1,15 +1,18 @@
 """Ranking: reproducible, resumable at any moment, and the same for any number of processes."""
 
 import json
+import shutil
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 import torch
 
-from helpers.images import pictures
+from helpers.images import make_image_folder, pictures
+from helpers.models import make_model_folder
 from helpers.programs import KILLED_RANK, python, torchrun
 from snapvit_export.allocation.recipe import RECIPES, Settings, make_settings
 from snapvit_export.calibration.images import calibration_and_held_out, prepare
@@ -159,30 +162,49 @@ def test_the_nearest_correlation_matrix_is_positive_definite():
 # --- resuming
 
 
+@pytest.fixture(scope="module")
+def tiny_folder(tmp_path_factory) -> Path:
+    """One for all tests here, none of which changes it."""
+    return make_model_folder(tmp_path_factory.mktemp("rank") / "tiny-model")
+
+
+@pytest.fixture(scope="module")
+def image_folder(tmp_path_factory) -> Path:
+    """One for all tests here, none of which changes it."""
+    return make_image_folder(tmp_path_factory.mktemp("rank") / "pictures")
+
+
+def ranking_with_search(model: Path, images: Path, out: Path, *extra: object) -> list[str]:
+    """Arguments of a small but whole ranking with a search."""
+    base = ["rank", model, "--data", images, "--out", out, "--images", 56, "--pca", 16, "--recipe", "local"]
+    return [str(part) for part in (*base, "--evaluations", 12, "--population", 5, *extra)]
+
+
 @pytest.fixture
 def command(tiny_folder, image_folder, tmp_path):
-    """Arguments of a small but whole ranking with a search."""
+    """Those arguments, to write into tmp_path."""
+    return lambda out, *extra: ranking_with_search(tiny_folder, image_folder, tmp_path / out, *extra)
 
-    def arguments(out: str, *extra: object) -> list[str]:
-        base = ["rank", tiny_folder, "--data", image_folder, "--out", tmp_path / out, "--images", 56, "--pca", 16]
-        base += ["--recipe", "local"]
-        return [str(part) for part in (*base, "--evaluations", 12, "--population", 5, *extra)]
 
-    return arguments
+@pytest.fixture(scope="module")
+def whole(tiny_folder, image_folder, tmp_path_factory) -> bytes:
+    """The ranking of that command, if nothing goes wrong."""
+    out = tmp_path_factory.mktemp("whole") / "whole.safetensors"
+    done = python(KILLED_RANK, 0, *ranking_with_search(tiny_folder, image_folder, out))
+    assert done.returncode == 0, done.stderr
+    return out.read_bytes()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kill_after", [2, 4, 6])  # saves: two while scoring, one when scored, then each generation
-def test_killed_at_any_moment_the_same_command_ends_in_the_same_ranking(command, tmp_path, kill_after):
-    whole = python(KILLED_RANK, 0, *command("whole.safetensors"))
-    assert whole.returncode == 0, whole.stderr
+def test_killed_at_any_moment_the_same_command_ends_in_the_same_ranking(command, whole, tmp_path, kill_after):
     killed = python(KILLED_RANK, kill_after, *command("killed.safetensors"))
     assert killed.returncode == -signal.SIGKILL
     assert not (tmp_path / "killed.safetensors").exists()
     assert (tmp_path / "killed.safetensors.checkpoint").exists()
     again = python(KILLED_RANK, 0, *command("killed.safetensors"))
     assert again.returncode == 0, again.stderr
-    assert (tmp_path / "killed.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+    assert (tmp_path / "killed.safetensors").read_bytes() == whole
     assert not (tmp_path / "killed.safetensors.checkpoint").exists()
 
 
@@ -248,16 +270,14 @@ def test_the_default_recipe_is_the_same_in_two_processes_and_after_a_kill(tiny_f
 
 
 @pytest.mark.slow
-def test_a_lost_process_ends_the_run_and_leaves_a_usable_checkpoint(command, tmp_path):
-    whole = python(KILLED_RANK, 0, *command("whole.safetensors"))
-    assert whole.returncode == 0, whole.stderr
+def test_a_lost_process_ends_the_run_and_leaves_a_usable_checkpoint(command, whole, tmp_path):
     lost = torchrun(2, str(KILLED_RANK), "lost", *command("lost.safetensors"))
     assert lost.returncode != 0
     assert not (tmp_path / "lost.safetensors").exists()
     assert "error: another process of this run was lost" in lost.stderr or "error: stopped from outside" in lost.stderr
     again = python(KILLED_RANK, 0, *command("lost.safetensors"))
     assert again.returncode == 0, again.stderr
-    assert (tmp_path / "lost.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+    assert (tmp_path / "lost.safetensors").read_bytes() == whole
 
 
 # --- the command
@@ -350,11 +370,12 @@ def test_labels_are_asked_for(snapvit, command, image_folder, tmp_path):
 def test_a_ranking_of_other_weights_is_refused(snapvit, tiny_model, tiny_folder, image_folder, tmp_path):
     from snapvit_export.prune.models.load import save_model
 
-    plain = ["rank", tiny_folder, "--data", image_folder, "--out", tmp_path / "r.safetensors", "--images", 8]
+    mine = shutil.copytree(tiny_folder, tmp_path / "mine")
+    plain = ["rank", mine, "--data", image_folder, "--out", tmp_path / "r.safetensors", "--images", 8]
     assert snapvit(*plain, "--recipe", "local").code == 0
     tiny_model.module.blocks[0].mlp.fc1.weight.data += 1
-    save_model(tiny_model.module, tiny_model.description, tiny_folder)
-    arguments = ["--model", tiny_folder, "--data", image_folder, "--images", 16, "--sparsity", "0.3"]
+    save_model(tiny_model.module, tiny_model.description, mine)
+    arguments = ["--model", mine, "--data", image_folder, "--images", 16, "--sparsity", "0.3"]
     outcome = snapvit("export", *arguments, "--ranking", tmp_path / "r.safetensors", "--out", tmp_path / "family")
     assert outcome.code == 1
     assert "made from other weights" in outcome.error_line

@@ -14,6 +14,8 @@ from PIL import Image
 from helpers.images import make_image_folder
 from helpers.models import make_model_folder
 from snapvit_export.allocation.recipe import correcting_settings
+from helpers.timing import short_timings
+from snapvit_export. import validate as module
 from snapvit_export.calibration import folder as folder_source
 from snapvit_export.calibration.images import calibration_and_held_out, prepare
 from snapvit_export.evaluate.pareto import Point, dominated
@@ -42,7 +44,8 @@ def made(tmp_path_factory) -> Path:
         settings=correcting_settings("default", False, images=16),
         sparsity=[0.3, 0.5],
     )
-    export(request)
+    with short_timings():
+        export(request)
     for split, count in (("train", 30), ("test", 10)):
         for number in range(count):
             path = folder / "split" / split / f"class{number % 5}" / f"{number}.png"

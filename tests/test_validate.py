@@ -13,9 +13,8 @@ from PIL import Image
 
 from helpers.images import make_image_folder
 from helpers.models import make_model_folder
-from snapvit_export.allocation.recipe import correcting_settings
 from helpers.timing import short_timings
-from snapvit_export. import validate as module
+from snapvit_export.allocation.recipe import correcting_settings
 from snapvit_export.calibration import folder as folder_source
 from snapvit_export.calibration.images import calibration_and_held_out, prepare
 from snapvit_export.evaluate.pareto import Point, dominated

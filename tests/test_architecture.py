@@ -6,6 +6,8 @@ checkers count like any other.
 
 import ast
 import re
+import subprocess
+import sys
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -151,3 +153,18 @@ def test_the_picture_in_the_docs_has_the_same_lines():
     shown = re.search(r"<!-- layers -->\n```\n(.*?)```", text, re.DOTALL).group(1)
     lines = [line.split("  ")[0].replace("/", "").split() for line in shown.splitlines()]
     assert [line for line in lines if line] == [line.split() for line in LAYERS.split("\n") if line]
+
+
+def test_the_way_of_an_export_is_at_most_45_files_and_they_exist():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    shown = re.search(r"<!-- call chain -->\n(.*?)<!-- end of call chain -->", text, re.DOTALL).group(1)
+    files = re.findall(r"^\| `(.*?\.py)` \|", shown, re.MULTILINE)
+    assert 30 < len(files) == len(set(files)) <= 45
+    for file in files:
+        assert (ROOT / file).is_file() or (ROOT / "snapvit_export" / file).is_file(), file
+
+
+def test_the_list_of_modules_in_the_docs_is_up_to_date():
+    script = ROOT / "tools" / "list_modules.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

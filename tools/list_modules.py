@@ -26,7 +26,7 @@ def first_line(path: Path) -> str:
 
 
 def packages() -> list[Path]:
-    """All folders with modules: the library's own, then the layers in the order of the page, each before those inside."""
+    """All folders with modules: the library itself, then its layers in the order of the page."""
     layers = PAGE.read_text().split("<!-- layers -->")[1].split("```")[1]
     names = [word.rstrip("/") for line in layers.splitlines() for word in line.split("  ")[0].split() if "/" in word]
     tops = [ROOT / name if name in TOP else ROOT / "snapvit_export" / name for name in names]

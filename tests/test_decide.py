@@ -102,6 +102,7 @@ def test_a_share_of_the_dense_latency_is_kept_and_near_whatever_the_machine_does
         assert len(by_name) <= 6  # with the six samples of a latency model: twelve
 
 
+@pytest.mark.slow  # thirty simulated choices, each with its intervals
 def test_milliseconds_are_kept_tomorrow_and_nearly_used_up(for_12_ms):
     kept, shares = 0, []
     for choice in for_12_ms:

@@ -415,6 +415,7 @@ def test_a_search_weights_the_loss_of_a_whole_sub_layer_as_its_curve(tiny_model,
     np.testing.assert_allclose(ends(searched), ends(plain) * by)
 
 
+@pytest.mark.slow  # two exports that time their way to the smallest net
 def test_an_impossible_budget_names_the_floor_that_depth_reaches(snapvit, tmp_path, monkeypatch):
     """Width alone keeps a part of every sub-layer; with depth the smallest is smaller by more than noise."""
     monkeypatch.setattr(bracket, "FIRST_SECONDS", 0.3)

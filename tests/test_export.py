@@ -45,6 +45,7 @@ def leftovers(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {"tiny-model", "pictures"}
 
 
+@pytest.mark.slow  # a whole search for a budget, timed long enough to be decided
 def test_a_relative_budget_is_met_and_proved(run_in_full, tmp_path, monkeypatch):
     monkeypatch.setattr(bracket, "COMPARE_SECONDS", (0.5, 1.5))
     # Milliseconds, not microseconds: large enough that what is cut decides the latency, not the overhead of a call.
@@ -481,7 +482,7 @@ def test_a_damaged_ranking(run, tmp_path, tiny_model):
     assert leftovers(tmp_path) == {"r.safetensors"}
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # programs started and stopped at several moments
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_export_leaves_nothing(stop, tmp_path, tmp_path_factory):
     ranking = tmp_path_factory.mktemp("given") / "r.safetensors"  # given, so that there is no search to resume

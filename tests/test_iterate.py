@@ -379,7 +379,7 @@ def test_an_export_may_remove_sub_layers_by_a_ranking_in_rounds(snapvit, tiny_fo
     assert 0 in found.heads + found.neurons
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # every process imports torch anew
 def test_of_two_processes_one_does_the_rounds_and_speaks(tiny_folder, image_folder, tmp_path):
     def arguments(out: str) -> list[str]:
         base = ["-m", "snapvit_export.cli", "rank", tiny_folder, "--data", image_folder, "--images", 16, "--json"]

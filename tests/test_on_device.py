@@ -84,6 +84,7 @@ def test_limits_beside_the_budget_are_kept(snapvit, device_folder):
         assert snapvit("choose", family, "--budget", "10ms", option, text).code == 2
 
 
+@pytest.mark.slow  # three choices, each in a new process with a latency model
 def test_with_an_elastic_folder_new_variants_are_cut_without_torch(device_folder):
     family = device_folder / "family"
     script = """

@@ -14,6 +14,7 @@ pytest.importorskip("nncf", reason="needs NNCF: pip install 'snapvit-export[open
 pytestmark = pytest.mark.usefixtures("short_timings")  # what is chosen does not matter here
 
 
+@pytest.mark.slow  # in int8, NNCF takes seconds for each of four nets
 @pytest.mark.parametrize(("precision", "suffix"), [("fp32", ".onnx"), ("int8", ".xml")])
 def test_a_family_for_openvino_is_exported_chosen_from_and_timed(
     snapvit, tiny_folder, image_folder, tmp_path, precision, suffix
@@ -40,6 +41,7 @@ def test_a_family_for_openvino_is_exported_chosen_from_and_timed(
     assert snapvit(*words).code == 0  # an own folder is replaced
 
 
+@pytest.mark.slow  # NNCF takes seconds for each of some six nets
 def test_a_budget_in_int8_is_met_without_a_latency_model(snapvit, image_folder, tmp_path):
     out = tmp_path / "family"
     shape = dict(img_size=128, patch_size=8, embed_dim=96, depth=3, num_heads=6, num_classes=5)  # most of it can be cut

@@ -7,6 +7,7 @@ import pytest
 import snapvit_export
 
 
+@pytest.mark.slow  # it builds every known model, without weights
 def test_models_lists_families_with_sizes(snapvit):
     outcome = snapvit("models")
     assert outcome.code == 0

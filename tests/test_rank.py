@@ -195,7 +195,7 @@ def whole(tiny_folder, image_folder, tmp_path_factory) -> bytes:
     return out.read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # every process imports torch anew
 @pytest.mark.parametrize("kill_after", [2, 4, 6])  # saves: two while scoring, one when scored, then each generation
 def test_killed_at_any_moment_the_same_command_ends_in_the_same_ranking(command, whole, tmp_path, kill_after):
     killed = python(KILLED_RANK, kill_after, *command("killed.safetensors"))
@@ -236,7 +236,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
 # --- several processes
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # every process imports torch anew
 def test_one_two_and_three_processes_give_the_same_ranking(command, tmp_path):
     results = []
     plain = ["-m", "snapvit_export.cli", *command("1.safetensors", "--json")]
@@ -251,7 +251,7 @@ def test_one_two_and_three_processes_give_the_same_ranking(command, tmp_path):
     assert results[0] == results[1] == results[2]
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # every process imports torch anew
 def test_the_default_recipe_is_the_same_in_two_processes_and_after_a_kill(tiny_folder, image_folder, tmp_path):
     def arguments(out: str) -> list[str]:
         base = ["rank", tiny_folder, "--data", image_folder, "--images", 24, "--flops", "0.7", "--evaluations", 20]
@@ -269,7 +269,7 @@ def test_the_default_recipe_is_the_same_in_two_processes_and_after_a_kill(tiny_f
     assert results[0] == results[1] == results[2]
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # every process imports torch anew
 def test_a_lost_process_ends_the_run_and_leaves_a_usable_checkpoint(command, whole, tmp_path):
     lost = torchrun(2, str(KILLED_RANK), "lost", *command("lost.safetensors"))
     assert lost.returncode != 0

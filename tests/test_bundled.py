@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from torch_export import to_onnx
 
-from snapvit_export import choose, pipeline
 from snapvit_export.calibration.digits import digit_source
 from snapvit_export.calibration.images import prepare
 from snapvit_export.evaluate.exported_model import top1
 from snapvit_export.family.folder import read_family
 from snapvit_export.prune.models.load import load_model
 from snapvit_export.runtimes.ort import OrtSession
+from snapvit_export.selection import bracket
+from snapvit_export.workflows import export as workflow
 
 FOLDER = Path(str(resources.files("snapvit_export.bundled")))
 
@@ -36,16 +37,16 @@ def test_it_is_at_least_95_percent_right_on_digits_it_has_never_seen():
     assert evaluation.top1 >= 0.95
 
 
-@pytest.mark.slow  # a search for a budget with a model large enough to time: some eight nets built, judged, timed
+@pytest.mark.slow  # a search for a budget with a model large enough to time: some eight variants built, evaluated, timed
 def test_the_whole_way_with_the_bundled_model(snapvit, tmp_path, monkeypatch):
-    split = pipeline.calibration_and_held_out
+    split = workflow.calibration_and_held_out
 
     def fewer_judge(*given):
         calibration, held_out = split(*given)
         return calibration, held_out.subset(range(100))  # of 500: every candidate is judged
 
-    monkeypatch.setattr(pipeline, "calibration_and_held_out", fewer_judge)
-    monkeypatch.setattr(choose, "COMPARE_SECONDS", (1.0,))  # it may say that it is in doubt
+    monkeypatch.setattr(workflow, "calibration_and_held_out", fewer_judge)
+    monkeypatch.setattr(bracket, "COMPARE_SECONDS", (1.0,))  # it may say that it is in doubt
     outcome = snapvit("export", "--budget", "50%", "--images", "32", "--out", tmp_path / "out")
     assert outcome.code == 0, outcome.err
     manifest = read_family(tmp_path / "out")

@@ -37,7 +37,7 @@ def test_it_is_at_least_95_percent_right_on_digits_it_has_never_seen():
     assert evaluation.top1 >= 0.95
 
 
-@pytest.mark.slow  # a search for a budget with a model large enough to time: some eight variants built, evaluated, timed
+@pytest.mark.slow  # a search for a budget with a model large enough to time: some eight variants are built and timed
 def test_the_whole_way_with_the_bundled_model(snapvit, tmp_path, monkeypatch):
     split = workflow.calibration_and_held_out
 

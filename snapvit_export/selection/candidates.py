@@ -208,7 +208,7 @@ class Candidates:
 
     def named(self, grid: Mapping[str, Plan]) -> dict[str, Plan]:
         """Name Plans so that none is built twice: one that is there keeps its name, a taken name gets a number."""
-        known = {built.plan: name for name, built in self.built.items()}
+        known = {built.plan: name for name, built in reversed(self.built.items())}  # of equals the first
         taken = set(self.built)
         found = {}
         for name, plan in grid.items():

@@ -12,7 +12,7 @@ import torch
 from helpers.models import TINY, make_model
 from helpers.programs import python, torchrun
 from snapvit_export.allocation.planner import Planner
-from snapvit_export.allocation.recipe import MOST_MOVED, Rounds, make_settings
+from snapvit_export.allocation.recipe import MAX_DIVERGENCE, Rounds, make_settings
 from snapvit_export.calibration.images import Images
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.family.folder import read_family
@@ -141,8 +141,8 @@ def test_images_that_judge_are_fitted_on_by_nothing(monkeypatch):
 def test_without_a_limit_the_usual_one_of_the_divergence_holds():
     model = make_model()
     images = some(model)
-    assert Rounds().limit("predictions") == MOST_MOVED["predictions"]
-    for name, usual in MOST_MOVED.items():
+    assert Rounds().limit("predictions") == MAX_DIVERGENCE["predictions"]
+    for name, usual in MAX_DIVERGENCE.items():
         found = ranked(model, images, (0.9, 0.3), replace(WIDTH, divergence=name), most_moved=None).provenance
         assert found["rounds_settings"]["divergence"] == name
         assert found["rounds_settings"]["most_moved"] == usual

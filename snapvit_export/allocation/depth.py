@@ -86,10 +86,10 @@ def _beyond(curves: Damage, measured: Sequence[SubLayer], typical: float) -> tup
     return tuple(found)
 
 
-class Cases:
+class DepthAllocator:
     """All Plans of one set of damage curves under one kind of cost, sub-layers that are gone among them.
 
-    >>> Cases(Removal.of(ranking.damage, ranking.sublayers), flops_costs(anatomy), least, anatomy).within(1e6)
+    >>> DepthAllocator(Removal.of(ranking.damage, ranking.sublayers), flops_costs(anatomy), least, anatomy).within(1e6)
     """
 
     def __init__(
@@ -165,11 +165,11 @@ class Cases:
     def _allocator(self, block: int, part: int) -> Allocator:
         """Where this sub-layer stays; if only the class token is read, it is the last attention."""
         if (block, part) not in self._made:
-            may_go = [(True, True)] * len(self.curves)
-            may_go[block] = (part != 0, part != 1)
+            removable = [(True, True)] * len(self.curves)
+            removable[block] = (part != 0, part != 1)
             costs = self.costs.cases[block] if isinstance(self.costs, CostsByLast) else self.costs
             most = _until(self._most, block) if self.reads_token else self._most
-            self._made[block, part] = Allocator(self.curves, costs, self.least, self.multiple, may_go, most)
+            self._made[block, part] = Allocator(self.curves, costs, self.least, self.multiple, removable, most)
         return self._made[block, part]
 
 

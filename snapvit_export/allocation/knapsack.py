@@ -41,15 +41,15 @@ Widths = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class _Options:
+class _WidthOptions:
     """The widths that one sub-layer may have, from the least up, with what they cost and damage."""
 
     widths: Widths  # (m,) rising
     costs: Table  # (m,) never falling
     damages: Table  # (m,) never rising
 
-    def only(self, chosen: npt.NDArray[np.int64]) -> _Options:
-        return _Options(self.widths[chosen], self.costs[chosen], self.damages[chosen])
+    def only(self, chosen: npt.NDArray[np.int64]) -> _WidthOptions:
+        return _WidthOptions(self.widths[chosen], self.costs[chosen], self.damages[chosen])
 
 
 class Allocator:
@@ -64,12 +64,12 @@ class Allocator:
         costs: Costs,
         least: Plan,
         multiple: int = 1,
-        may_go: Sequence[tuple[bool, bool]] = (),
+        removable: Sequence[tuple[bool, bool]] = (),
         most: Plan | None = None,
     ) -> None:
         """`least`: what every block keeps at any cost. `multiple`: of which MLP widths are one, or else full.
 
-        `may_go`: of every block, whether its attention and its MLP may be removed whole, below `least`; none without.
+        `removable`: of every block, whether its attention and its MLP may be removed whole, below `least`.
         `most`: a Plan of the same options; none keeps more of anything.
         """
         if not len(damage) == len(costs.heads) == len(least.heads) == len((most or least).heads):
@@ -78,10 +78,10 @@ class Allocator:
                 f"and at most one of {len((most or least).heads)} do not belong together"
             )
         self.curves, self.costs = damage, costs
-        self._options: list[_Options] = []  # attention, MLP, attention, MLP, ...
+        self._options: list[_WidthOptions] = []  # attention, MLP, attention, MLP, ...
         for i, curves in enumerate(damage):
             tables, floors = (costs.heads[i], costs.neurons[i]), (least.heads[i], least.neurons[i])
-            goes = may_go[i] if may_go else (False, False)
+            goes = removable[i] if removable else (False, False)
             tops = (len(curves[0]) - 1, len(curves[1]) - 1) if most is None else (most.heads[i], most.neurons[i])
             for curve, table, floor, step, gone, top in zip(curves, tables, floors, (1, multiple), goes, tops):
                 self._options.append(_upto(top, _options_of(curve, table, floor, step, gone, i), i))
@@ -214,7 +214,7 @@ class Allocator:
 class _Knapsack:
     """The least damage for every cost in bins, sub-layer by sub-layer: best[i][b] uses the first i within b bins."""
 
-    def __init__(self, options: Sequence[_Options], size: float, bins: int) -> None:
+    def __init__(self, options: Sequence[_WidthOptions], size: float, bins: int) -> None:
         self.size, self.bins = size, bins
         with np.errstate(over="ignore"):  # what is far beyond the last bin
             in_bins = [np.ceil((o.costs - o.costs[0]) / size) for o in options]
@@ -242,25 +242,25 @@ class _Knapsack:
         return picks[::-1]
 
 
-def _options_of(curve: Table, table: Table, floor: int, step: int, may_go: bool, block: int) -> _Options:
+def _options_of(curve: Table, table: Table, floor: int, step: int, removable: bool, block: int) -> _WidthOptions:
     full = len(curve) - 1
     if len(table) != len(curve) or not min(1, full) <= floor <= full:  # nothing of what the model lacks
         raise SnapvitError(
             f"block {block}: damage of {full} structures, costs of {len(table) - 1} and at least {floor} kept "
             "do not belong together"
         )
-    widths = np.unique([*([0] if may_go else []), *range(-(-floor // step) * step, full, step), full])
-    return _Options(widths, table[widths], curve[widths])
+    widths = np.unique([*([0] if removable else []), *range(-(-floor // step) * step, full, step), full])
+    return _WidthOptions(widths, table[widths], curve[widths])
 
 
-def _upto(top: int, o: _Options, block: int) -> _Options:
+def _upto(top: int, o: _WidthOptions, block: int) -> _WidthOptions:
     """The options of at most this width, which is one of them."""
     if top not in o.widths:
         raise SnapvitError(f"block {block}: at most {top} structures are to be kept, which is no width it may have")
     return o.only(np.flatnonzero(o.widths <= top))
 
 
-def _gain_per_cost(o: _Options) -> Table:
+def _gain_per_cost(o: _WidthOptions) -> Table:
     """For each step to the next option the slope of the lower convex hull above it: damage saved per cost."""
     costs, damages = o.costs.tolist(), o.damages.tolist()
     corners = [0]

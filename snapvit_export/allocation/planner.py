@@ -28,7 +28,7 @@ from ..model.anatomy import Anatomy
 from ..model.plan import Part, Plan, Protection
 from ..model.ranking import Ranking
 from .costs import Costs, CostsByLast, flops_costs, params_costs, prunable_costs
-from .depth import Cases, Removal
+from .depth import DepthAllocator, Removal
 from .knapsack import Allocator
 
 # (mlp, head) ratios of the nominal sparsities 10..60 % in the paper.
@@ -68,7 +68,7 @@ class Planner:
         self._removal = [] if ranking.damage is not None else _removal_order(ranking, anatomy, protection)
         self._heads = _CutOrder(ranking.head_scores, protection.kept_heads)
         self._neurons = _CutOrder(ranking.neuron_scores, protection.kept_neurons)
-        self._allocators: dict[Callable[[Anatomy], Costs], Allocator | Cases] = {}
+        self._allocators: dict[Callable[[Anatomy], Costs], Allocator | DepthAllocator] = {}
 
     def pair(self, mlp: float, head: float) -> Plan:
         """Cut int(total * ratio) of all neurons and of all heads, the smallest scores first."""
@@ -221,16 +221,16 @@ class Planner:
             low, high = (low, middle) if fits(cost(self._at(middle))) else (middle, high)
         return self._at(high)
 
-    def _allocator(self, costs: Callable[[Anatomy], Costs]) -> Allocator | Cases:
+    def _allocator(self, costs: Callable[[Anatomy], Costs]) -> Allocator | DepthAllocator:
         if costs not in self._allocators:
             self._allocators[costs] = self._allocator_of(costs(self._after))
         return self._allocators[costs]
 
-    def _allocator_of(self, costs: Costs | CostsByLast) -> Allocator | Cases:
+    def _allocator_of(self, costs: Costs | CostsByLast) -> Allocator | DepthAllocator:
         assert self._damage is not None
         least = self.protection.least(self.anatomy)
         if not self.protection.sublayers:
-            return Cases(Removal.of(self._damage, self._measured), costs, least, self.anatomy, self.multiple)
+            return DepthAllocator(Removal.of(self._damage, self._measured), costs, least, self.anatomy, self.multiple)
         last = Plan.dense(self.anatomy).last_attention  # which then stays
         whole = costs.cases[last] if isinstance(costs, CostsByLast) else costs
         return Allocator(self._damage, whole, least, self.multiple)
@@ -243,9 +243,9 @@ def _removal_order(ranking: Ranking, anatomy: Anatomy, protection: Protection) -
     if ranking.sublayers is None:
         raise UsageError("whether a sub-layer may go is told by its damage, which the ranking lacks. Rank with --depth")
     without = np.array([s.damage for s in ranking.sublayers]).reshape(-1, 2)
-    may_go = np.array(protection.may_go(anatomy, without))
+    removable = np.array(protection.removable(anatomy, without))
     there = np.array([anatomy.heads, anatomy.neurons]).T > 0
-    going = [s for s in ranking.sublayers if (may_go & there)[s.block, int(s.part == "mlp")]]
+    going = [s for s in ranking.sublayers if (removable & there)[s.block, int(s.part == "mlp")]]
     return [(s.block, s.part) for s in sorted(going, key=lambda s: s.damage)]
 
 

@@ -136,7 +136,7 @@ def _check(settings: Settings) -> None:
 # How far the answers may have moved on images that no round was fitted on, by what is compared (`search.divergence`).
 # The first two are a mean KL of k nats, and so the probability that is elsewhere is at most sqrt(k / 2) on average
 # (Pinsker): at 0.5 at most half of it. On DeiT-Tiny the three limits are met at nearly the same cut (docs/method.md).
-MOST_MOVED = {"predictions": 0.5, "neighbours": 0.5, "cosine": 0.3}
+MAX_DIVERGENCE = {"predictions": 0.5, "neighbours": 0.5, "cosine": 0.3}
 
 
 @dataclass(frozen=True)
@@ -159,4 +159,4 @@ class Rounds:
 
     def limit(self, divergence: str) -> float:
         """The most that a round may move the answers."""
-        return MOST_MOVED[divergence] if self.most_moved is None else self.most_moved
+        return MAX_DIVERGENCE[divergence] if self.most_moved is None else self.most_moved

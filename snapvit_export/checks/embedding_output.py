@@ -30,7 +30,7 @@ PREFIX = ".tap-"  # of copies; what a killed run left may be removed
 
 
 @dataclass(frozen=True)
-class Tapped:
+class EmbeddingModel:
     """A file whose output is the embedding, followed by as many class scores as the model has."""
 
     path: Path
@@ -38,14 +38,14 @@ class Tapped:
 
 
 @contextmanager
-def tapped(path: Path) -> Iterator[Tapped]:
+def with_embedding(path: Path) -> Iterator[EmbeddingModel]:
     """A copy that gives both, for as long as it is looked at; the file itself if that gives the embedding alone."""
     make = _openvino_copy if path.suffix == ".xml" else _onnx_copy
     with _place_beside_its_weights(path) as folder:
         copy = folder / f"{PREFIX}{os.getpid()}-{path.name}"
         try:
             classes = make(path, copy)
-            yield Tapped(copy if classes else path, classes)
+            yield EmbeddingModel(copy if classes else path, classes)
         finally:
             for file in (copy, copy.with_suffix(".bin"), *engine_files(copy)):
                 file.unlink(missing_ok=True)

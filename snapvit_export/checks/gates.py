@@ -27,7 +27,11 @@ from ..target import Precision, Target
 Outputs = npt.NDArray[np.float32]
 Streams = Mapping[int, npt.NDArray[np.float32]]  # the output of each block, (images, tokens, E); or of first tokens
 TOLERANCE = 1e-4  # of the largest value, between forms in float32
-NEAR: dict[Precision, float] = {"fp16": 0.01, "int8-dynamic": 0.1, "int8-static": 0.1}  # blocks in fewer bits
+BLOCK_TOLERANCE: dict[Precision, float] = {
+    "fp16": 0.01,
+    "int8-dynamic": 0.1,
+    "int8-static": 0.1,
+}  # blocks in fewer bits
 RUNTIME_TOLERANCE = 1e-3  # between runtimes in fp32: other orders of summing
 RUNTIME_COSINE = 0.99  # of one file in reduced precision in two runtimes, which is closer than to fp32
 REDUCED_FLAVOURS = 0.05  # between both flavours of one int8 variant: sums differ by the order of operators

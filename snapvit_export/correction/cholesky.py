@@ -44,7 +44,7 @@ class Factor:
     lower: Array  # (d, d) L
     projected: Array  # (E, d) W L
     constant: Array  # (E,) W mu: what the dense layer gives for the mean input
-    gain: Array  # (E,) LayerScale after the layer; ones without
+    layer_scale: Array  # (E,) LayerScale after the layer; ones without
 
     @property
     def structures(self) -> int:
@@ -60,7 +60,9 @@ class Factor:
 
     def errors(self) -> Array:
         """e(k) for k = 0 to all structures kept: the squared error per token, after LayerScale, that remains."""
-        lost = np.square(self.projected * self.gain[:, None]).sum(0).reshape(-1, self.unit).sum(1)  # (structures,)
+        lost = (
+            np.square(self.projected * self.layer_scale[:, None]).sum(0).reshape(-1, self.unit).sum(1)
+        )  # (structures,)
         return np.concatenate([np.cumsum(lost[::-1])[::-1], [0.0]])
 
 
@@ -70,7 +72,7 @@ def make_factor(
     order: npt.ArrayLike,
     unit: int,
     damping: Damping = Damping(),
-    gain: npt.ArrayLike | None = None,
+    layer_scale: npt.ArrayLike | None = None,
 ) -> Factor:
     """Factor a layer: `weight` (E, d) with columns as in the model, `order` the structures best first."""
     w = np.asarray(weight, np.float64)
@@ -84,13 +86,15 @@ def make_factor(
     w_ranked = w[:, columns]
     alive = np.where(np.diag(moments.covariance)[columns] > 0, w_ranked, 0.0)  # what never varies goes into the bias
     lower = cholesky(s)
-    scale = np.ones(len(w)) if gain is None else np.asarray(gain, np.float64)
+    scale = np.ones(len(w)) if layer_scale is None else np.asarray(layer_scale, np.float64)
     return Factor(unit, moments.mean[columns], lower, alive @ lower, w @ moments.mean, scale)
 
 
 def no_factor(unit: int, outputs: int) -> Factor:
     """Of a layer that the model lacks: nothing to keep, no damage, nothing added."""
-    return Factor(unit, np.zeros(0), np.zeros((0, 0)), np.zeros((outputs, 0)), np.zeros(outputs), gain=np.ones(outputs))
+    return Factor(
+        unit, np.zeros(0), np.zeros((0, 0)), np.zeros((outputs, 0)), np.zeros(outputs), layer_scale=np.ones(outputs)
+    )
 
 
 def columns_of(order: npt.ArrayLike, unit: int) -> npt.NDArray[np.int64]:

@@ -41,7 +41,7 @@ RIDGE = 1e-8  # of a column's variance: columns that copy each other stay apart 
 
 
 @dataclass(frozen=True, eq=False)
-class Ordered:
+class ScoredOrder:
     """An order of structures, and a score for each that falls along it.
 
     Scores compare structures of one layer: the variance term itself, or the error that a structure takes away or gives
@@ -52,41 +52,41 @@ class Ordered:
     scores: Array  # (structures,) by structure
 
 
-Rule = Callable[[npt.ArrayLike, Moments, int, Damping], Ordered]
+Rule = Callable[[npt.ArrayLike, Moments, int, Damping], ScoredOrder]
 
 
-def variance(weight: npt.ArrayLike, moments: Moments, unit: int, damping: Damping = Damping()) -> Ordered:
+def variance(weight: npt.ArrayLike, moments: Moments, unit: int, damping: Damping = Damping()) -> ScoredOrder:
     """Variance of the input times the squared norm of its column, summed over each structure; `damping` has no part."""
     w = _checked(weight, moments, unit)
     spread = np.where(_varying(moments), np.diag(moments.covariance), 0.0)
     scores = (spread * np.square(w).sum(0)).reshape(-1, unit).sum(1)  # (structures,)
-    return Ordered(np.argsort(-scores, kind="stable"), scores)
+    return ScoredOrder(np.argsort(-scores, kind="stable"), scores)
 
 
-def pivoted(weight: npt.ArrayLike, moments: Moments, unit: int, damping: Damping = Damping()) -> Ordered:
+def pivoted(weight: npt.ArrayLike, moments: Moments, unit: int, damping: Damping = Damping()) -> ScoredOrder:
     """Forward greedy: the structure that lowers the remaining error most comes next."""
     live, w, s = _scaled(weight, moments, unit, damping)
     taken, worth = _sweep(s, w @ s, unit, largest_first=True)
     return _ordered(live[taken], worth, moments.width // unit)
 
 
-def backward(weight: npt.ArrayLike, moments: Moments, unit: int, damping: Damping = Damping()) -> Ordered:
+def backward(weight: npt.ArrayLike, moments: Moments, unit: int, damping: Damping = Damping()) -> ScoredOrder:
     """Backward greedy, as in the optimal brain surgeon: the structure that is missed least goes first."""
     live, w, s = _scaled(weight, moments, unit, damping)
     taken, worth = _sweep(np.asarray(np.linalg.inv(s), np.float64), w, unit, largest_first=False)
     return _ordered(live[taken[::-1]], worth[::-1], moments.width // unit)
 
 
-ORDERS: dict[str, Rule] = {"variance": variance, "pivoted": pivoted, "backward": backward}
+ORDER_RULES: dict[str, Rule] = {"variance": variance, "pivoted": pivoted, "backward": backward}
 
 
-def product(ordered: Ordered, others: npt.ArrayLike) -> Ordered:
+def product(ordered: ScoredOrder, others: npt.ArrayLike) -> ScoredOrder:
     """The order by the geometric mean of an order's scores and those of another criterion, such as a gradient."""
     other = np.asarray(others, np.float64)
     if other.shape != ordered.scores.shape or not (np.isfinite(other) & (other >= 0)).all():
         raise SnapvitError(f"a product of scores needs {len(ordered.scores)} finite scores that are not negative")
     scores = np.sqrt(ordered.scores) * np.sqrt(other)
-    return Ordered(np.argsort(-scores, kind="stable"), scores)
+    return ScoredOrder(np.argsort(-scores, kind="stable"), scores)
 
 
 def _checked(weight: npt.ArrayLike, moments: Moments, unit: int) -> Array:
@@ -117,12 +117,12 @@ def _scaled(weight: npt.ArrayLike, moments: Moments, unit: int, damping: Damping
     return live, np.where(varying, w, 0.0)[:, columns] * spread, s
 
 
-def _ordered(best_first: Order, worth: Array, structures: int) -> Ordered:
+def _ordered(best_first: Order, worth: Array, structures: int) -> ScoredOrder:
     dead = np.setdiff1d(np.arange(structures), best_first)
     order = np.concatenate([best_first, dead])
     scores = np.zeros(structures)
     scores[order] = strictly_falling(np.concatenate([worth, np.zeros(len(dead))]))
-    return Ordered(order, scores)
+    return ScoredOrder(order, scores)
 
 
 def _sweep(g: Array, c: Array, unit: int, largest_first: bool) -> tuple[Order, Array]:

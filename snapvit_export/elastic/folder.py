@@ -30,7 +30,7 @@ from ..storage.atomic import inside, sha256
 from ..storage.mapped import Array, Tensor, check_hash, map_buffer
 from .format import CORRECTION, ELASTIC, PARTS, STORED, Description, leading_factor, read_description
 
-Layer = Literal["proj", "fc2"]
+OutputLayer = Literal["proj", "fc2"]
 Weights = dict[str, npt.NDArray[np.float32]]
 
 
@@ -113,7 +113,7 @@ class Elastic:
             weights |= self._corrected(i, "fc2", plan.neurons[i]) if plan.neurons[i] < block.hidden else {}
         return weights
 
-    def factor(self, block: int, layer: Layer, keep: int | None = None) -> Factor:
+    def factor(self, block: int, layer: OutputLayer, keep: int | None = None) -> Factor:
         """What corrects one layer; with `keep`, only as much of it as that width needs."""
         self._require_correction()
         shape = self.anatomy.blocks[block]
@@ -126,7 +126,7 @@ class Elastic:
             self._check_factor(name)
         return leading_factor({part: self.factors[f"{name}.{part}"] for part in PARTS}, unit, keep)
 
-    def _corrected(self, block: int, layer: Layer, keep: int) -> Weights:
+    def _corrected(self, block: int, layer: OutputLayer, keep: int) -> Weights:
         weight, shift = self.factor(block, layer, keep).corrected(keep)  # (E, kept), (E,)
         name = f"blocks.{block}.{layer}"
         bias = shift + self.dense.get(f"{name}.bias", np.float32(0))

@@ -120,7 +120,7 @@ def pack_factor(factor: Factor) -> dict[str, Array]:
     lower = np.empty(d * (d + 1) // 2)
     for row in range(d):
         lower[row * (row + 1) // 2 : (row + 1) * (row + 2) // 2] = factor.lower[row, : row + 1]
-    parts = (factor.mean, lower, factor.projected.T, factor.constant, factor.gain)
+    parts = (factor.mean, lower, factor.projected.T, factor.constant, factor.layer_scale)
     return dict(zip(PARTS, parts))
 
 

@@ -33,7 +33,7 @@ Tensors = dict[str, Array]
 FOLDED = ("pool.latent", "pool.q.weight", "pool.q.bias", "pool.k.weight", "pool.k.bias", "pool.v.bias")
 SCALES = (".scale1", ".scale2")
 ADDED = "added"  # what removed sub-layers before all others would add to every token
-STANDS_IN = ".added"  # after the name of a proj or fc2 that is gone: what is added in its place, after LayerScale
+REPLACEMENT = ".added"  # after the name of a proj or fc2 that is gone: what is added in its place, after LayerScale
 BYTES = ".bytes"  # after the name of a tensor that takes bytes / 256
 # What may hold a vector for all patches, the first that is there; and the tokens before them.
 EMBEDDING = (f"positions{BYTES}", "positions", f"patch.bias{BYTES}", "patch.bias", "prefix")
@@ -75,7 +75,7 @@ def own_tensors(dense: Mapping[str, Array], anatomy: Anatomy, plan: Plan, correc
 
     `dense` are the canonical tensors of the dense model; `corrected` those of the variant that differ from them. A
     sub-layer of which nothing is kept only adds its bias, so the one before it adds that as well; or what `corrected`
-    has to stand in for it, which is the bias of a proj or fc2 without rows, or `STANDS_IN`.
+    has to stand in for it, which is the bias of a proj or fc2 without rows, or `REPLACEMENT`.
     """
     return _without_removed(_all_own(dense, anatomy, plan, corrected), dense, anatomy, plan)
 
@@ -125,8 +125,8 @@ def _all_own(dense: Mapping[str, Array], anatomy: Anatomy, plan: Plan, corrected
     for i, block in enumerate(anatomy.blocks):
         for layer, rows in (("proj", plan.heads[i] * block.head_dim), ("fc2", plan.neurons[i])):
             name = f"blocks.{i}.{layer}"
-            if name + STANDS_IN in corrected:
-                found[f"{name}.bias"] = corrected[name + STANDS_IN]
+            if name + REPLACEMENT in corrected:
+                found[f"{name}.bias"] = corrected[name + REPLACEMENT]
             elif f"{name}.weight" in corrected:
                 found |= _output_layer(dense, corrected, anatomy, i, layer)
             elif layer == "proj" and f"blocks.{i}.v.bias" in dense and moves_value_bias(anatomy, i):

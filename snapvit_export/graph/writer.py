@@ -48,7 +48,7 @@ NEURONS = ("fc1", "gate", "up", "fc2", "mlp_norm")
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedTensor:
     """A tensor in a file beside the graph: the first rows of what lies there."""
 
     file: str
@@ -65,7 +65,7 @@ class Placed:
 class Sources:
     """Where the weights of one variant are: in files, or in the graph itself."""
 
-    placed: Mapping[str, Placed] = field(default_factory=dict)
+    placed: Mapping[str, PlacedTensor] = field(default_factory=dict)
     inside: Mapping[str, Array] = field(default_factory=dict)
 
 
@@ -82,10 +82,10 @@ def rows_kept(name: str, anatomy: Anatomy, plan: Plan, rows: int) -> int:
     return plan.neurons[int(number)] if part in NEURONS else rows
 
 
-def shared_sources(buffer: Buffer, anatomy: Anatomy, plan: Plan) -> dict[str, Placed]:
+def shared_sources(buffer: Buffer, anatomy: Anatomy, plan: Plan) -> dict[str, PlacedTensor]:
     """The prefixes of the shared weight file that a Plan reads."""
     return {
-        tensor.name: Placed(
+        tensor.name: PlacedTensor(
             buffer.file,
             tensor.offset,
             (rows_kept(tensor.name, anatomy, plan, tensor.shape[0]), *tensor.shape[1:]),
@@ -106,8 +106,8 @@ def write_own(path: Path, own: Tensors) -> Sources:
     return Sources({tensor.name: _placed(buffer, tensor) for tensor in buffer.tensors}, inside)
 
 
-def _placed(buffer: Buffer, tensor: Tensor) -> Placed:
-    return Placed(buffer.file, tensor.offset, tensor.shape, tensor.dtype)
+def _placed(buffer: Buffer, tensor: Tensor) -> PlacedTensor:
+    return PlacedTensor(buffer.file, tensor.offset, tensor.shape, tensor.dtype)
 
 
 def make_model(

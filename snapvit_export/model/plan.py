@@ -104,7 +104,7 @@ class Protection(Value, frozen=True, kw_only=True):
     def kept_heads(self, total: int) -> int:
         return min(total, max(1, int(total * self.heads)))
 
-    def may_go(self, anatomy: Anatomy, without: npt.ArrayLike) -> list[tuple[bool, bool]]:
+    def removable(self, anatomy: Anatomy, without: npt.ArrayLike) -> list[tuple[bool, bool]]:
         """Of each block, whether its attention and its MLP may be removed whole; `without`: the damage of that, (L, 2).
 
         One must stay, so that there is a way from the image to the output: the one with the most damage. If only the

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import FileFormatError, SnapvitError
-from ..storage.checksummed import load_sealed, save_sealed
+from ..storage.checksummed import load_checksummed, save_checksummed
 from ..storage.json import Value, as_builtins, from_json, to_json
 from .anatomy import Anatomy
 from .plan import Protection
@@ -43,7 +43,7 @@ DAMAGE = ("head_damage", "neuron_damage")
 LARGEST_SCORE = 1e38  # room above it for a million float32 steps
 
 
-class Description(Value, frozen=True, kw_only=True):
+class RankingDescription(Value, frozen=True, kw_only=True):
     """What the metadata of a ranking file says."""
 
     format_version: Literal[1] = 1
@@ -191,14 +191,14 @@ class Ranking:
 
     def save(self, path: Path | str) -> None:
         """Write the ranking; the file appears whole or not at all."""
-        described = Description(model=self.model, anatomy=self.anatomy, provenance=dict(self.provenance))
-        save_sealed(Path(path), KIND, self.arrays(), to_json(described).decode())
+        described = RankingDescription(model=self.model, anatomy=self.anatomy, provenance=dict(self.provenance))
+        save_checksummed(Path(path), KIND, self.arrays(), to_json(described).decode())
 
     @staticmethod
     def load(path: Path | str) -> Ranking:
         """Read a ranking and check version, names, sizes and hash before anything is used."""
-        arrays, described = load_sealed(Path(path), KIND)
-        description = from_json(described, Description, str(path))
+        arrays, described = load_checksummed(Path(path), KIND)
+        description = from_json(described, RankingDescription, str(path))
         try:
             made = Ranking.of_arrays(arrays, description.model, description.anatomy, description.provenance)
             _ = made.protection, made.sublayers  # damaged ones are refused here, where the file has a name

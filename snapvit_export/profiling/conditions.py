@@ -43,7 +43,7 @@ class Conditions(Value, frozen=True, kw_only=True):
         return found
 
 
-class Watch:
+class LoadMonitor:
     """Looks at the machine from its making until `conditions` is asked."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ def _busy_seconds() -> float | None:
     return sum(int(row[column]) for row in rows for column in WORKING if column < len(row)) / tick
 
 
-class Energy:
+class EnergyCounter:
     """The energy counter of the processor's packages (RAPL); without one, or without permission, no energy."""
 
     def __init__(self, folder: Path = RAPL) -> None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ..runtimes.device import DeviceCard
 from ..runtimes.session import Session, open_session
 from ..target import ON_CPU, Target
-from .conditions import Energy, Watch
+from .conditions import EnergyCounter, LoadMonitor
 from .profile import LEAST_RUNS, Percentile, Profile, to_profile
 from .sampling import Report, time_together
 
@@ -64,7 +64,7 @@ class Timer:
             calls: dict[str, Callable[[], object]] = {
                 name: partial(session.run, self.inputs) for name, session in sessions.items()
             }
-            watch, on_cpu = Watch(), self.target.runtime in ON_CPU
+            watch, on_cpu = LoadMonitor(), self.target.runtime in ON_CPU
             samples = time_together(calls, seconds, self.pause_ms, report, LEAST_RUNS[at])
             gpu = {name: _gpu_ms(session) for name, session in sessions.items()}
             conditions = {name: watch.conditions(taken, on_cpu) for name, taken in samples.items()}
@@ -93,7 +93,7 @@ def _gpu_ms(session: Session) -> float | None:
 
 def _energy_mj(call: Callable[[], object]) -> float | None:
     """Millijoules of one run; None where no counter can be read."""
-    counter = Energy()
+    counter = EnergyCounter()
     if not counter.known:
         return None
     before, end, runs = counter.read(), time.monotonic() + ENERGY_SECONDS, 0

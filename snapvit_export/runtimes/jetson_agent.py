@@ -92,7 +92,7 @@ SINCE = {"Gelu": 20, "Attention": 23, "RMSNormalization": 23, "RotaryEmbedding":
 NOT_TAKEN = ("DynamicQuantizeLinear", "MatMulInteger", "ConvInteger")  # marked N in operators.md, to the newest
 
 
-def ceiling_of(version: Version) -> int:
+def highest_opset(version: Version) -> int:
     """The highest opset that this version's parser is documented to read."""
     return max(opset for since, opset in OPSETS.items() if since <= version[:2])
 
@@ -526,14 +526,14 @@ def refuse_untaken(family: Family, version: Version) -> None:
             f"{family.folder}: in int8-dynamic, which scales its inputs while it runs, and TensorRT does not. "
             "Export it with --precision int8-static or fp16"
         )
-    ceiling = ceiling_of(version)
+    highest = highest_opset(version)
     for variant in family.variants:
         graph = variant.graph
-        if graph.opset > ceiling:
-            newer = next((kind for kind in graph.operators if SINCE.get(kind, 0) > ceiling), None)
+        if graph.opset > highest:
+            newer = next((kind for kind in graph.operators if SINCE.get(kind, 0) > highest), None)
             node = f", node {graph.operators[newer] or newer} is {newer}" if newer else ""
             raise AgentError(
-                f"{variant.path}: opset {graph.opset}{node}, and TensorRT {version} reads up to {ceiling}. "
+                f"{variant.path}: opset {graph.opset}{node}, and TensorRT {version} reads up to {highest}. "
                 "Export it with --flavour portable"
             )
         if "Attention" in graph.operators and family.precision == "fp32":  # parses, and then fails to build

@@ -118,7 +118,7 @@ class OrtSession:
                 made_by = _made_by() if provider == TENSORRT else ""
                 self._session = self._open(source, options, provider, _settings(provider, path, batch, made_by))
             self._require_known_shapes()
-            self._call = Bound(self._session, "cuda")
+            self._call = BoundSession(self._session, "cuda")
         given = self._session.get_inputs()[0]
         self._input = given.name
         self._batch = given.shape[0] if isinstance(given.shape[0], int) else None  # None: any
@@ -173,7 +173,7 @@ class OrtSession:
         self.close()
 
 
-class Bound:
+class BoundSession:
     """Runs a session whose shapes are all known from one place in a device's memory to another.
 
     Both stay for as long as the session is open, as a CUDA graph wants it. Images are copied there and results back,

@@ -21,7 +21,7 @@ from .atomic import write_atomically
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
-def save_sealed(path: Path, kind: str, arrays: Arrays, text: str) -> None:
+def save_checksummed(path: Path, kind: str, arrays: Arrays, text: str) -> None:
     """Write a file of this `kind`; it appears whole or not at all."""
     from safetensors.numpy import save
 
@@ -30,7 +30,7 @@ def save_sealed(path: Path, kind: str, arrays: Arrays, text: str) -> None:
     write_atomically(path, save(copies, metadata={kind: seal}))
 
 
-def load_sealed(path: Path, kind: str) -> tuple[dict[str, npt.NDArray[Any]], str]:
+def load_checksummed(path: Path, kind: str) -> tuple[dict[str, npt.NDArray[Any]], str]:
     """Read the arrays and the text of a file of this `kind`, after checking that they are what was written."""
     arrays, metadata = _read(path)
     if kind not in metadata:

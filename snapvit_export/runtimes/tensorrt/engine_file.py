@@ -22,7 +22,7 @@ from ...target import Precision
 
 SUFFIX = ".engine"
 ANY = "any"  # device of an engine that was built without a GPU
-WHAT_MATTERS = (
+COMPARED = (
     *("onnx_sha256", "package", "version", "device", "capability", "precision", "batch", "most_batch"),
     *("workspace_bytes", "level"),
 )
@@ -49,7 +49,7 @@ class EngineRecord(Value, frozen=True, kw_only=True):
 
     def differs_from(self, other: EngineRecord) -> str | None:
         """The first thing in which two records of one engine differ; None if they are of the same."""
-        names = list(WHAT_MATTERS)
+        names = list(COMPARED)
         if self.package == "tensorrt_rtx" and self.device == ANY:  # made to be loaded by any card
             names = [name for name in names if name not in ("device", "capability")]
         for name in names:

@@ -24,7 +24,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Census:
+class MatmulDtypes:
     """All matrix products of a network."""
 
     products: tuple[Product, ...]
@@ -35,7 +35,7 @@ class Census:
         return dict(sorted(Counter(product.kind for product in self.products).items()))
 
 
-def require_precision(found: Census, precision: Precision, where: str, wide: Collection[str] = ()) -> None:
+def require_precision(found: MatmulDtypes, precision: Precision, where: str, wide: Collection[str] = ()) -> None:
     """Refuse a network whose products are not in the precision it is called; `wide`: parts that stay in float32."""
     told = ", ".join(f"{count} in {kind}" for kind, count in found.counts.items()) or "none"
     if not found.products:

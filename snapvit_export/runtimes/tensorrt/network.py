@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import SnapvitError
-from .matmul_dtypes import Census, Product
+from .matmul_dtypes import MatmulDtypes, Product
 
 ERRORS = ("INTERNAL_ERROR", "ERROR")  # severities
 KEPT_LINES = 200  # of errors; thousands of other lines come with every build
@@ -53,7 +53,7 @@ class TensorRT:
         """Such as 10.3.0."""
         return str(self.trt.__version__)
 
-    def parse(self, path: Path) -> Parsed:
+    def parse(self, path: Path) -> ParsedNetwork:
         """Read a graph, with the weights beside it, into a strongly typed network."""
         trt = self.trt
         self.log.errors.clear()
@@ -67,20 +67,20 @@ class TensorRT:
             raise SnapvitError(f"{path}: TensorRT {self.version} cannot parse it: {_first_error(parser, self.log)}")
         if network.num_layers == 0:  # so it takes an empty file
             raise SnapvitError(f"{path}: TensorRT {self.version} finds no layers in it")
-        return Parsed(self, path, builder, network, parser)
+        return ParsedNetwork(self, path, builder, network, parser)
 
-    def load(self, engine: bytes, where: str) -> Engine:
+    def load(self, engine: bytes, where: str) -> LoadedEngine:
         """Make an engine ready to run. Needs a GPU: ask `cuda.require_gpu` before."""
         self.log.errors.clear()
         runtime = self.trt.Runtime(self.log)
         found = runtime.deserialize_cuda_engine(engine)
         if found is None:
             raise SnapvitError(f"{where}: TensorRT {self.version} cannot load it: {self.log.cause}. Build it again")
-        return Engine(self, runtime, found, where)
+        return LoadedEngine(self, runtime, found, where)
 
 
 @dataclass(frozen=True, eq=False)
-class Parsed:
+class ParsedNetwork:
     """A graph that TensorRT has understood. The builder and the parser must live as long as the network."""
 
     api: TensorRT
@@ -95,7 +95,7 @@ class Parsed:
         given = self.network.get_input(0)
         return str(given.name), tuple(given.shape)
 
-    def census(self) -> Census:
+    def matmul_dtypes(self) -> MatmulDtypes:
         """In what every matrix product computes: an engine that is called fp16 must be it."""
         trt = self.api.trt
         names = {getattr(trt.DataType, kind): told for kind, told in DTYPES.items()}
@@ -120,9 +120,9 @@ class Parsed:
                 kind = "int8" if whole else names.get(read[0].dtype, str(read[0].dtype))
                 of_weight = any(origin(tensor, stored) == trt.LayerType.CONSTANT for tensor in read)
                 found.append(Product(str(layer.name), kind, of_weight))
-        return Census(tuple(found))
+        return MatmulDtypes(tuple(found))
 
-    def build(self, settings: BuildSettings, timing_cache: bytes | None = None) -> Built:
+    def build(self, settings: BuildSettings, timing_cache: bytes | None = None) -> SerialisedEngine:
         """Build and serialise.
 
         `timing_cache` is what an earlier build of the same device and version gave, empty at first; None: use none, as
@@ -144,7 +144,7 @@ class Parsed:
         if plan is None:
             raise SnapvitError(f"{self.path}: TensorRT {self.api.version} cannot build it: {log.cause}")
         learnt = b"" if timing_cache is None else bytes(config.get_timing_cache().serialize())
-        return Built(bytes(plan), learnt)
+        return SerialisedEngine(bytes(plan), learnt)
 
     def _add_profile(self, config: Any, settings: BuildSettings) -> None:
         name, shape = self.inputs
@@ -159,7 +159,7 @@ class Parsed:
 
 
 @dataclass(frozen=True)
-class Built:
+class SerialisedEngine:
     """An engine, and what was learnt of kernels on the way."""
 
     engine: bytes
@@ -167,7 +167,7 @@ class Built:
 
 
 @dataclass(frozen=True, eq=False)
-class Engine:
+class LoadedEngine:
     """An engine on the GPU of this machine."""
 
     api: TensorRT
@@ -203,7 +203,7 @@ class Engine:
 class Context:
     """Addresses that are set once, and runs on a stream."""
 
-    engine: Engine
+    engine: LoadedEngine
     context: Any
 
     def set_shape(self, name: str, shape: Sequence[int]) -> None:

@@ -21,7 +21,7 @@ from ...target import Precision, Target
 from ..cuda import Cuda, Graph, NoGPU, require_gpu
 from ..fixed_batch import in_batches
 from .engine_file import ANY, EngineRecord, read_engine, timing_cache_path, write_engine
-from .matmul_dtypes import Census, require_precision
+from .matmul_dtypes import MatmulDtypes, require_precision
 from .network import BuildSettings, TensorRT
 from .opset_support import require_parseable
 
@@ -66,19 +66,19 @@ def version() -> str:
 
 def build_engine(
     graph: Path, precision: Precision, settings: BuildSettings, api: TensorRT, cuda: Cuda | None
-) -> Census:
+) -> MatmulDtypes:
     """Build the engine of a graph and write it beside, with its record; `cuda` None: for no GPU in particular."""
     require_parseable(graph, _parser_version(api))
     parsed = api.parse(graph)
-    census = parsed.census()
-    require_precision(census, precision, str(graph), _wide_parts(graph))
-    record = _record(graph, precision, settings, api, cuda, census)
+    dtypes = parsed.matmul_dtypes()
+    require_precision(dtypes, precision, str(graph), _wide_parts(graph))
+    record = _record(graph, precision, settings, api, cuda, dtypes)
     learns = cuda is not None and record.package == "tensorrt"
     built = parsed.build(settings, _known_timings(record) if learns else None)
     if learns:
         write_atomically(_timings(record), built.timing_cache)
     write_engine(graph, built.engine, record)
-    return census
+    return dtypes
 
 
 class TensorRTSession:
@@ -106,7 +106,7 @@ class TensorRTSession:
 
     def _engine(self, path: Path, precision: Precision) -> bytes:
         """The engine beside the graph, or a new one."""
-        empty = Census(())
+        empty = MatmulDtypes(())
         wanted = _record(path, precision, self._settings, self._api, self._cuda, empty)
         try:
             return read_engine(path, wanted)
@@ -194,13 +194,13 @@ class BuildOnly:
         """As it stands in the manifest of what was only built."""
         return f"{self.api.trt.__name__} {self.api.version}, built without a GPU"
 
-    def build(self, graph: Path, target: Target) -> Census:
+    def build(self, graph: Path, target: Target) -> MatmulDtypes:
         """Write the engine of a graph and its record."""
         return build_engine(graph, target.precision, BuildSettings(batch=target.batch), self.api, None)
 
 
 def _record(
-    graph: Path, precision: Precision, settings: BuildSettings, api: TensorRT, cuda: Cuda | None, census: Census
+    graph: Path, precision: Precision, settings: BuildSettings, api: TensorRT, cuda: Cuda | None, dtypes: MatmulDtypes
 ) -> EngineRecord:
     return EngineRecord(
         onnx_sha256=sha256(graph),
@@ -214,7 +214,7 @@ def _record(
         most_batch=settings.most_batch or settings.batch,
         workspace_bytes=settings.workspace_bytes,
         level=settings.level,
-        products=census.counts,
+        products=dtypes.counts,
     )
 
 

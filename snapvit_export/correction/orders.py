@@ -8,7 +8,7 @@
 | u      | a structure: `unit` neighbouring columns (1 for a neuron, head_dim for a head) |      |
 
 `variance` takes each structure by itself: Var(x_j) |W_:j|^2. The two greedy orders look at the error of the layer with
-the kept columns refitted, as `factor` does, and so at what structures have in common:
+the kept columns refitted, as `cholesky.Factor` does, and so at what structures have in common:
 
     pivoted    start with nothing, always take the structure that lowers the error most:       G = S,     C = W S
     backward   start with all, always give up the structure that raises the error least (OBS): G = S^-1,  C = W
@@ -17,7 +17,7 @@ Both are the same sweep. A structure u is worth tr(C_u G_uu^-1 C_u^T), and after
 C -= C_u G_uu^-1 G_u, G -= G_u^T G_uu^-1 G_u. One sweep takes the largest worth first, the other the smallest.
 
 Nothing here depends on the scale of a column, so columns are brought to unit variance first. A structure whose inputs
-never vary goes last. Equal worth is decided by index, the smaller one first in the order.
+never vary comes last. Equal worth is decided by index, the smaller one first in the order.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ Rule = Callable[[npt.ArrayLike, Moments, int, Damping], ScoredOrder]
 
 
 def variance(weight: npt.ArrayLike, moments: Moments, unit: int, damping: Damping = Damping()) -> ScoredOrder:
-    """Variance of the input times the squared norm of its column, summed over each structure; `damping` has no part."""
+    """Order by the variance of the input times the squared norm of its column, summed over each structure.
+
+    `damping` is not used.
+    """
     w = _checked(weight, moments, unit)
     spread = np.where(_varying(moments), np.diag(moments.covariance), 0.0)
     scores = (spread * np.square(w).sum(0)).reshape(-1, unit).sum(1)  # (structures,)
@@ -71,7 +74,7 @@ def pivoted(weight: npt.ArrayLike, moments: Moments, unit: int, damping: Damping
 
 
 def backward(weight: npt.ArrayLike, moments: Moments, unit: int, damping: Damping = Damping()) -> ScoredOrder:
-    """Backward greedy, as in the optimal brain surgeon: the structure that is missed least goes first."""
+    """Backward greedy, as in the optimal brain surgeon: remove the structure whose loss adds least error first."""
     live, w, s = _scaled(weight, moments, unit, damping)
     taken, worth = _sweep(np.asarray(np.linalg.inv(s), np.float64), w, unit, largest_first=False)
     return _ordered(live[taken[::-1]], worth[::-1], moments.width // unit)
@@ -81,7 +84,7 @@ ORDER_RULES: dict[str, Rule] = {"variance": variance, "pivoted": pivoted, "backw
 
 
 def product(ordered: ScoredOrder, others: npt.ArrayLike) -> ScoredOrder:
-    """The order by the geometric mean of an order's scores and those of another criterion, such as a gradient."""
+    """Return the order by the geometric mean of its scores and those of another criterion, such as a gradient."""
     other = np.asarray(others, np.float64)
     if other.shape != ordered.scores.shape or not (np.isfinite(other) & (other >= 0)).all():
         raise SnapvitError(f"a product of scores needs {len(ordered.scores)} finite scores that are not negative")
@@ -110,7 +113,7 @@ def _scaled(weight: npt.ArrayLike, moments: Moments, unit: int, damping: Damping
     live = np.flatnonzero(varying.reshape(-1, unit).any(1))
     columns = columns_of(live, unit)
     damped = damping.added_to(moments.covariance)[np.ix_(columns, columns)]
-    # Rounding may leave a variance just below zero; its weight is 0 and only a divisor must not be.
+    # Rounding may leave a variance just below zero; the weight is 0 there, and only the divisor must not be.
     spread = np.sqrt(np.maximum(np.diag(damped), np.finfo(float).tiny))
     s = damped / spread[:, None] / spread
     np.fill_diagonal(s, 1.0 + RIDGE)

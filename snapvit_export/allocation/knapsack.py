@@ -1,10 +1,10 @@
-"""Joint allocation: how many heads and neurons each block keeps, for the least damage under one cost. Light: numpy.
+"""Joint allocation of heads and neurons over all blocks: the least damage within a cost budget. Light: numpy.
 
 A sub-layer is the attention or the MLP of a block. Its options are the widths it may have; each has a damage (from the
-ranking's curves) and a cost. If it may go as a whole, nothing is an option too: its damage is the end of the curve, all
-of the sub-layer's output but its mean, and it saves what the sub-layer costs for being there. So depth is cut exactly
-where that pays. Wanted is one option per sub-layer with the least sum of damages and a sum of costs within
-the budget: a knapsack.
+ranking's curves) and a cost. If it is removable, a width of 0 is an option too: its damage is the end of the curve, all
+of the sub-layer's output but its mean, and it also saves the constant cost of the sub-layer. So depth is cut exactly
+where that pays. Wanted is one option per sub-layer with the least sum of damages and a sum of costs within the budget:
+a knapsack.
 
 - `within(budget)` solves it by dynamic programming over costs in whole bins. Costs are rounded up, so the true cost
   never exceeds the budget; what rounding left over is then spent, best damage per cost first, until nothing more fits.
@@ -42,7 +42,7 @@ Widths = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class _WidthOptions:
-    """The widths that one sub-layer may have, from the least up, with what they cost and damage."""
+    """The widths that one sub-layer may have, from the least up, with their costs and damages."""
 
     widths: Widths  # (m,) rising
     costs: Table  # (m,) never falling
@@ -67,10 +67,10 @@ class Allocator:
         removable: Sequence[tuple[bool, bool]] = (),
         most: Plan | None = None,
     ) -> None:
-        """`least`: what every block keeps at any cost. `multiple`: of which MLP widths are one, or else full.
+        """`least`: what every block keeps at any cost. `multiple`: MLP widths are multiples of it, or full.
 
-        `removable`: of every block, whether its attention and its MLP may be removed whole, below `least`.
-        `most`: a Plan of the same options; none keeps more of anything.
+        `removable`: for every block if its attention and its MLP may be removed whole, below `least`; default: none.
+        `most`: a Plan of the same options; no Plan keeps more of anything.
         """
         if not len(damage) == len(costs.heads) == len(least.heads) == len((most or least).heads):
             raise SnapvitError(
@@ -92,11 +92,11 @@ class Allocator:
         return self._plan(np.zeros(len(self._options), np.int64))
 
     def damage(self, plan: Plan) -> float:
-        """The sum of the damages of all sub-layers."""
+        """Return the sum of the damages of all sub-layers."""
         return sum(float(h[k]) + float(m[n]) for (h, m), k, n in zip(self.curves, plan.heads, plan.neurons))
 
     def within(self, budget: float) -> Plan:
-        """The Plan with the least damage that costs at most `budget`, and to which nothing more can be added."""
+        """Return the Plan with the least damage that costs at most `budget`, and to which nothing can be added."""
         self._check_reach(budget)
         coarse = self._coarse(budget)
         candidates = [coarse, self._fine(coarse, budget), self._line_picks(budget)]
@@ -118,14 +118,14 @@ class Allocator:
 
     @cached_property
     def _step_costs(self) -> Table:
-        """What the line has cost after each step, beside the sparsest Plan."""
+        """The cost of the line after each step, beyond that of the sparsest Plan."""
         costs = np.zeros(len(self._steps))
         for sublayer, o in enumerate(self._options):
             costs[self._steps == sublayer] = np.diff(o.costs)
         return np.cumsum(costs)
 
     def _line_picks(self, budget: float) -> Widths:
-        """The last point of the line within the budget, as option numbers."""
+        """Return the last point of the line within the budget, as option numbers."""
         left = budget - self.costs.of(self.sparsest)
         fits = int(np.searchsorted(self._step_costs, left, side="right"))
         picks = np.bincount(self._steps[:fits], minlength=len(self._options))
@@ -164,7 +164,7 @@ class Allocator:
         return np.array([few[k] for few, k in zip(self._thinned, picks)])
 
     def _fine(self, coarse: Widths, budget: float) -> Widths:
-        """The second pass: every width between the neighbours of the first answer; other sub-layers as they are."""
+        """Solve again with every width between the neighbours of the first solution; other sub-layers as they are."""
         windows = []
         for pick, few, o in zip(coarse, self._thinned, self._options):
             at = int(np.searchsorted(few, pick))
@@ -195,14 +195,14 @@ class Allocator:
         return picks
 
     def _gain(self, sublayer: int, pick: int) -> float:
-        """Damage saved per cost by the next option of a sub-layer; -1 if it has none."""
+        """Return the damage saved per cost by the next option of a sub-layer; -1 if it has none."""
         o = self._options[sublayer]
         if pick + 1 == len(o.widths):
             return -1.0
         return _slope(o.costs[pick : pick + 2].tolist(), o.damages[pick : pick + 2].tolist(), 0, 1)
 
     def _cost(self, picks: Widths) -> float:
-        """As `Costs.of` adds up the Plan, to the last bit."""
+        """Return the cost of the Plan, added up as `Costs.of` does, to the last bit."""
         each = [float(o.costs[k]) for o, k in zip(self._options, picks.tolist())]
         return self.costs.fixed + sum(each[0::2]) + sum(each[1::2])
 
@@ -230,7 +230,7 @@ class _Knapsack:
             self.best.append(after)
 
     def solve(self, left: float) -> list[int]:
-        """The option of each sub-layer, when `left` may be spent beyond the first options; of equals the widest."""
+        """Return the option of each sub-layer, when `left` may be spent beyond the first ones; of equals the widest."""
         bins_left = min(int(left / self.size), self.bins)
         picks = []
         for costs, damages, before in zip(self.costs[::-1], self.damages[::-1], self.best[-2::-1]):
@@ -244,7 +244,7 @@ class _Knapsack:
 
 def _options_of(curve: Table, table: Table, floor: int, step: int, removable: bool, block: int) -> _WidthOptions:
     full = len(curve) - 1
-    if len(table) != len(curve) or not min(1, full) <= floor <= full:  # nothing of what the model lacks
+    if len(table) != len(curve) or not min(1, full) <= floor <= full:  # 0 only where the model lacks the sub-layer
         raise SnapvitError(
             f"block {block}: damage of {full} structures, costs of {len(table) - 1} and at least {floor} kept "
             "do not belong together"
@@ -254,14 +254,14 @@ def _options_of(curve: Table, table: Table, floor: int, step: int, removable: bo
 
 
 def _upto(top: int, o: _WidthOptions, block: int) -> _WidthOptions:
-    """The options of at most this width, which is one of them."""
+    """Return the options of at most this width, which is one of them."""
     if top not in o.widths:
         raise SnapvitError(f"block {block}: at most {top} structures are to be kept, which is no width it may have")
     return o.only(np.flatnonzero(o.widths <= top))
 
 
 def _gain_per_cost(o: _WidthOptions) -> Table:
-    """For each step to the next option the slope of the lower convex hull above it: damage saved per cost."""
+    """Return for each step to the next option the slope of the lower convex hull: damage saved per cost."""
     costs, damages = o.costs.tolist(), o.damages.tolist()
     corners = [0]
     for k in range(1, len(costs)):

@@ -308,7 +308,7 @@ def test_idap_cuts_width_and_then_sub_layers_along_one_nested_line(tiny_model, t
         assert plan.flops_ratio(tiny_model.anatomy) <= fraction
     assert planner.flops(0.2).removed
     plain = Ranking(ranking.head_scores, ranking.neuron_scores)
-    with pytest.raises(UsageError, match="told by its damage, which the ranking lacks"):
+    with pytest.raises(UsageError, match="measured damage, which the ranking lacks"):
         Planner(plain, tiny_model.anatomy, ranking.protection)
 
 

@@ -1,8 +1,8 @@
-"""What each version of TensorRT's ONNX parser takes, asked before it is loaded: opset and operators. Light.
+"""Opsets and operators that each version of TensorRT's ONNX parser supports, checked before parsing. Light.
 
 A parser that meets a newer opset warns, guesses, and may fail much later. Here the file is refused first, with the node
-and what to do. Operators are those that our portable graphs use and that tests build for real; an operator outside
-the table is one that nothing here vouches for.
+and what to do. Operators are those that our portable graphs use and that tests build for real; an operator outside the
+table is untested.
 """
 
 from __future__ import annotations

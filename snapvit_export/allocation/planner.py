@@ -267,7 +267,7 @@ class _CutOrder:
         blocks = np.repeat(np.arange(len(scores)), [len(rows) for rows in best_first])
         rows = np.concatenate(best_first)
         values = np.concatenate([block[chosen] for block, chosen in zip(scores, best_first)])
-        # Falling score, then rising (block, index), read backwards: equal scores are cut from the last block and index on.
+        # Falling score, then rising (block, index), read backwards: equal scores are cut from the last block on.
         self.blocks = blocks[np.lexsort((rows, blocks, -values))][::-1]
 
     def clipped(self, ratio: float) -> int:

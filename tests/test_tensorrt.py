@@ -279,7 +279,7 @@ def test_build_only_writes_engines_with_their_records_and_times_nothing(
 def test_build_only_asks_for_what_it_can_do(snapvit, tmp_path):
     for words, says in (
         (("--build-only", "--sparsity", "0.3"), "--build-only builds TensorRT engines"),
-        (("--runtime", "tensorrt", "--build-only", "--budget", "10ms"), "a budget is kept by timing"),
+        (("--runtime", "tensorrt", "--build-only", "--budget", "10ms"), "a budget is met by timing"),
         (("--runtime", "tensorrt", "--precision", "int8-dynamic", "--sparsity", "0.3"), "does not compute in int8-dyn"),
         (("--runtime", "toaster", "--sparsity", "0.3"), "no runtime is called 'toaster'"),
     ):

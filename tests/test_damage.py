@@ -175,9 +175,9 @@ def test_an_interrupted_joint_search_goes_on_to_the_same_ranking(tiny_model, tmp
         (dict(allocation="free"), "no allocation is called 'free'"),
         (dict(correction="prayer"), "no correction is called 'prayer'"),
         (dict(search_images=0), "cannot compare candidates"),
-        (dict(cka=True, optimiser="xnes"), "--cka has no effect in recipe default"),
-        (dict(criterion="magnitude"), "--criterion has no effect in recipe default .* Give --recipe local"),
-        (dict(pairs=((0.1, 0.1),)), "--pairs has no effect"),
+        (dict(cka=True, optimiser="xnes"), "--cka has no part in recipe default"),
+        (dict(criterion="magnitude"), "--criterion has no part in recipe default .* Give --recipe local"),
+        (dict(pairs=((0.1, 0.1),)), "--pairs has no part"),
     ],
 )
 def test_settings_that_make_no_sense(changes, says):
@@ -186,7 +186,7 @@ def test_settings_that_make_no_sense(changes, says):
 
 
 def test_options_of_one_way_are_refused_in_the_other_and_taken_where_they_count():
-    with pytest.raises(UsageError, match="--search-images has no effect in recipe local .* Give --allocation joint"):
+    with pytest.raises(UsageError, match="--search-images has no part in recipe local .* Give --allocation joint"):
         make_settings("local", search_images=10)
     assert make_settings("default", order="product", criterion="taylor").criterion == "taylor"
     assert make_settings("default", allocation="pairs", criterion="lamp", evaluations=9, pca=8).pca == 8

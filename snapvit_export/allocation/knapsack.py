@@ -13,8 +13,8 @@ a knapsack.
   their hulls, no Plan of that cost or less has less damage: it is the minimum of damage + slope * cost.
 
 What is exact: with at most OPTIONS widths per sub-layer and costs that are whole multiples of a bin, `within` is
-optimal. Otherwise a first pass looks at OPTIONS evenly spaced widths, and a second at all widths near the first answer
-with finer bins; the better one of these and of the line, each filled up, is the answer. The line alone is as good on
+optimal. Otherwise a first pass considers OPTIONS evenly spaced widths, and a second all widths near the first solution
+with finer bins; the best of these and of the line, each filled up, is the result. The line alone is as good on
 convex curves, but loses where a model has few heads and their curves are not convex; and it stops at the first
 structure that does not fit, so it does not promise that nothing more fits. A Planner therefore asks `within`.
 """
@@ -35,7 +35,7 @@ from ..model.ranking import Damage
 from .costs import Costs, Table
 
 BINS = 4096  # of cost, from the sparsest Plan to the dense one
-OPTIONS = 128  # widths of a sub-layer that the first pass looks at
+OPTIONS = 128  # widths of a sub-layer that the first pass considers
 
 Widths = npt.NDArray[np.int64]
 
@@ -81,10 +81,10 @@ class Allocator:
         self._options: list[_WidthOptions] = []  # attention, MLP, attention, MLP, ...
         for i, curves in enumerate(damage):
             tables, floors = (costs.heads[i], costs.neurons[i]), (least.heads[i], least.neurons[i])
-            goes = removable[i] if removable else (False, False)
+            droppable = removable[i] if removable else (False, False)
             tops = (len(curves[0]) - 1, len(curves[1]) - 1) if most is None else (most.heads[i], most.neurons[i])
-            for curve, table, floor, step, gone, top in zip(curves, tables, floors, (1, multiple), goes, tops):
-                self._options.append(_upto(top, _options_of(curve, table, floor, step, gone, i), i))
+            for curve, table, floor, step, drop, top in zip(curves, tables, floors, (1, multiple), droppable, tops):
+                self._options.append(_upto(top, _options_of(curve, table, floor, step, drop, i), i))
 
     @property
     def sparsest(self) -> Plan:
@@ -136,7 +136,7 @@ class Allocator:
 
     @cached_property
     def _thinned(self) -> list[npt.NDArray[np.int64]]:
-        """The options of each sub-layer that the first pass looks at: all, or evenly spaced ones with both ends."""
+        """The options of each sub-layer that the first pass considers: all, or evenly spaced ones with both ends."""
         counts = [len(o.widths) for o in self._options]
         return [np.unique(np.linspace(0, n - 1, min(n, OPTIONS)).round().astype(np.int64)) for n in counts]
 

@@ -178,7 +178,7 @@ class Planner:
         return self.sparsest.sparsity(self.anatomy)
 
     def _at(self, position: float) -> Plan:
-        """Return the point of the line at a position from 0 to 1: by the mlp ratio, or by STAGES if sub-layers may go.
+        """Return the point of the line at a position from 0 to 1: by the mlp ratio, or by STAGES with sub-layers.
 
         A width is a point of the published line, stopped where protection stops it.
         """

@@ -115,7 +115,7 @@ def _refuse_idle(recipe: str, settings: Settings, given: Mapping[str, object]) -
         for name in names:
             if name in given:
                 raise UsageError(
-                    f"--{name.replace('_', '-')} has no effect in recipe {recipe} as it is asked for. Give {remedy}, "
+                    f"--{name.replace('_', '-')} has no part in recipe {recipe} as it is asked for. Give {remedy}, "
                     f"or leave it out"
                 )
 

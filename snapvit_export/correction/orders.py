@@ -7,8 +7,8 @@
 | G, C   | what a sweep carries along: a Gram matrix and (outputs times it)           | (d, d), (E, d) |
 | u      | a structure: `unit` neighbouring columns (1 for a neuron, head_dim for a head) |      |
 
-`variance` takes each structure by itself: Var(x_j) |W_:j|^2. The two greedy orders look at the error of the layer with
-the kept columns refitted, as `cholesky.Factor` does, and so at what structures have in common:
+`variance` takes each structure by itself: Var(x_j) |W_:j|^2. The two greedy orders use the error of the layer with
+the kept columns refitted, as `cholesky.Factor` does, and so account for what structures have in common:
 
     pivoted    start with nothing, always take the structure that lowers the error most:       G = S,     C = W S
     backward   start with all, always give up the structure that raises the error least (OBS): G = S^-1,  C = W

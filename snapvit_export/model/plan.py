@@ -1,4 +1,4 @@
-"""Plans: how many heads and neurons each block keeps. Light: no torch.
+"""Plans: the heads and neurons that each block keeps, as counts; and what is protected. Light: no torch.
 
 A Plan is pure counts: prefixes of the order that a ranking gives. `allocation.planner` makes them for a sparsity, a
 FLOPs target or a measured cost.
@@ -22,7 +22,7 @@ Part = Literal["attention", "mlp"]  # the two sub-layers of a block
 
 
 class Plan(Value, frozen=True, kw_only=True):
-    """How many heads and neurons each block keeps: prefixes of the ranking's order.
+    """The counts of heads and neurons that each block keeps: prefixes of the ranking's order.
 
     A block that keeps 0 heads has no attention, one that keeps 0 neurons no MLP; with neither, the block is removed.
 

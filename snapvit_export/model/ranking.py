@@ -1,4 +1,4 @@
-"""A Ranking: one score per head and per neuron, and from it the order in which every block is cut. Light: no torch.
+"""A Ranking: one score per head and per neuron, and so the order in which every block is cut. Light.
 
 One ranking serves every sparsity. Within a block the order is by falling score, equal scores by index; across blocks
 equal scores are cut from the last block backwards. So counts are exact even under ties, and the structures that any

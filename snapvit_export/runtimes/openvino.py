@@ -86,7 +86,7 @@ class OpenVinoSession:
             raise SnapvitError(f"{self._where}: OpenVINO cannot run it: {_reason(error)}") from error
 
     def close(self) -> None:
-        """Give back the memory."""
+        """Release its memory."""
         self._request = None
 
     def __enter__(self) -> OpenVinoSession:

@@ -163,7 +163,7 @@ class OrtSession:
         return found
 
     def close(self) -> None:
-        """Give back the memory."""
+        """Release its memory."""
         self._call = self._session = None
 
     def __enter__(self) -> OrtSession:

@@ -32,7 +32,7 @@ Array = npt.NDArray[Any]
 
 
 class Tensor(Value, frozen=True, kw_only=True):
-    """Where one array lies in the file; C order, little endian."""
+    """The place of one array in the file; C order, little endian."""
 
     name: str
     dtype: DataType

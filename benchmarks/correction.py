@@ -86,7 +86,7 @@ def correcting(rounds: int, depth: int = 12, embed: int = 768, hidden: int = 307
         return make_factor(rng.standard_normal((embed, width)), moments, rng.permutation(width // unit), unit)
 
     def again(made: Factor) -> Factor:  # memory of its own, as every block has
-        return Factor(made.unit, made.mean, made.lower.copy(), made.projected.copy(), made.constant, made.gain)
+        return Factor(made.unit, made.mean, made.lower.copy(), made.projected.copy(), made.constant, made.layer_scale)
 
     proj, fc2 = factor(embed, head), factor(hidden, 1)
     layers = [again(made) for _ in range(depth) for made in (proj, fc2)]

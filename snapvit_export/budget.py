@@ -37,11 +37,11 @@ class Budget:
 
     @property
     def is_relative(self) -> bool:
-        """Whether it says how much of the dense latency is allowed."""
+        """True if the budget is a percentage of the dense latency."""
         return self.unit == "%"
 
     def to_ms(self, dense_ms: float, batch: int) -> float:
-        """Milliseconds that one batch may take."""
+        """Return the milliseconds that one batch may take."""
         if self.unit == "ms":
             return self.value
         if self.unit == "%":

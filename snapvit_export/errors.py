@@ -1,4 +1,4 @@
-"""What can go wrong, said in one line: what, where, what to do next.
+"""The errors that a user can act on: one line that says what went wrong, where, and what to do next.
 
 Code raises one of these; the command line prints its text after `error:` and exits with its code. Anything else that
 escapes is a defect of ours and shows a traceback.
@@ -23,7 +23,7 @@ class UsageError(SnapvitError):
 
 
 class FileFormatError(SnapvitError):
-    """A file is damaged, of another version, or not what it is said to be."""
+    """A file is damaged, of another version, or of another kind than its name says."""
 
 
 class ModelNotUnderstood(SnapvitError):
@@ -49,7 +49,7 @@ class Interrupted(SnapvitError):
 
 
 def first_line(error: BaseException) -> str:
-    """What a foreign library said, short enough to stand inside our own line."""
+    """The first line of a foreign library's error, short enough to stand inside our own."""
     text = str(error).strip()
     return text.splitlines()[0][:160] if text else type(error).__name__
 

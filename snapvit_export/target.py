@@ -1,4 +1,4 @@
-"""A target: where and how a model must run. Light: no torch."""
+"""A target: the runtime, precision, batch and threads that a model must run with. Light: no torch."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from .storage.json import Size, Value
 
 Runtime = Literal["onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt", "openvino", "tensorrt"]
 Precision = Literal["fp32", "fp16", "int8-dynamic", "int8-static"]
-SumBits = Literal[16, 32]  # that a CPU must have for the sum of two int8 products, or it computes something else
+SumBits = Literal[16, 32]  # width in which a CPU must add two int8 products, or it computes something else
 
-# What each runtime computes in for real; `int8` means the first of its kind.
+# The precisions that each runtime really computes in; `int8` means the first int8 kind of the runtime.
 TAKES: dict[Runtime, tuple[Precision, ...]] = {
-    "onnxruntime": ("fp32", "fp16", "int8-dynamic", "int8-static"),  # dynamic keeps more and needs no images
+    "onnxruntime": ("fp32", "fp16", "int8-dynamic", "int8-static"),  # dynamic is more accurate and needs no images
     "onnxruntime-cuda": ("fp32", "fp16"),  # its int8 operators are the CPU's
     "onnxruntime-tensorrt": ("fp32", "fp16", "int8-static"),
     "openvino": ("fp32", "int8-static"),  # fp16 would be computed in fp32
     "tensorrt": ("fp32", "fp16", "int8-static"),  # it has no dynamic quantisation
 }
-ON_CPU: tuple[Runtime, ...] = ("onnxruntime", "openvino")  # where CPU time tells how much work there was
+ON_CPU: tuple[Runtime, ...] = ("onnxruntime", "openvino")  # CPU time measures their work
 
 
 class Target(Value, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class Target(Value, frozen=True, kw_only=True):
 
 
 def parse_precision(name: str, runtime: Runtime = "onnxruntime") -> Precision:
-    """The precision that a person means for a runtime: `int8` is the kind of int8 that suits it."""
+    """Return the precision that a person means for a runtime: `int8` is the kind of int8 that suits it."""
     kinds = [precision for precision in TAKES[runtime] if precision.startswith("int8")]
     found = check_precision(kinds[0] if name == "int8" and kinds else name)
     if found not in TAKES[runtime]:
@@ -41,14 +41,14 @@ def parse_precision(name: str, runtime: Runtime = "onnxruntime") -> Precision:
 
 
 def check_runtime(name: str) -> Runtime:
-    """The runtime of that name."""
+    """Return the runtime of that name."""
     if name not in TAKES:
         raise UsageError(f"no runtime is called '{name}'. Known: {', '.join(TAKES)}")
     return name
 
 
 def check_precision(name: str) -> Precision:
-    """The precision of that name."""
+    """Return the precision of that name."""
     if name not in get_args(Precision):
         raise UsageError(f"no precision is called '{name}'. Known: {', '.join(get_args(Precision))}")
     return name  # type: ignore[return-value]

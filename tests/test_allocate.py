@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from helpers.plans import along_line, anatomy_of, line
 from snapvit_export.allocation.costs import Costs, CostsByLast, flops_costs, linear_costs, params_costs, prunable_costs
-from snapvit_export.allocation.depth import Cases, Removal
+from snapvit_export.allocation.depth import DepthAllocator, Removal
 from snapvit_export.allocation.knapsack import Allocator
 from snapvit_export.allocation.planner import Planner
 from snapvit_export.errors import SnapvitError, UsageError
@@ -48,12 +48,12 @@ def problems(draw, cost=st.integers(0, 5)) -> tuple[Damage, Costs, Plan, int, li
     least = Plan(
         heads=tuple(draw(st.integers(1, h)) for h, _ in sizes), neurons=tuple(draw(st.integers(1, n)) for _, n in sizes)
     )
-    may_go = [(draw(st.booleans()), draw(st.booleans())) for _ in range(depth)]
-    return damage, costs, least, draw(st.integers(1, 3)), may_go
+    removable = [(draw(st.booleans()), draw(st.booleans())) for _ in range(depth)]
+    return damage, costs, least, draw(st.integers(1, 3)), removable
 
 
-def all_plans(damage: Damage, least: Plan, multiple: int, may_go: Sequence[tuple[bool, bool]] = ()) -> list[Plan]:
-    top, goes = full(damage), may_go or [(False, False)] * len(damage)
+def all_plans(damage: Damage, least: Plan, multiple: int, removable: Sequence[tuple[bool, bool]] = ()) -> list[Plan]:
+    top, goes = full(damage), removable or [(False, False)] * len(damage)
     heads = [[*[0] * h, *range(low, high + 1)] for low, high, (h, _) in zip(least.heads, top.heads, goes)]
     neurons = [
         [*[0] * m, *(n for n in range(low, high + 1) if n % multiple == 0 or n == high)]
@@ -82,12 +82,12 @@ def _with(counts: tuple[int, ...], i: int, count: int) -> tuple[int, ...]:
 @settings(deadline=None)  # the brute force, not ours
 @given(problems(), st.floats(0, 1))
 def test_no_plan_within_the_budget_has_less_damage(problem, share):
-    damage, costs, least, multiple, may_go = problem
+    damage, costs, least, multiple, removable = problem
     allocator = Allocator(*problem)
     lowest, highest = costs.of(allocator.sparsest), costs.of(full(damage))
     budget = round(lowest + share * (highest - lowest))
     plan = allocator.within(budget)
-    plans = all_plans(damage, least, multiple, may_go)
+    plans = all_plans(damage, least, multiple, removable)
     assert plan in plans
     assert costs.of(plan) <= budget
     assert allocator.damage(plan) == min(allocator.damage(p) for p in plans if costs.of(p) <= budget)
@@ -105,7 +105,7 @@ def test_of_all_ways_to_leave_sub_layers_out_none_has_less_damage(problem, data,
     beyond = tuple(data.draw(st.sampled_from([0.0, 2.0, 7.0])) for _ in damage) if data.draw(st.booleans()) else None
     plans = [p for p in all_plans(damage, least, multiple, [(True, True)] * len(damage)) if fits(p, anatomy)]
     most = data.draw(st.sampled_from([top, *plans]))
-    cases = Cases(Removal(damage, beyond), costs, least, anatomy, multiple, most)
+    cases = DepthAllocator(Removal(damage, beyond), costs, least, anatomy, multiple, most)
     plans = [p for p in plans if most.keeps_all_of(p)]
     if pooling == "token" and beyond is None:  # nobody knows what losing the last ones costs, so they stay
         plans = [p for p in plans if p.last_attention == most.last_attention]
@@ -137,8 +137,8 @@ def fits(plan: Plan, anatomy) -> bool:
 @settings(deadline=None)
 @given(problems(), st.floats(0, 1), st.integers(0, 10**6))
 def test_an_allocation_inside_another_plan_is_the_best_of_those_inside(problem, share, number):
-    damage, costs, least, multiple, may_go = problem
-    plans = all_plans(damage, least, multiple, may_go)
+    damage, costs, least, multiple, removable = problem
+    plans = all_plans(damage, least, multiple, removable)
     most = plans[number % len(plans)]
     allocator = Allocator(*problem, most=most)
     inside = [plan for plan in plans if most.keeps_all_of(plan)]

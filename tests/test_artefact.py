@@ -10,7 +10,7 @@ from helpers.models import FAMILIES, as_model, small
 from helpers.plans import uneven_plan
 from helpers.rankings import random_ranking
 from snapvit_export.calibration.images import Images
-from snapvit_export.checks.embedding_output import tapped
+from snapvit_export.checks.embedding_output import with_embedding
 from snapvit_export.errors import FileFormatError, UsageError
 from snapvit_export.evaluate.exported_model import About, opened
 from snapvit_export.graph.format import GraphFormat
@@ -135,6 +135,6 @@ def test_a_file_of_others_is_refused_and_nothing_is_left(tmp_path):
     graph = onnx.helper.make_graph([node], "g", ports[:1], ports[1:])
     path = tmp_path / "foreign.onnx"
     path.write_bytes(onnx.helper.make_model(graph).SerializeToString())
-    with pytest.raises(FileFormatError, match=r"foreign.onnx: not made by snapvit"), tapped(path):
+    with pytest.raises(FileFormatError, match=r"foreign.onnx: not made by snapvit"), with_embedding(path):
         pass
     assert [each.name for each in tmp_path.iterdir()] == ["foreign.onnx"]

@@ -174,7 +174,7 @@ def test_an_interrupted_joint_search_goes_on_to_the_same_ranking(tiny_model, tmp
         (dict(order="sideways"), "no order is called 'sideways'"),
         (dict(allocation="free"), "no allocation is called 'free'"),
         (dict(correction="prayer"), "no correction is called 'prayer'"),
-        (dict(search_images=0), "cannot judge"),
+        (dict(search_images=0), "cannot compare candidates"),
         (dict(cka=True, optimiser="xnes"), "--cka has no part in recipe default"),
         (dict(criterion="magnitude"), "--criterion has no part in recipe default .* Give --recipe local"),
         (dict(pairs=((0.1, 0.1),)), "--pairs has no part"),

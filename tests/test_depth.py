@@ -16,7 +16,7 @@ from helpers.plans import anatomy_of, line
 from helpers.rankings import random_ranking
 from helpers.reference_forward import Reference
 from snapvit_export.allocation.costs import flops_costs
-from snapvit_export.allocation.depth import WHOLE, Cases, Removal
+from snapvit_export.allocation.depth import WHOLE, DepthAllocator, Removal
 from snapvit_export.allocation.knapsack import Allocator
 from snapvit_export.allocation.planner import STAGES, Planner
 from snapvit_export.allocation.recipe import RECIPES, make_settings
@@ -270,8 +270,8 @@ def test_plans_along_the_line_are_nested_also_where_sub_layers_go():
     model = as_model(small("deit_tiny_patch16_224")[0], "x", {})
     ranking, _ = damage_ranking(model, observe(model, some_images(), warn=False))
     protection = Protection(sublayers=False)
-    least, may_go = protection.least(model.anatomy), protection.may_go(model.anatomy, ends(ranking))
-    plans = line(Allocator(ranking.damage, flops_costs(model.anatomy), least, may_go=may_go))
+    least, removable = protection.least(model.anatomy), protection.removable(model.anatomy, ends(ranking))
+    plans = line(Allocator(ranking.damage, flops_costs(model.anatomy), least, removable=removable))
     assert all(denser.keeps_all_of(sparser) for denser, sparser in pairwise(plans))
     assert len(plans[-1].removed) == 5  # of six sub-layers
     for plan in plans:
@@ -308,7 +308,7 @@ def test_idap_cuts_width_and_then_sub_layers_along_one_nested_line(tiny_model, t
         assert plan.flops_ratio(tiny_model.anatomy) <= fraction
     assert planner.flops(0.2).removed
     plain = Ranking(ranking.head_scores, ranking.neuron_scores)
-    with pytest.raises(UsageError, match="told by its damage, which the ranking lacks"):
+    with pytest.raises(UsageError, match="measured damage, which the ranking lacks"):
         Planner(plain, tiny_model.anatomy, ranking.protection)
 
 
@@ -381,7 +381,7 @@ def test_losing_all_late_attentions_counts_for_more_than_each_of_them_where_it_w
     assert Removal.of(half, measured(0.5)).beyond == pytest.approx([12, 0, 0])
     assert Removal.of(damage, None).beyond is None
     anatomy = anatomy_of([2] * 3, [3] * 3)
-    cases = Cases(removal, flops_costs(anatomy), Plan(heads=(1,) * 3, neurons=(1,) * 3), anatomy)
+    cases = DepthAllocator(removal, flops_costs(anatomy), Plan(heads=(1,) * 3, neurons=(1,) * 3), anatomy)
     assert cases.damage(Plan(heads=(2, 0, 0), neurons=(3,) * 3)) == pytest.approx(32)
     assert cases.damage(Plan(heads=(0, 0, 2), neurons=(3,) * 3)) == 8
 

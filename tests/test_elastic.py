@@ -197,7 +197,7 @@ def test_a_whole_factor_comes_back(packed):
     for layer, made in (("proj", factors.proj[2]), ("fc2", factors.fc2[2])):
         got = elastic.factor(2, layer)
         assert got.unit == made.unit
-        for part in ("mean", "lower", "projected", "constant", "gain"):
+        for part in ("mean", "lower", "projected", "constant", "layer_scale"):
             assert np.allclose(getattr(got, part), getattr(made, part), rtol=1e-6, atol=1e-6)
         assert np.allclose(got.errors(), made.errors(), rtol=1e-5)
     with pytest.raises(ValueError, match="cannot keep 193"):

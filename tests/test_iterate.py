@@ -12,7 +12,7 @@ import torch
 from helpers.models import TINY, make_model
 from helpers.programs import python, torchrun
 from snapvit_export.allocation.planner import Planner
-from snapvit_export.allocation.recipe import MOST_MOVED, Rounds, make_settings
+from snapvit_export.allocation.recipe import MAX_DIVERGENCE, Rounds, make_settings
 from snapvit_export.calibration.images import Images
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.family.folder import read_family
@@ -141,8 +141,8 @@ def test_images_that_judge_are_fitted_on_by_nothing(monkeypatch):
 def test_without_a_limit_the_usual_one_of_the_divergence_holds():
     model = make_model()
     images = some(model)
-    assert Rounds().limit("predictions") == MOST_MOVED["predictions"]
-    for name, usual in MOST_MOVED.items():
+    assert Rounds().limit("predictions") == MAX_DIVERGENCE["predictions"]
+    for name, usual in MAX_DIVERGENCE.items():
         found = ranked(model, images, (0.9, 0.3), replace(WIDTH, divergence=name), most_moved=None).provenance
         assert found["rounds_settings"]["divergence"] == name
         assert found["rounds_settings"]["most_moved"] == usual
@@ -257,7 +257,7 @@ def test_rounds_that_do_not_fall_are_refused(flops):
 
 @pytest.mark.parametrize("most", [float("nan"), -0.1])
 def test_a_limit_that_is_none_is_refused(most):
-    with pytest.raises(UsageError, match="answers cannot move by"):
+    with pytest.raises(UsageError, match="an output divergence is never"):
         Rounds((0.5,), most)
 
 
@@ -404,8 +404,8 @@ def test_of_two_processes_one_does_the_rounds_and_speaks(tiny_folder, image_fold
         (["--rounds", "0.7", "--recipe", "snapvit"], "rounds go without a search"),
         (["--rounds", "0.7", "--device", "cuda"], "rounds run on the CPU"),
         (["--rounds", "0.7,nan"], "FLOPs fraction nan is not above 0"),
-        (["--rounds", "0.7", "--most-moved", "nan"], "answers cannot move by nan"),
-        (["--rounds", "0.7", "--most-moved=-1"], "answers cannot move by -1"),
+        (["--rounds", "0.7", "--most-moved", "nan"], "an output divergence is never nan"),
+        (["--rounds", "0.7", "--most-moved=-1"], "an output divergence is never -1"),
         (["--rounds", "0.7", "--divergence", "nonsense"], "no divergence is called 'nonsense'"),
         (["--rounds", "0.7", "--images", 12], "12 images are too few for rounds"),
     ],

@@ -235,7 +235,7 @@ def test_arguments_of_a_timing_by_version(version):
 def test_versions_are_read_and_have_a_ceiling(banner, version, opset):
     found = agent.parse_version(f"&&&& RUNNING TensorRT.trtexec {banner} # trtexec --help\n=== Model Options ===")
     assert found == version
-    assert agent.ceiling_of(found) == opset
+    assert agent.highest_opset(found) == opset
 
 
 def test_the_version_of_an_old_release_is_read_and_that_of_another_program_is_not():

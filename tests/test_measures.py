@@ -13,7 +13,7 @@ from snapvit_export.evaluate.head import columns_for, head_right, read_names
 from snapvit_export.evaluate.linear import fit_probe, linear_right, set_aside
 from snapvit_export.evaluate.segmentation import Tally, patch_shares, segment, upsampling
 from snapvit_export.family.evaluation import Evaluation
-from snapvit_export.storage.checksummed import save_sealed
+from snapvit_export.storage.checksummed import save_checksummed
 from snapvit_export.storage.json import to_json
 
 
@@ -134,14 +134,14 @@ GOOD = {"test_features": np.ones((3, 2), np.float32), "test_targets": np.array([
 )
 def test_damaged_features_say_what_is_wrong(changes, says, tmp_path):
     arrays = {name: value for name, value in {**GOOD, **changes}.items() if value is not None}
-    save_sealed(tmp_path / "f.safetensors", "snapvit-features", arrays, to_json(made_by()).decode())
+    save_checksummed(tmp_path / "f.safetensors", "snapvit-features", arrays, to_json(made_by()).decode())
     with pytest.raises(FileFormatError, match=f"f.safetensors: .*{says}"):
         Features.load(tmp_path / "f.safetensors")
 
 
 def test_foreign_and_changed_files_are_no_features(tmp_path):
     path = tmp_path / "f.safetensors"
-    save_sealed(path, "snapvit-ranking", GOOD, "{}")
+    save_checksummed(path, "snapvit-ranking", GOOD, "{}")
     with pytest.raises(FileFormatError, match="f.safetensors: not a snapvit-features file"):
         Features.load(path)
     make_features().save(path)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from snapvit_export.correction.cholesky import columns_of, make_factor
 from snapvit_export.correction.moments import Damping, Moments
-from snapvit_export.correction.orders import BLOCK, ORDERS, backward, pivoted, product, variance
+from snapvit_export.correction.orders import BLOCK, ORDER_RULES, backward, pivoted, product, variance
 from snapvit_export.errors import SnapvitError
 from snapvit_export.model.scores import strictly_falling
 
@@ -71,24 +71,24 @@ def test_saving_updates_up_in_blocks_changes_nothing(rule, monkeypatch):
 
 @pytest.mark.parametrize(("structures", "unit"), [(60, 1), (16, 4)])
 def test_the_greedy_orders_leave_less_error_than_variance(structures, unit):
-    areas = dict.fromkeys(ORDERS, 0.0)
+    areas = dict.fromkeys(ORDER_RULES, 0.0)
     for seed in range(5):
         w, moments = layer(seed, structures, unit, tokens=400, common=12)
-        for name, rule in ORDERS.items():
+        for name, rule in ORDER_RULES.items():
             errors = make_factor(w, moments, rule(w, moments, unit, Damping()).order, unit).errors()
             areas[name] += float((errors / errors[0]).mean())
     assert max(areas["pivoted"], areas["backward"]) < 0.98 * areas["variance"]
 
 
-@given(st.integers(0, 10**6), SIZES, st.sampled_from(sorted(ORDERS)))
+@given(st.integers(0, 10**6), SIZES, st.sampled_from(sorted(ORDER_RULES)))
 def test_an_order_names_each_structure_once_and_its_scores_fall_along_it(seed, size, name):
     w, moments = layer(seed, *size)
-    made = ORDERS[name](w, moments, size[1], Damping())
+    made = ORDER_RULES[name](w, moments, size[1], Damping())
     assert sorted(made.order) == list(range(size[0]))
     assert np.argsort(-made.scores, kind="stable").tolist() == made.order.tolist()
 
 
-@pytest.mark.parametrize("name", sorted(ORDERS))
+@pytest.mark.parametrize("name", sorted(ORDER_RULES))
 @pytest.mark.parametrize("fraction", [0.0, 0.01])
 @pytest.mark.parametrize("unit", [1, 4])
 def test_few_tokens_copies_and_dead_inputs_give_finite_scores_and_the_dead_go_last(name, fraction, unit):
@@ -99,7 +99,7 @@ def test_few_tokens_copies_and_dead_inputs_give_finite_scores_and_the_dead_go_la
     x[:, 20] = 0.0  # dead beside live ones of the same head
     mean = x.mean(0)
     covariance = x.T @ x / len(x) - np.outer(mean, mean)  # rounding leaves a little of the constant
-    made = ORDERS[name](rng.normal(size=(6, 40)), Moments(3, mean, covariance), unit, Damping(fraction=fraction))
+    made = ORDER_RULES[name](rng.normal(size=(6, 40)), Moments(3, mean, covariance), unit, Damping(fraction=fraction))
     dead = {1, 4} if unit == 4 else {4, 5, 6, 7, 16, 17, 18, 19, 20}
     assert set(made.order[-len(dead) :].tolist()) == dead
     assert made.order[-len(dead) :].tolist() == sorted(dead)
@@ -107,17 +107,17 @@ def test_few_tokens_copies_and_dead_inputs_give_finite_scores_and_the_dead_go_la
     assert (made.scores >= 0).all()
 
 
-@pytest.mark.parametrize("name", sorted(ORDERS))
+@pytest.mark.parametrize("name", sorted(ORDER_RULES))
 @pytest.mark.parametrize("unit", [1, 3])
 def test_a_layer_that_is_dead_altogether_keeps_its_order(name, unit):
-    made = ORDERS[name](np.ones((2, 12)), Moments(9, np.ones(12), np.zeros((12, 12))), unit, Damping())
+    made = ORDER_RULES[name](np.ones((2, 12)), Moments(9, np.ones(12), np.zeros((12, 12))), unit, Damping())
     assert made.order.tolist() == list(range(12 // unit))
     assert np.isfinite(made.scores).all()
 
 
-@pytest.mark.parametrize("name", sorted(ORDERS))
+@pytest.mark.parametrize("name", sorted(ORDER_RULES))
 def test_equal_structures_stand_by_index(name):
-    made = ORDERS[name](np.ones((1, 6)), Moments(9, np.zeros(6), np.eye(6)), 1, Damping())
+    made = ORDER_RULES[name](np.ones((1, 6)), Moments(9, np.zeros(6), np.eye(6)), 1, Damping())
     assert made.order.tolist() == list(range(6))
 
 
@@ -145,7 +145,7 @@ def test_product_is_the_geometric_mean():
 
 def test_statistics_of_another_layer_are_refused():
     w, moments = layer(0, 6, 1)
-    for rule in ORDERS.values():
+    for rule in ORDER_RULES.values():
         with pytest.raises(SnapvitError, match=r"\(5, 4\).*statistics of 6"):
             rule(w[:, :4], moments, 1, Damping())
         with pytest.raises(SnapvitError, match="structures of 4"):

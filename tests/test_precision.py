@@ -249,7 +249,7 @@ def test_dead_features_and_tiny_weights_keep_finite_scales():
 def test_an_emitter_writes_only_its_own_precision(tmp_path):
     model = make_model()
     emitter = GraphWriter(blueprint(model, random_ranking(model.anatomy)), tmp_path, precision="fp16")
-    with pytest.raises(ValueError, match="an emitter of fp16 cannot write fp32"):
+    with pytest.raises(ValueError, match="a writer of fp16 cannot write fp32"):
         emitter.write("x", Plan.dense(model.anatomy))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from snapvit_export.errors import FileFormatError, SnapvitError, UsageError
 from snapvit_export.profiling import timer
-from snapvit_export.profiling.conditions import Conditions, Energy, Watch
+from snapvit_export.profiling.conditions import Conditions, EnergyCounter, LoadMonitor
 from snapvit_export.profiling.profile import LEAST_RUNS, PERCENTILES, Profile, check_percentile, to_profile
 from snapvit_export.profiling.sampling import BURST, MIN_RUNS, Samples, time_together
 from snapvit_export.runtimes import ort
@@ -162,10 +162,10 @@ def test_work_of_others_is_seen(tmp_path):
     import subprocess
     import sys
 
-    before = Watch()
+    before = LoadMonitor()
     time.sleep(0.5)
     idle = before.conditions(taken(1.0)).others
-    watch = Watch()
+    watch = LoadMonitor()
     hog = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         time.sleep(1.0)
@@ -177,15 +177,15 @@ def test_work_of_others_is_seen(tmp_path):
 
 
 def test_energy_is_read_where_there_is_a_counter_and_absent_elsewhere(tmp_path):
-    assert not Energy(tmp_path).known
-    assert Energy(tmp_path).since([]) is None
+    assert not EnergyCounter(tmp_path).known
+    assert EnergyCounter(tmp_path).since([]) is None
     zones = {"intel-rapl:0": "package-0", "intel-rapl:0:0": "core", "intel-rapl:1": "package-1", "intel-rapl:2": "psys"}
     for name, text in zip(zones, ("1000", "7", "90", "2000")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "name").write_text(zones[name])
         (tmp_path / name / "energy_uj").write_text(text)
         (tmp_path / name / "max_energy_range_uj").write_text("100")
-    counter = Energy(tmp_path)
+    counter = EnergyCounter(tmp_path)
     before = counter.read()
     assert before == [1000, 90]  # packages, not their parts, nor the whole system
     (tmp_path / "intel-rapl:0" / "energy_uj").write_text("5000")
@@ -287,7 +287,7 @@ def test_the_energy_of_the_processor_is_not_told_as_that_of_a_gpu(runtime, told,
             (zone / "energy_uj").write_text(str(int((zone / "energy_uj").read_text()) + 2000))
 
     monkeypatch.setattr(timer, "open_session", lambda path, target: nullcontext(Works()))
-    monkeypatch.setattr(timer, "Energy", lambda: Energy(tmp_path))
+    monkeypatch.setattr(timer, "EnergyCounter", lambda: EnergyCounter(tmp_path))
     monkeypatch.setattr(timer, "ENERGY_SECONDS", 0.01)
     target = msgspec.structs.replace(TARGET, runtime=runtime)
     card = this_device("1", None if runtime == "onnxruntime" else GPU)

@@ -25,7 +25,7 @@ from snapvit_export.model.plan import Plan
 from snapvit_export.prune.pack import blueprint
 from snapvit_export.runtimes import ort
 from snapvit_export.runtimes.cuda import NoGPU, require_gpu
-from snapvit_export.runtimes.ort import CUDA, PROVIDERS, SETTINGS, TENSORRT, Bound, OrtSession
+from snapvit_export.runtimes.ort import CUDA, PROVIDERS, SETTINGS, TENSORRT, BoundSession, OrtSession
 from snapvit_export.runtimes.session import open_session, version_of
 from snapvit_export.target import Runtime, Target
 
@@ -145,7 +145,7 @@ def test_with_its_batch_known_a_graph_computes_no_sizes(tmp_path):
 def test_a_bound_run_is_the_same_at_the_same_place_every_time(tmp_path):
     path, images = written(tmp_path, batch=2)
     wanted = run(path, images)
-    bound = Bound(on_cpu(path), "cpu")
+    bound = BoundSession(on_cpu(path), "cpu")
     places = [value.data_ptr() for value in (bound._input, *bound._outputs)]
     found = [bound(images[start : start + 2])[0] for start in (0, 2)]
     assert close(np.concatenate(found), wanted[:4])  # the first is no view of the second

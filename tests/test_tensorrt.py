@@ -34,7 +34,7 @@ from snapvit_export.runtimes.tensorrt.engine_file import (
     record_path,
     write_engine,
 )
-from snapvit_export.runtimes.tensorrt.matmul_dtypes import Census, Product, require_precision
+from snapvit_export.runtimes.tensorrt.matmul_dtypes import MatmulDtypes, Product, require_precision
 from snapvit_export.runtimes.tensorrt.network import BuildSettings, TensorRT
 from snapvit_export.runtimes.tensorrt.opset_support import require_parseable
 from snapvit_export.runtimes.tensorrt.session import BuildOnly, build_engine
@@ -75,12 +75,12 @@ def graph_of(drawn, folder, precision: str, plan: str = "dense", flavour: str = 
 @pytest.mark.parametrize("plan", sorted(PLANS))
 def test_every_variant_parses_and_builds_in_the_precision_it_is_called(rtx, drawn, tmp_path, plan, precision):
     graph = graph_of(drawn, tmp_path, precision, plan)
-    census = build_engine(graph, precision, BuildSettings(), rtx, None)
+    dtypes = build_engine(graph, precision, BuildSettings(), rtx, None)
     kinds = {"fp32": {"fp32"}, "fp16": {"fp16"}, "int8-static": {"int8", "fp32"}}[precision]
-    assert set(census.counts) == kinds
+    assert set(dtypes.counts) == kinds
     record = msgspec.json.decode(record_path(graph).read_bytes(), type=EngineRecord)
     assert engine_path(graph).stat().st_size > 10_000
-    assert (record.products, record.precision, record.agreed) == (census.counts, precision, False)
+    assert (record.products, record.precision, record.agreed) == (dtypes.counts, precision, False)
     assert (record.package, record.device) == ("tensorrt_rtx", "any")
     assert read_engine(graph, record) == engine_path(graph).read_bytes()
 
@@ -118,18 +118,20 @@ def test_a_graph_in_another_precision_than_it_is_called_is_refused_before_buildi
 
 
 def test_parts_that_stay_in_float32_are_allowed_only_where_the_graph_says_so():
-    found = Census((Product("blocks.0.mlp.gemm", "fp32"), Product("blocks.1.mlp.gemm", "fp16")))
+    found = MatmulDtypes((Product("blocks.0.mlp.gemm", "fp32"), Product("blocks.1.mlp.gemm", "fp16")))
     require_precision(found, "fp16", "x", wide=("blocks.0.mlp",))
     for wide in ((), ("blocks.1.mlp",), ("blocks.0.m",)):
         with pytest.raises(GateFailed, match=r"blocks.0.mlp.gemm computes in fp32 \(products: 1 in fp16, 1 in fp32\)"):
             require_precision(found, "fp16", "x", wide)
-    mixed = Census((Product("blocks.0.mlp.gemm", "int8"), Product("blocks.0.attn.matmul", "fp32", of_weight=False)))
+    mixed = MatmulDtypes(
+        (Product("blocks.0.mlp.gemm", "int8"), Product("blocks.0.attn.matmul", "fp32", of_weight=False))
+    )
     require_precision(mixed, "int8-static", "x")
-    one_left = Census((*mixed.products, Product("blocks.1.mlp.gemm", "fp32")))
+    one_left = MatmulDtypes((*mixed.products, Product("blocks.1.mlp.gemm", "fp32")))
     with pytest.raises(GateFailed, match="called int8-static, but blocks.1.mlp.gemm computes in fp32"):
         require_precision(one_left, "int8-static", "x")
     with pytest.raises(GateFailed, match="no matrix products"):
-        require_precision(Census(()), "fp32", "x")
+        require_precision(MatmulDtypes(()), "fp32", "x")
 
 
 def test_opsets_and_operators_that_a_version_does_not_take_are_refused_by_name(drawn, tmp_path):
@@ -277,7 +279,7 @@ def test_build_only_writes_engines_with_their_records_and_times_nothing(
 def test_build_only_asks_for_what_it_can_do(snapvit, tmp_path):
     for words, says in (
         (("--build-only", "--sparsity", "0.3"), "--build-only builds TensorRT engines"),
-        (("--runtime", "tensorrt", "--build-only", "--budget", "10ms"), "a budget is kept by timing"),
+        (("--runtime", "tensorrt", "--build-only", "--budget", "10ms"), "a budget is met by timing"),
         (("--runtime", "tensorrt", "--precision", "int8-dynamic", "--sparsity", "0.3"), "does not compute in int8-dyn"),
         (("--runtime", "toaster", "--sparsity", "0.3"), "no runtime is called 'toaster'"),
     ):

@@ -1,1 +1,1 @@
-"""How much each block keeps: costs, the knapsack over widths, depth, Plans for any target, recipes. Light: numpy."""
+"""Allocation of heads and neurons: costs, the knapsack over widths, depth, Plans for any target, recipes. Light."""

@@ -1,7 +1,7 @@
-"""Costs: what heads and neurons cost in FLOPs, parameters or measured time, added up over the blocks. Light: numpy.
+"""Costs of heads and neurons in FLOPs, parameters or measured time, added up over the blocks. Light: numpy.
 
-A cost is a fixed part plus one number per sub-layer, read from a table of its width. So the cost of a Plan is a sum,
-and `allocate` can minimise the damage under it.
+A cost is a fixed part plus one number per sub-layer, read from a table by its width. So the cost of a Plan is a sum,
+and `knapsack` can minimise the damage under it.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ class Costs:
             raise SnapvitError("costs need tables of heads and of neurons for the same blocks, and a finite fixed part")
 
     def of(self, plan: Plan) -> float:
-        """The cost of a Plan, exact where all costs are whole numbers."""
+        """Return the cost of a Plan, exact where all costs are whole numbers."""
         attention = sum(float(table[k]) for table, k in zip(self.heads, plan.heads))
         return self.fixed + attention + sum(float(table[n]) for table, n in zip(self.neurons, plan.neurons))
 
 
 @dataclass(frozen=True, eq=False)
 class CostsByLast:
-    """Costs that depend on which attention is the last one: behind it, only the tokens that are read are worked on.
+    """Costs that depend on which attention is the last one: after it, only the tokens that are read are computed.
 
-    Then what other blocks cost depends on the Plan as a whole, and one table for each of the cases tells it.
+    What other blocks cost then depends on the Plan as a whole, so there is one table for each case.
     """
 
     cases: tuple[Costs, ...]  # by the block of the last attention
 
     def of(self, plan: Plan) -> float:
-        """The cost of a Plan."""
+        """Return the cost of a Plan."""
         return self.cases[max(plan.last_attention, 0)].of(plan)
 
 
@@ -75,32 +75,32 @@ def linear_costs(
     per_attention: PerBlock = 0.0,
     per_mlp: PerBlock = 0.0,
 ) -> Costs:
-    """So much for each head and neuron, and for each attention and MLP that is there: as a latency model is fitted."""
+    """Return costs that are linear in heads and neurons, plus a constant for each attention and MLP that is present."""
     heads = _tables(anatomy.heads, per_head, per_attention)
     return Costs(heads, _tables(anatomy.neurons, per_neuron, per_mlp), fixed)
 
 
 def _tables(sizes: Sequence[int], each: PerBlock, constant: PerBlock) -> tuple[Table, ...]:
-    """The cost of 0, 1, ... all structures of every block: nothing, or the constant and so much for each."""
+    """Return the cost of 0, 1, ... all structures of every block: 0, or the constant plus the cost of each."""
     rows = zip(sizes, np.broadcast_to(each, len(sizes)), np.broadcast_to(constant, len(sizes)))
     return tuple(np.arange(n + 1) * one + np.where(np.arange(n + 1) > 0, there, 0) for n, one, there in rows)
 
 
 def flops_costs(anatomy: Anatomy) -> Costs:
-    """FLOPs of the blocks: `Anatomy.block_flops` of any Plan."""
+    """Return the FLOPs of the blocks: `Anatomy.block_flops` of any Plan."""
     heads, neurons = zip(*(anatomy.flops_per_structure(block) for block in anatomy.blocks))
     return linear_costs(anatomy, heads, neurons)
 
 
 def prunable_costs(anatomy: Anatomy) -> Costs:
-    """Parameters of heads and neurons: `Anatomy.prunable_params` of any Plan, what sparsity is a fraction of."""
+    """Return the parameters of heads and neurons: `Anatomy.prunable_params` of any Plan."""
     e, norm = anatomy.embed_dim, anatomy.norm
     heads = [block.params_per_head(e, norm) for block in anatomy.blocks]
     return linear_costs(anatomy, heads, [block.params_per_neuron(e, norm) for block in anatomy.blocks])
 
 
 def params_costs(anatomy: Anatomy) -> Costs:
-    """Parameters of the whole model: `Anatomy.params` of any Plan."""
+    """Return the parameters of the whole model: `Anatomy.params` of any Plan."""
     e, norm = anatomy.embed_dim, anatomy.norm
     attention = [block.params_of_attention(e, norm) for block in anatomy.blocks]
     mlp = [block.params_of_mlp(e, norm) for block in anatomy.blocks]

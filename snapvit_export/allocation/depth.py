@@ -1,25 +1,22 @@
-"""Allocation where whole sub-layers may go: the best of several knapsacks. Light.
+"""Depth allocation: Plans that may remove whole sub-layers, as the best of several knapsacks. Light: numpy.
 
-Something must stay, so that there is a way from the image to the output. And where only the class token is read, both
-cost and damage depend on which attention is the last one: from there on blocks work for one token, which learns nothing
-more of the image. So one `Allocator` is asked for each case:
+Damage of a removal. A damage curve ends in the error of the layer's output when only its mean is left, a number of the
+same kind as all before it; it counts `WHOLE` times. Where removing a sub-layer was measured to cause more output
+divergence for its error than removing most others does, it counts by that factor more; never by less, since a late
+sub-layer matters less at every width. A search weights both, so the end of a curve has the weight of the curve.
 
-- If only the class token is read, one for each block whose attention may be the last: without any, nothing would bring
-  patches to that token. The attentions after it are gone, which is damage that no budget buys back, so earlier blocks
-  are not looked at once that alone is more than the best so far. Where nobody measured what the loss of several
-  attentions at the end costs, the last one stays.
-- Else one without any condition; only if its answer leaves nothing, one for each sub-layer that might stay alone.
+These damages add up over sub-layers, with one exception. Where only the class token is read, it receives nothing more
+of the image once the last attentions are removed, and losing five of them is worse than five times one. So that is
+measured as well, for all attentions from each block on; the excess over their sum belongs to the Plan as a whole.
 
-What is lost when whole sub-layers go, in the units of the damage curves. Light: numpy.
+Allocation. Some sub-layer must stay, so that there is a path from the image to the output. And where only the class
+token is read, both cost and damage depend on which attention is the last one, since later blocks compute one token
+only. So there is one `Allocator` for each case:
 
-A curve ends in the error of its layer's output when only the mean is left, which is the same kind of number as all
-before it, and counts `WHOLE` times. Where the loss of one sub-layer was measured to move the answers more, for its
-error, than that of most others, it counts for so much more again; never for less, since a late sub-layer matters less
-at every width. What a search weights is weighted in both, so the end has the weight of its curve.
-
-These add up over sub-layers, with one exception. Where only the class token is read, it learns nothing more of the
-image once the last attentions are gone, and losing five of them is worse than five times one. So that is measured as
-well, for all attentions from each block on; what it is worse than their sum belongs to the Plan as a whole.
+- If only the class token is read, one for each block whose attention may be the last. The attentions after it are
+  removed, which is damage that no budget buys back, so earlier blocks are skipped once that alone exceeds the best so
+  far. Where the joint loss of several attentions at the end was not measured, the last one stays.
+- Else one without any condition; only if its Plan is empty, one for each sub-layer that might stay alone.
 """
 
 from __future__ import annotations
@@ -38,29 +35,29 @@ from ..model.sublayer import SubLayer
 from .costs import Costs, CostsByLast
 from .knapsack import Allocator
 
-WHOLE = 1.0  # how much the end of a damage curve counts: others were worse (docs/benchmarks.md)
+WHOLE = 1.0  # factor of the end of a damage curve: other values were worse (docs/benchmarks.md)
 
 
 @dataclass(frozen=True, eq=False)
 class Removal:
-    """Damage curves that end in the loss of the sub-layer, and what comes on top of their sum.
+    """Damage curves that end in the removal of the sub-layer, and the excess damage over their sum.
 
     >>> Removal.of(ranking.damage, ranking.sublayers).curves
     """
 
     curves: Damage
-    beyond: tuple[float, ...] | None  # by the last attention: what losing all later ones adds to their sum
+    beyond: tuple[float, ...] | None  # by the last attention: the excess of losing all later ones
 
     @staticmethod
     def of(damage: Damage, measured: Sequence[SubLayer] | None) -> Removal:
-        """Of the curves of a ranking, and of what was measured of its sub-layers, if anything was."""
+        """Make it from the curves of a ranking and the measurements of its sub-layers, if there are any."""
         ends = np.array([(heads[0], neurons[0]) for heads, neurons in damage])  # (blocks, 2)
         factors = np.full(ends.shape, WHOLE)
         typical = 0.0
         if measured is not None:
             moved = np.array([s.damage * s.weight for s in measured]).reshape(ends.shape) / np.maximum(ends, 1e-30)
-            there = np.array([(len(heads) > 1, len(neurons) > 1) for heads, neurons in damage])  # not gone before
-            typical = float(np.median(moved[there]))  # how far the answers move for a unit of damage
+            there = np.array([(len(heads) > 1, len(neurons) > 1) for heads, neurons in damage])  # not removed before
+            typical = float(np.median(moved[there]))  # output divergence for a unit of damage
         if typical > 0:
             factors *= np.maximum(1.0, moved / typical)
         curves = tuple(
@@ -71,7 +68,7 @@ class Removal:
 
 
 def _beyond(curves: Damage, measured: Sequence[SubLayer], typical: float) -> tuple[float, ...] | None:
-    """For each last attention, what all later ones cost together, less the sum of what each costs."""
+    """Return for each last attention the joint damage of losing all later ones, less the sum of their damages."""
     attentions = measured[::2]
     found = []
     for last in range(len(attentions)):
@@ -86,10 +83,10 @@ def _beyond(curves: Damage, measured: Sequence[SubLayer], typical: float) -> tup
     return tuple(found)
 
 
-class Cases:
-    """All Plans of one set of damage curves under one kind of cost, sub-layers that are gone among them.
+class DepthAllocator:
+    """All Plans of one set of damage curves under one kind of cost, also those that remove whole sub-layers.
 
-    >>> Cases(Removal.of(ranking.damage, ranking.sublayers), flops_costs(anatomy), least, anatomy).within(1e6)
+    >>> DepthAllocator(Removal.of(ranking.damage, ranking.sublayers), flops_costs(anatomy), least, anatomy).within(1e6)
     """
 
     def __init__(
@@ -101,9 +98,9 @@ class Cases:
         multiple: int = 1,
         most: Plan | None = None,
     ) -> None:
-        """`least`: what a sub-layer keeps that is not gone; `multiple`: of which MLP widths are one, or else full.
+        """`least`: what a sub-layer keeps unless it is removed; `multiple`: MLP widths are multiples of it, or full.
 
-        `most`: a Plan of the same options; none keeps more of anything.
+        `most`: a Plan of the same options; no Plan keeps more of anything.
         """
         self.curves, self.beyond = removal.curves, removal.beyond
         self.costs, self.least, self.multiple = costs, least, multiple
@@ -113,18 +110,18 @@ class Cases:
 
     @cached_property
     def sparsest(self) -> Plan:
-        """Of all that may stay alone, what costs least; of equals the one with less damage."""
+        """The Plan that costs least of all with one sub-layer left; of equals the one with less damage."""
         return min(
             (case.sparsest for case, _ in self._cases()), key=lambda plan: (self.costs.of(plan), self.damage(plan))
         )
 
     def damage(self, plan: Plan) -> float:
-        """The sum of the damages of all sub-layers, and what the loss of the last attentions adds to it."""
+        """Return the sum of the damages of all sub-layers and the excess of losing the last attentions."""
         beyond = self.beyond[plan.last_attention] if self.reads_token and self.beyond else 0.0
         return beyond + sum(float(h[k]) + float(m[n]) for (h, m), k, n in zip(self.curves, plan.heads, plan.neurons))
 
     def within(self, budget: float) -> Plan:
-        """The Plan with the least damage that costs at most `budget`, and to which nothing more can be added."""
+        """Return the Plan with the least damage that costs at most `budget`, and to which nothing can be added."""
         if not self.reads_token and budget >= self._unconditional.costs.fixed:
             plan = self._unconditional.within(budget)
             if any(plan.heads + plan.neurons):
@@ -144,13 +141,13 @@ class Cases:
 
     @cached_property
     def _unconditional(self) -> Allocator:
-        assert isinstance(self.costs, Costs), "only of models that read one token do costs depend on the last attention"
+        assert isinstance(self.costs, Costs), "costs depend on the last attention only in models that read one token"
         return Allocator(
             self.curves, self.costs, self.least, self.multiple, [(True, True)] * len(self.curves), self._most
         )
 
     def _cases(self) -> Iterator[tuple[Allocator, float]]:
-        """One Allocator for everything that may be the one to stay, and the damage that it cannot do without."""
+        """Yield an Allocator for each sub-layer that may be the one to stay, and the damage that this implies."""
         lost = 0.0
         for i in range(len(self.curves) - 1, -1, -1):
             if self._most.heads[i]:
@@ -163,16 +160,16 @@ class Cases:
                 yield self._allocator(i, 1), 0.0
 
     def _allocator(self, block: int, part: int) -> Allocator:
-        """Where this sub-layer stays; if only the class token is read, it is the last attention."""
+        """Return the Allocator of the case that this sub-layer stays: the last attention if a class token is read."""
         if (block, part) not in self._made:
-            may_go = [(True, True)] * len(self.curves)
-            may_go[block] = (part != 0, part != 1)
+            removable = [(True, True)] * len(self.curves)
+            removable[block] = (part != 0, part != 1)
             costs = self.costs.cases[block] if isinstance(self.costs, CostsByLast) else self.costs
             most = _until(self._most, block) if self.reads_token else self._most
-            self._made[block, part] = Allocator(self.curves, costs, self.least, self.multiple, may_go, most)
+            self._made[block, part] = Allocator(self.curves, costs, self.least, self.multiple, removable, most)
         return self._made[block, part]
 
 
 def _until(plan: Plan, last: int) -> Plan:
-    """The same without the attentions after block `last`."""
+    """Return the plan without the attentions after block `last`."""
     return Plan(heads=(*plan.heads[: last + 1], *[0] * (len(plan.heads) - last - 1)), neurons=plan.neurons)

@@ -1,10 +1,10 @@
-"""Joint allocation: how many heads and neurons each block keeps, for the least damage under one cost. Light: numpy.
+"""Joint allocation of heads and neurons over all blocks: the least damage within a cost budget. Light: numpy.
 
 A sub-layer is the attention or the MLP of a block. Its options are the widths it may have; each has a damage (from the
-ranking's curves) and a cost. If it may go as a whole, nothing is an option too: its damage is the end of the curve, all
-of the sub-layer's output but its mean, and it saves what the sub-layer costs for being there. So depth is cut exactly
-where that pays. Wanted is one option per sub-layer with the least sum of damages and a sum of costs within
-the budget: a knapsack.
+ranking's curves) and a cost. If it is removable, a width of 0 is an option too: its damage is the end of the curve, all
+of the sub-layer's output but its mean, and it also saves the constant cost of the sub-layer. So depth is cut exactly
+where that pays. Wanted is one option per sub-layer with the least sum of damages and a sum of costs within the budget:
+a knapsack.
 
 - `within(budget)` solves it by dynamic programming over costs in whole bins. Costs are rounded up, so the true cost
   never exceeds the budget; what rounding left over is then spent, best damage per cost first, until nothing more fits.
@@ -13,8 +13,8 @@ the budget: a knapsack.
   their hulls, no Plan of that cost or less has less damage: it is the minimum of damage + slope * cost.
 
 What is exact: with at most OPTIONS widths per sub-layer and costs that are whole multiples of a bin, `within` is
-optimal. Otherwise a first pass looks at OPTIONS evenly spaced widths, and a second at all widths near the first answer
-with finer bins; the better one of these and of the line, each filled up, is the answer. The line alone is as good on
+optimal. Otherwise a first pass considers OPTIONS evenly spaced widths, and a second all widths near the first solution
+with finer bins; the best of these and of the line, each filled up, is the result. The line alone is as good on
 convex curves, but loses where a model has few heads and their curves are not convex; and it stops at the first
 structure that does not fit, so it does not promise that nothing more fits. A Planner therefore asks `within`.
 """
@@ -35,21 +35,21 @@ from ..model.ranking import Damage
 from .costs import Costs, Table
 
 BINS = 4096  # of cost, from the sparsest Plan to the dense one
-OPTIONS = 128  # widths of a sub-layer that the first pass looks at
+OPTIONS = 128  # widths of a sub-layer that the first pass considers
 
 Widths = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class _Options:
-    """The widths that one sub-layer may have, from the least up, with what they cost and damage."""
+class _WidthOptions:
+    """The widths that one sub-layer may have, from the least up, with their costs and damages."""
 
     widths: Widths  # (m,) rising
     costs: Table  # (m,) never falling
     damages: Table  # (m,) never rising
 
-    def only(self, chosen: npt.NDArray[np.int64]) -> _Options:
-        return _Options(self.widths[chosen], self.costs[chosen], self.damages[chosen])
+    def only(self, chosen: npt.NDArray[np.int64]) -> _WidthOptions:
+        return _WidthOptions(self.widths[chosen], self.costs[chosen], self.damages[chosen])
 
 
 class Allocator:
@@ -64,13 +64,13 @@ class Allocator:
         costs: Costs,
         least: Plan,
         multiple: int = 1,
-        may_go: Sequence[tuple[bool, bool]] = (),
+        removable: Sequence[tuple[bool, bool]] = (),
         most: Plan | None = None,
     ) -> None:
-        """`least`: what every block keeps at any cost. `multiple`: of which MLP widths are one, or else full.
+        """`least`: what every block keeps at any cost. `multiple`: MLP widths are multiples of it, or full.
 
-        `may_go`: of every block, whether its attention and its MLP may be removed whole, below `least`; none without.
-        `most`: a Plan of the same options; none keeps more of anything.
+        `removable`: for every block if its attention and its MLP may be removed whole, below `least`; default: none.
+        `most`: a Plan of the same options; no Plan keeps more of anything.
         """
         if not len(damage) == len(costs.heads) == len(least.heads) == len((most or least).heads):
             raise SnapvitError(
@@ -78,13 +78,13 @@ class Allocator:
                 f"and at most one of {len((most or least).heads)} do not belong together"
             )
         self.curves, self.costs = damage, costs
-        self._options: list[_Options] = []  # attention, MLP, attention, MLP, ...
+        self._options: list[_WidthOptions] = []  # attention, MLP, attention, MLP, ...
         for i, curves in enumerate(damage):
             tables, floors = (costs.heads[i], costs.neurons[i]), (least.heads[i], least.neurons[i])
-            goes = may_go[i] if may_go else (False, False)
+            droppable = removable[i] if removable else (False, False)
             tops = (len(curves[0]) - 1, len(curves[1]) - 1) if most is None else (most.heads[i], most.neurons[i])
-            for curve, table, floor, step, gone, top in zip(curves, tables, floors, (1, multiple), goes, tops):
-                self._options.append(_upto(top, _options_of(curve, table, floor, step, gone, i), i))
+            for curve, table, floor, step, drop, top in zip(curves, tables, floors, (1, multiple), droppable, tops):
+                self._options.append(_upto(top, _options_of(curve, table, floor, step, drop, i), i))
 
     @property
     def sparsest(self) -> Plan:
@@ -92,11 +92,11 @@ class Allocator:
         return self._plan(np.zeros(len(self._options), np.int64))
 
     def damage(self, plan: Plan) -> float:
-        """The sum of the damages of all sub-layers."""
+        """Return the sum of the damages of all sub-layers."""
         return sum(float(h[k]) + float(m[n]) for (h, m), k, n in zip(self.curves, plan.heads, plan.neurons))
 
     def within(self, budget: float) -> Plan:
-        """The Plan with the least damage that costs at most `budget`, and to which nothing more can be added."""
+        """Return the Plan with the least damage that costs at most `budget`, and to which nothing can be added."""
         self._check_reach(budget)
         coarse = self._coarse(budget)
         candidates = [coarse, self._fine(coarse, budget), self._line_picks(budget)]
@@ -118,14 +118,14 @@ class Allocator:
 
     @cached_property
     def _step_costs(self) -> Table:
-        """What the line has cost after each step, beside the sparsest Plan."""
+        """The cost of the line after each step, beyond that of the sparsest Plan."""
         costs = np.zeros(len(self._steps))
         for sublayer, o in enumerate(self._options):
             costs[self._steps == sublayer] = np.diff(o.costs)
         return np.cumsum(costs)
 
     def _line_picks(self, budget: float) -> Widths:
-        """The last point of the line within the budget, as option numbers."""
+        """Return the last point of the line within the budget, as option numbers."""
         left = budget - self.costs.of(self.sparsest)
         fits = int(np.searchsorted(self._step_costs, left, side="right"))
         picks = np.bincount(self._steps[:fits], minlength=len(self._options))
@@ -136,7 +136,7 @@ class Allocator:
 
     @cached_property
     def _thinned(self) -> list[npt.NDArray[np.int64]]:
-        """The options of each sub-layer that the first pass looks at: all, or evenly spaced ones with both ends."""
+        """The options of each sub-layer that the first pass considers: all, or evenly spaced ones with both ends."""
         counts = [len(o.widths) for o in self._options]
         return [np.unique(np.linspace(0, n - 1, min(n, OPTIONS)).round().astype(np.int64)) for n in counts]
 
@@ -164,7 +164,7 @@ class Allocator:
         return np.array([few[k] for few, k in zip(self._thinned, picks)])
 
     def _fine(self, coarse: Widths, budget: float) -> Widths:
-        """The second pass: every width between the neighbours of the first answer; other sub-layers as they are."""
+        """Solve again with every width between the neighbours of the first solution; other sub-layers as they are."""
         windows = []
         for pick, few, o in zip(coarse, self._thinned, self._options):
             at = int(np.searchsorted(few, pick))
@@ -195,14 +195,14 @@ class Allocator:
         return picks
 
     def _gain(self, sublayer: int, pick: int) -> float:
-        """Damage saved per cost by the next option of a sub-layer; -1 if it has none."""
+        """Return the damage saved per cost by the next option of a sub-layer; -1 if it has none."""
         o = self._options[sublayer]
         if pick + 1 == len(o.widths):
             return -1.0
         return _slope(o.costs[pick : pick + 2].tolist(), o.damages[pick : pick + 2].tolist(), 0, 1)
 
     def _cost(self, picks: Widths) -> float:
-        """As `Costs.of` adds up the Plan, to the last bit."""
+        """Return the cost of the Plan, added up as `Costs.of` does, to the last bit."""
         each = [float(o.costs[k]) for o, k in zip(self._options, picks.tolist())]
         return self.costs.fixed + sum(each[0::2]) + sum(each[1::2])
 
@@ -214,7 +214,7 @@ class Allocator:
 class _Knapsack:
     """The least damage for every cost in bins, sub-layer by sub-layer: best[i][b] uses the first i within b bins."""
 
-    def __init__(self, options: Sequence[_Options], size: float, bins: int) -> None:
+    def __init__(self, options: Sequence[_WidthOptions], size: float, bins: int) -> None:
         self.size, self.bins = size, bins
         with np.errstate(over="ignore"):  # what is far beyond the last bin
             in_bins = [np.ceil((o.costs - o.costs[0]) / size) for o in options]
@@ -230,7 +230,7 @@ class _Knapsack:
             self.best.append(after)
 
     def solve(self, left: float) -> list[int]:
-        """The option of each sub-layer, when `left` may be spent beyond the first options; of equals the widest."""
+        """Return the option of each sub-layer, when `left` may be spent beyond the first ones; of equals the widest."""
         bins_left = min(int(left / self.size), self.bins)
         picks = []
         for costs, damages, before in zip(self.costs[::-1], self.damages[::-1], self.best[-2::-1]):
@@ -242,26 +242,26 @@ class _Knapsack:
         return picks[::-1]
 
 
-def _options_of(curve: Table, table: Table, floor: int, step: int, may_go: bool, block: int) -> _Options:
+def _options_of(curve: Table, table: Table, floor: int, step: int, removable: bool, block: int) -> _WidthOptions:
     full = len(curve) - 1
-    if len(table) != len(curve) or not min(1, full) <= floor <= full:  # nothing of what the model lacks
+    if len(table) != len(curve) or not min(1, full) <= floor <= full:  # 0 only where the model lacks the sub-layer
         raise SnapvitError(
             f"block {block}: damage of {full} structures, costs of {len(table) - 1} and at least {floor} kept "
             "do not belong together"
         )
-    widths = np.unique([*([0] if may_go else []), *range(-(-floor // step) * step, full, step), full])
-    return _Options(widths, table[widths], curve[widths])
+    widths = np.unique([*([0] if removable else []), *range(-(-floor // step) * step, full, step), full])
+    return _WidthOptions(widths, table[widths], curve[widths])
 
 
-def _upto(top: int, o: _Options, block: int) -> _Options:
-    """The options of at most this width, which is one of them."""
+def _upto(top: int, o: _WidthOptions, block: int) -> _WidthOptions:
+    """Return the options of at most this width, which is one of them."""
     if top not in o.widths:
         raise SnapvitError(f"block {block}: at most {top} structures are to be kept, which is no width it may have")
     return o.only(np.flatnonzero(o.widths <= top))
 
 
-def _gain_per_cost(o: _Options) -> Table:
-    """For each step to the next option the slope of the lower convex hull above it: damage saved per cost."""
+def _gain_per_cost(o: _WidthOptions) -> Table:
+    """Return for each step to the next option the slope of the lower convex hull: damage saved per cost."""
     costs, damages = o.costs.tolist(), o.damages.tolist()
     corners = [0]
     for k in range(1, len(costs)):

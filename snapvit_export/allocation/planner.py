@@ -1,18 +1,18 @@
-"""The ways to ask for a Plan: all Plans of one ranking, and what no Plan can go below. Light: no torch.
+"""The Planner: Plans of one ranking for a sparsity, FLOPs, parameters or cost, and which are feasible. Light.
 
 Heads and neurons are two separate global rankings with two ratios. The published pairs (mlp, head) lie on a line that
 starts at (0, 0); a sparsity, a FLOPs target and a parameter target each pick the densest point of that line that costs
 no more than was asked. Points along the line are nested: a denser Plan keeps everything that a sparser one keeps.
 
 A ranking with damage curves needs no line: a target picks, of all counts whatever, those with the least damage that
-cost no more than was asked (`allocate`). Such a Plan too is as dense as it can be: nothing can be added to it. Plans of
+cost no more than was asked (`knapsack`). Such a Plan too is as dense as it can be: nothing can be added to it. Plans of
 two targets need not be nested, since a head may be worth its cost at one and not at the other. `pair` stays the same.
 
 `check_reach` refuses the impossible before any ranking is made. With sub-layers protected, the smallest Plan is the
-protected part of every block. Where they may go whole, one must stay, at its least: an attention where only the class
-token is read, else an attention or an MLP; it is the one that costs least. A ranking may know too little to let all
-others go, or its line may end before: so what is refused here no ranking reaches, and what passes may still be out of
-reach of the one that is made.
+protected part of every block. Where they are removable, one must stay, at its least: an attention where only the class
+token is read, else an attention or an MLP; it is the one that costs least. A ranking may have too few measurements to
+remove all others, or its line may end before: so what is refused here no ranking reaches, and what passes may still be
+out of reach of the one that is made.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ..model.anatomy import Anatomy
 from ..model.plan import Part, Plan, Protection
 from ..model.ranking import Ranking
 from .costs import Costs, CostsByLast, flops_costs, params_costs, prunable_costs
-from .depth import Cases, Removal
+from .depth import DepthAllocator, Removal
 from .knapsack import Allocator
 
 # (mlp, head) ratios of the nominal sparsities 10..60 % in the paper.
 PUBLISHED_PAIRS = ((0.15, 0.0), (0.25, 0.1), (0.35, 0.2), (0.45, 0.3), (0.55, 0.4), (0.65, 0.5))
 
-# Where sub-layers may go and there are no damage curves: (mlp ratio, share of the sub-layers that is gone) after each
-# stage, width and sub-layers in turn. More sub-layers go only when protection leaves no width to cut.
+# Where sub-layers are removable and there are no damage curves: (mlp ratio, share of the sub-layers that is removed)
+# after each stage, width and sub-layers in turn. More sub-layers are removed only when no width is left to cut.
 STAGES = ((0.0, 0.0), (0.2, 0.0), (0.2, 1 / 6), (1.0, 1 / 6), (1.0, 1.0))  # why these: docs/method.md, section 7
 
 
@@ -56,7 +56,7 @@ class Planner:
     ) -> None:
         """`multiple`: allocated MLPs keep a multiple of so many neurons, or all; it needs damage curves.
 
-        `corrected`: weights will be, so the biases that this adds are counted as parameters.
+        `corrected`: the weights will be corrected, so the biases that this adds are counted as parameters.
         """
         ranking.check_fits(anatomy)
         if multiple < 1 or (multiple > 1 and ranking.damage is None):
@@ -68,7 +68,7 @@ class Planner:
         self._removal = [] if ranking.damage is not None else _removal_order(ranking, anatomy, protection)
         self._heads = _CutOrder(ranking.head_scores, protection.kept_heads)
         self._neurons = _CutOrder(ranking.neuron_scores, protection.kept_neurons)
-        self._allocators: dict[Callable[[Anatomy], Costs], Allocator | Cases] = {}
+        self._allocators: dict[Callable[[Anatomy], Costs], Allocator | DepthAllocator] = {}
 
     def pair(self, mlp: float, head: float) -> Plan:
         """Cut int(total * ratio) of all neurons and of all heads, the smallest scores first."""
@@ -78,7 +78,7 @@ class Planner:
         )
 
     def sparsity(self, fraction: float) -> Plan:
-        """The densest Plan with at least this fraction of the prunable parameters gone."""
+        """Return the densest Plan with at least this fraction of the prunable parameters removed."""
         check_sparsity(fraction)
         dense = self.anatomy.prunable_params()
         return self._densest(
@@ -89,7 +89,7 @@ class Planner:
         )
 
     def flops(self, fraction: float) -> Plan:
-        """The densest Plan whose blocks need at most this fraction of the dense blocks' FLOPs."""
+        """Return the densest Plan whose blocks need at most this fraction of the dense blocks' FLOPs."""
         check_fraction("FLOPs", fraction)
         dense = self.anatomy.block_flops()
         return self._densest(
@@ -102,11 +102,11 @@ class Planner:
         )
 
     def params(self, fraction: float) -> Plan:
-        """The densest Plan with at most this fraction of the dense model's parameters."""
+        """Return the densest Plan with at most this fraction of the dense model's parameters."""
         check_fraction("parameter", fraction)
         dense = self.anatomy.params()
         if fraction == 1:
-            return Plan.dense(self.anatomy)  # which nothing corrects
+            return Plan.dense(self.anatomy)  # nothing is cut, so nothing is corrected
         return self._densest(
             self._after.params,
             params_costs,
@@ -115,18 +115,18 @@ class Planner:
         )
 
     def within(self, costs: Costs | CostsByLast, budget: float) -> Plan:
-        """The Plan with the least damage under any cost, such as a measured latency model; it needs damage curves."""
+        """Return the Plan with the least damage under any cost, such as a latency model's; it needs damage curves."""
         if self._damage is None:
             raise UsageError("an allocation under a cost needs a ranking with damage curves")
         return self._allocator_of(costs).within(budget)
 
     @property
     def allocates(self) -> bool:
-        """Whether heads and neurons are traded against each other under a cost."""
+        """True if heads and neurons are traded against each other under a cost."""
         return self._damage is not None
 
     def steps_of(self, costs: Costs | CostsByLast) -> dict[str, Plan]:
-        """Plans from dense to the sparsest, one per hundredth of the dense cost, such as a latency model's.
+        """Return Plans from dense to the sparsest, one per hundredth of the dense cost, such as a latency model's.
 
         `t63` has the least damage of all that cost at most 0.63; it needs damage curves.
         """
@@ -140,11 +140,11 @@ class Planner:
                 plan = allocator.within(budget)
                 if costs.of(plan) < last:
                     plans[f"t{percent}"], last = plan, costs.of(plan)
-        sparsest = allocator.within(smallest * (1 + 1e-9))  # what costs nothing is kept
+        sparsest = allocator.within(smallest * (1 + 1e-9))  # structures that cost nothing are kept
         return plans if costs.of(sparsest) >= last else {**plans, "sparsest": sparsest}
 
     def steps(self) -> dict[str, Plan]:
-        """Plans from dense to the sparsest, one per hundredth, by name.
+        """Return Plans from dense to the sparsest, one per hundredth, by name.
 
         With damage curves the hundredths are of FLOPs, which latency follows; `flops63` is `flops(0.63)`, left out
         where it would not need less than the step before. Without, they are of sparsity; `s37` is `sparsity(0.37)`.
@@ -170,7 +170,7 @@ class Planner:
 
     @cached_property
     def sparsest(self) -> Plan:
-        """Everything cut that protection allows: the last point of the line."""
+        """The Plan that cuts everything that protection allows: the last point of the line."""
         return self._at(1.0) if self._damage is None else self._allocator(flops_costs).sparsest
 
     @property
@@ -178,23 +178,23 @@ class Planner:
         return self.sparsest.sparsity(self.anatomy)
 
     def _at(self, position: float) -> Plan:
-        """The point of the line that far along, from 0 to 1: by the mlp ratio, or by the stages if sub-layers may go.
+        """Return the point of the line at a position from 0 to 1: by the mlp ratio, or by STAGES with sub-layers.
 
         A width is a point of the published line, stopped where protection stops it.
         """
-        mlp, gone = position, 0
+        mlp, removals = position, 0
         if self._removal:
             along = np.linspace(0, 1, len(STAGES))
             mlp, share = (float(np.interp(position, along, axis)) for axis in zip(*STAGES))
             there = sum(n > 0 for n in self.anatomy.heads + self.anatomy.neurons)
-            gone = int(share * there + 1e-9)  # a sixth of 24 is 4
+            removals = int(share * there + 1e-9)  # a sixth of 24 is 4
         knots = ((0.0, 0.0), *PUBLISHED_PAIRS, (1.0, 1.0))
         head = float(np.interp(mlp, [m for m, _ in knots], [h for _, h in knots]))
         counts = {
             "attention": list(self._heads.counts(self._heads.clipped(head))),
             "mlp": list(self._neurons.counts(self._neurons.clipped(mlp))),
         }
-        for i, part in self._removal[:gone]:
+        for i, part in self._removal[:removals]:
             counts[part][i] = 0
         return Plan(heads=tuple(counts["attention"]), neurons=tuple(counts["mlp"]))
 
@@ -205,7 +205,7 @@ class Planner:
         fits: Callable[[int], bool],
         refusal: Callable[[int], str],
     ) -> Plan:
-        """The densest Plan whose `cost` fits; `costs` is the same cost as tables, for the allocation."""
+        """Return the densest Plan whose `cost` fits; `costs` is the same cost as tables, for the allocation."""
         dense = Plan.dense(self.anatomy)
         if fits(cost(dense)):
             return dense
@@ -221,36 +221,36 @@ class Planner:
             low, high = (low, middle) if fits(cost(self._at(middle))) else (middle, high)
         return self._at(high)
 
-    def _allocator(self, costs: Callable[[Anatomy], Costs]) -> Allocator | Cases:
+    def _allocator(self, costs: Callable[[Anatomy], Costs]) -> Allocator | DepthAllocator:
         if costs not in self._allocators:
             self._allocators[costs] = self._allocator_of(costs(self._after))
         return self._allocators[costs]
 
-    def _allocator_of(self, costs: Costs | CostsByLast) -> Allocator | Cases:
+    def _allocator_of(self, costs: Costs | CostsByLast) -> Allocator | DepthAllocator:
         assert self._damage is not None
         least = self.protection.least(self.anatomy)
         if not self.protection.sublayers:
-            return Cases(Removal.of(self._damage, self._measured), costs, least, self.anatomy, self.multiple)
-        last = Plan.dense(self.anatomy).last_attention  # which then stays
+            return DepthAllocator(Removal.of(self._damage, self._measured), costs, least, self.anatomy, self.multiple)
+        last = Plan.dense(self.anatomy).last_attention  # protected, so it stays the last
         whole = costs.cases[last] if isinstance(costs, CostsByLast) else costs
         return Allocator(self._damage, whole, least, self.multiple)
 
 
 def _removal_order(ranking: Ranking, anatomy: Anatomy, protection: Protection) -> list[tuple[int, Part]]:
-    """The sub-layers that may go, those whose loss moves the answers least first: without curves they go in turn."""
+    """Return the removable sub-layers, least output divergence first: their order where there are no curves."""
     if protection.sublayers:
         return []
     if ranking.sublayers is None:
-        raise UsageError("whether a sub-layer may go is told by its damage, which the ranking lacks. Rank with --depth")
+        raise UsageError("removing sub-layers needs their measured damage, which the ranking lacks. Rank with --depth")
     without = np.array([s.damage for s in ranking.sublayers]).reshape(-1, 2)
-    may_go = np.array(protection.may_go(anatomy, without))
+    removable = np.array(protection.removable(anatomy, without))
     there = np.array([anatomy.heads, anatomy.neurons]).T > 0
-    going = [s for s in ranking.sublayers if (may_go & there)[s.block, int(s.part == "mlp")]]
-    return [(s.block, s.part) for s in sorted(going, key=lambda s: s.damage)]
+    found = [s for s in ranking.sublayers if (removable & there)[s.block, int(s.part == "mlp")]]
+    return [(s.block, s.part) for s in sorted(found, key=lambda s: s.damage)]
 
 
 def _largest(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest whole cost that fits, by the comparison that will judge the Plan; `low` fits, `high` does not."""
+    """Return the largest whole cost that fits, by the comparison used for the Plan; `low` fits, `high` does not."""
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -258,7 +258,7 @@ def _largest(fits: Callable[[int], bool], low: int, high: int) -> int:
 
 
 class _CutOrder:
-    """The order in which all structures of one kind go, over all blocks; protected ones are not in it."""
+    """The order in which all structures of one kind are cut, over all blocks; protected ones are not in it."""
 
     def __init__(self, scores: tuple[npt.NDArray[np.float32], ...], kept: Callable[[int], int]) -> None:
         self.sizes = np.array([len(block) for block in scores])
@@ -267,15 +267,15 @@ class _CutOrder:
         blocks = np.repeat(np.arange(len(scores)), [len(rows) for rows in best_first])
         rows = np.concatenate(best_first)
         values = np.concatenate([block[chosen] for block, chosen in zip(scores, best_first)])
-        # Falling score, then rising (block, index), read backwards: equal scores go from the last block, last index.
+        # Falling score, then rising (block, index), read backwards: equal scores are cut from the last block on.
         self.blocks = blocks[np.lexsort((rows, blocks, -values))][::-1]
 
     def clipped(self, ratio: float) -> int:
         return min(int(self.total * ratio), len(self.blocks))
 
     def counts(self, cut: int) -> tuple[int, ...]:
-        gone = np.bincount(self.blocks[:cut], minlength=len(self.sizes))
-        return tuple(int(n) for n in self.sizes - gone)
+        removed = np.bincount(self.blocks[:cut], minlength=len(self.sizes))
+        return tuple(int(n) for n in self.sizes - removed)
 
     def counts_at_ratio(self, ratio: float, kind: str) -> tuple[int, ...]:
         check_ratio(kind, ratio)
@@ -318,13 +318,13 @@ def check_reach(
     least_params, dense = min(after.params(plan) for plan in smallest), anatomy.params()
     for fraction in params:
         check_fraction("parameter", fraction)
-        if fraction < 1 and least_params > fraction * dense:  # what cuts nothing is not corrected
+        if fraction < 1 and least_params > fraction * dense:  # the dense Plan is not corrected
             share = least_params / dense
             raise SnapvitError(f"parameter fraction {fraction:g} is out of reach: the smallest plan has {share:.4f}")
 
 
 def _smallest(anatomy: Anatomy, protection: Protection) -> Iterator[Plan]:
-    """Plans of which every possible one keeps all of at least one."""
+    """Yield the smallest Plans: every feasible Plan keeps all that at least one of them keeps."""
     least = protection.least(anatomy)
     if protection.sublayers:
         yield least
@@ -338,18 +338,18 @@ def _smallest(anatomy: Anatomy, protection: Protection) -> Iterator[Plan]:
 
 
 def check_sparsity(fraction: float) -> None:
-    """Refuse what is no fraction to cut."""
+    """Refuse a sparsity that is not a fraction to cut."""
     if not 0 <= fraction < 1:
         raise UsageError(f"sparsity {fraction:g} is not a fraction from 0 to below 1, such as 0.3")
 
 
 def check_ratio(kind: str, ratio: float) -> None:
-    """Refuse what is no ratio of structures to cut."""
+    """Refuse a number that is not a ratio of structures to cut."""
     if not 0 <= ratio < 1:
         raise UsageError(f"a ratio of {ratio:g} of the {kind} is not a fraction from 0 to below 1")
 
 
 def check_fraction(what: str, fraction: float) -> None:
-    """Refuse what is no fraction to keep."""
+    """Refuse a number that is not a fraction to keep."""
     if not 0 < fraction <= 1:
         raise UsageError(f"{what} fraction {fraction:g} is not above 0 and at most 1, such as 0.72")

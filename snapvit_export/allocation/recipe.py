@@ -1,14 +1,15 @@
-"""Recipes: all settings of a ranking under one name. Light: no torch.
+"""Recipes: all settings of a ranking under one name, and the rounds of an iterative ranking. Light: no torch.
 
 `default` is what won on real weights (docs/quality.md): orders and damage curves from the statistics of the dense
 model, heads and neurons allocated together, and every cut refitted on the images. A search over the layers' curves
 helps the elastic correction but adds nothing to a refit, so it must be asked for. `snapvit` is the recipe of the
 released SnapViT code: 1000 images, and 50 evaluations of xNES, which are two updates of its covariance, so mostly the
 best of 50 samples. `local` is the same without the search. Neither corrects. `idap` is the idea of IDAP++, in two
-stages: width by the divergence of the flow, then the sub-layers whose loss moves the answers least; `plan.STAGES` says
-how much of each. It corrects if asked to.
+stages: width by the divergence of the flow, then the sub-layers whose removal causes the least output divergence;
+`planner.STAGES` has the share of each. It corrects if asked to.
 
-How a ranking goes in rounds: the sizes after each, and how far the answers may move. Light: no torch.
+`Rounds` are for a ranking that is made again after each cut: the size after each round, and the output divergence at
+which it stops.
 """
 
 from __future__ import annotations
@@ -22,6 +23,16 @@ from ..errors import UsageError
 from .planner import check_fraction
 
 SEARCH_PAIRS = ((0.15, 0.0), (0.35, 0.2), (0.55, 0.4), (0.65, 0.5))  # nominal sparsities 10, 30, 50, 60 %
+DEFAULT = "default"
+CORRECTIONS = ("refit", "elastic", "sequential", "sparsegpt")
+ADDS_BIASES = ("refit", "elastic", "sequential")  # corrections that give a bias to layers that had none
+ORDERS = ("backward", "pivoted", "variance", "criterion", "product")
+
+# The largest output divergence on images that no round was fitted on, by what is compared
+# (`prune.rank.search.output_divergence`). The first two are a mean KL of k nats, so the probability mass that moved is
+# at most sqrt(k / 2) on average (Pinsker): at 0.5 at most half of it. On DeiT-Tiny the three limits are met at nearly
+# the same cut (docs/method.md).
+MAX_DIVERGENCE = {"predictions": 0.5, "neighbours": 0.5, "cosine": 0.3}
 
 
 @dataclass(frozen=True)
@@ -38,12 +49,12 @@ class Settings:
     seed: int = 0
     allocation: Literal["pairs", "joint"] = "pairs"  # fixed (mlp, head) ratios, or by damage curves
     order: str = "backward"  # joint: of the structures within a layer; "criterion" and "product" use the scores
-    divergence: str | None = None  # joint: what the search compares; None: the best that the model allows
-    depth: bool = False  # whole sub-layers may go too: joint where that pays, else after a part of the width
-    flops: tuple[float, ...] = (0.6,)  # joint: sizes at which the search judges, fractions of the dense blocks' FLOPs
-    search_images: int = 192  # joint: at most so many of the images judge candidates
-    correction: str | None = None  # of what is cut; None: none
-    damping: str = "mean:0.01"  # of the statistics; see correction.damping
+    divergence: str | None = None  # joint: the outputs that the search compares; None: the best that the model allows
+    depth: bool = False  # whole sub-layers are removable: joint where that pays, else after a part of the width
+    flops: tuple[float, ...] = (0.6,)  # joint: sizes that the search evaluates, fractions of the dense blocks' FLOPs
+    search_images: int = 192  # joint: at most so many of the images evaluate candidates
+    correction: str | None = None  # of the cut layers; None: none
+    damping: str = "mean:0.01"  # of the statistics; see `correction.moments.Damping`
     evaluations: int = 0  # of the fitness; 0: no search
     optimiser: Literal["xnes", "snes-log"] = "xnes"
     population: int | None = None  # None: 4 + int(3 ln D)
@@ -59,16 +70,12 @@ RECIPES = {
     "local": Settings(),
     "idap": Settings(criterion="divergence", depth=True),
 }
-DEFAULT = "default"
-CORRECTIONS = ("refit", "elastic", "sequential", "sparsegpt")
-ADDS_BIASES = ("refit", "elastic", "sequential")  # to layers that had none
-ORDERS = ("backward", "pivoted", "variance", "criterion", "product")
 
 
 def make_settings(recipe: str, in_rounds: bool = False, /, **changes: object) -> Settings:
-    """The settings of a recipe, with those options changed that were given (that is, are not None).
+    """Return the settings of a recipe, with those options changed that were given (that is, are not None).
 
-    `in_rounds`: for a ranking in rounds, which also asks how far the answers move.
+    `in_rounds`: for a ranking in rounds, which also uses `divergence`.
     """
     if recipe not in RECIPES:
         raise UsageError(f"no recipe is called '{recipe}'. Known: {', '.join(RECIPES)}")
@@ -80,7 +87,7 @@ def make_settings(recipe: str, in_rounds: bool = False, /, **changes: object) ->
 
 
 def correcting_settings(recipe: str, correct: bool = True, /, **changes: object) -> Settings:
-    """The settings of a recipe for a command that also corrects; `correct`: False for weights as they are."""
+    """Return the settings of a recipe for a command that also corrects; `correct`: False for weights as they are."""
     if not correct and (correction := changes.get("correction")) is not None:
         raise UsageError(f"--no-correct and --correction {correction} contradict each other. Give one")
     settings = make_settings(recipe, **changes)
@@ -88,12 +95,12 @@ def correcting_settings(recipe: str, correct: bool = True, /, **changes: object)
 
 
 def uses_scores(settings: Settings) -> bool:
-    """Whether the criterion has a part in the ranking."""
+    """Return True if the ranking uses the scores of the criterion."""
     return settings.allocation == "pairs" or settings.order in ("criterion", "product")
 
 
 def _refuse_idle(recipe: str, settings: Settings, given: Mapping[str, object]) -> None:
-    """Refuse options that would change nothing: whoever gives one expects that it does."""
+    """Refuse options that would have no effect: whoever gives one expects one."""
     idle: list[tuple[tuple[str, ...], str]] = []
     if settings.allocation == "joint":
         idle.append((("pairs", "pca", "cka"), "--allocation pairs or --recipe local"))
@@ -123,7 +130,7 @@ def _check(settings: Settings) -> None:
     if settings.allocation not in ("pairs", "joint"):
         raise UsageError(f"no allocation is called '{settings.allocation}'. Known: pairs, joint")
     if settings.search_images < 2:
-        raise UsageError(f"a search on {settings.search_images} images cannot judge. Give 2 or more")
+        raise UsageError(f"a search on {settings.search_images} images cannot compare candidates. Give 2 or more")
     for fraction in settings.flops:
         check_fraction("FLOPs", fraction)
     Damping.parse(settings.damping)
@@ -133,21 +140,15 @@ def _check(settings: Settings) -> None:
         raise UsageError(f"a population of {settings.population} cannot be ranked. Give 2 or more")
 
 
-# How far the answers may have moved on images that no round was fitted on, by what is compared (`search.divergence`).
-# The first two are a mean KL of k nats, and so the probability that is elsewhere is at most sqrt(k / 2) on average
-# (Pinsker): at 0.5 at most half of it. On DeiT-Tiny the three limits are met at nearly the same cut (docs/method.md).
-MOST_MOVED = {"predictions": 0.5, "neighbours": 0.5, "cosine": 0.3}
-
-
 @dataclass(frozen=True)
 class Rounds:
-    """Falling FLOPs of the blocks, one for each round, and the divergence at which it ends.
+    """Falling FLOPs of the blocks, one for each round, and the output divergence at which the ranking ends.
 
     >>> Rounds((0.85, 0.7), most_moved=0.3)
     """
 
     flops: tuple[float, ...] = (0.85, 0.7, 0.55, 0.4)
-    most_moved: float | None = None  # None: as the table above says; infinite: every round counts
+    most_moved: float | None = None  # output divergence; None: MAX_DIVERGENCE; infinite: every round counts
 
     def __post_init__(self) -> None:
         for fraction in self.flops:
@@ -155,8 +156,10 @@ class Rounds:
         if not self.flops or list(self.flops) != sorted(set(self.flops), reverse=True):
             raise UsageError("rounds need falling fractions of the FLOPs, such as 0.85,0.7,0.55")
         if self.most_moved is not None and not self.most_moved >= 0:
-            raise UsageError(f"answers cannot move by {self.most_moved:g}. Give --most-moved 0 or more, such as 0.5")
+            raise UsageError(
+                f"an output divergence is never {self.most_moved:g}. Give --most-moved 0 or more, such as 0.5"
+            )
 
     def limit(self, divergence: str) -> float:
-        """The most that a round may move the answers."""
-        return MOST_MOVED[divergence] if self.most_moved is None else self.most_moved
+        """Return the largest output divergence that a round may have."""
+        return MAX_DIVERGENCE[divergence] if self.most_moved is None else self.most_moved

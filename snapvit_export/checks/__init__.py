@@ -1,1 +1,1 @@
-"""What must hold before a file counts: gates between forms of one model, and what they look at. Light: never torch."""
+"""Checks that a file must pass: gates between forms of one model, and the measurements behind them. Light."""

@@ -1,6 +1,6 @@
-"""Look at the values inside a graph while it runs. Light: onnx and ONNX Runtime.
+"""Activations: the values inside a graph while it runs. Light: onnx and ONNX Runtime.
 
-A copy of the graph with more outputs stands beside it for as long as it is looked at, since it reads the same weights.
+They are read from a temporary copy of the graph with more outputs, beside it, since it reads the same weights.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Array = npt.NDArray[Any]
 
 
 def streams(path: Path, images: Array, threads: int = 1) -> dict[int, npt.NDArray[np.float32]]:
-    """The output of each block, (images, tokens, E); from the last attention on perhaps only those read."""
+    """Return the output of each block, (images, tokens, E); after the last attention perhaps only the tokens read."""
     names = [name for node in read_graph(path).graph.node for name in node.output if name.endswith(".stream")]
-    with _looking_at(path, names, {}, threads) as session:
+    with _with_outputs(path, names, {}, threads) as session:
         found = session.run_all(images)
     shaped = {name: found[name].astype(np.float32) for name in names}
     return {int(name.split(".")[1]): x.reshape(len(images), -1, x.shape[-1]) for name, x in shaped.items()}
@@ -32,19 +32,19 @@ def streams(path: Path, images: Array, threads: int = 1) -> dict[int, npt.NDArra
 def all_values(
     path: Path, names: Iterable[str], batches: Iterable[Array], threads: int = 1
 ) -> Iterator[dict[str, npt.NDArray[Any]]]:
-    """Values of a graph for many batches, one after the other."""
-    with _looking_at(path, list(names), {}, threads) as session:
+    """Yield values of a graph for many batches, one after the other."""
+    with _with_outputs(path, list(names), {}, threads) as session:
         for images in batches:
             yield session.run_all(images)
 
 
 def largest_values(path: Path, batches: Iterable[Array], threads: int = 1) -> dict[str, float]:
-    """The largest magnitude that each floating-point value has in any of the batches."""
+    """Return the largest magnitude that each floating-point value has in any of the batches."""
     graph = read_graph(path).graph
     inner = [name for node in graph.node if not _is_shape(node) for name in node.output]
     largest = {f"{name}.largest": name for name in inner}
     found = dict.fromkeys(inner, 0.0)
-    with _looking_at(path, [], largest, threads) as session:
+    with _with_outputs(path, [], largest, threads) as session:
         for images in batches:
             for key, value in session.run_all(images).items():
                 if key in largest:
@@ -53,13 +53,13 @@ def largest_values(path: Path, batches: Iterable[Array], threads: int = 1) -> di
 
 
 def _is_shape(node: Any) -> bool:
-    """Whether a node computes with sizes, as those before the Expand of prefix tokens do."""
+    """Return True if a node computes with sizes, as those before the Expand of prefix tokens do."""
     return node.op_type == "Shape" or (node.op_type == "Concat" and any("shape" in name for name in node.input))
 
 
 @contextmanager
-def _looking_at(path: Path, names: list[str], largest: Mapping[str, str], threads: int) -> Iterator[OrtSession]:
-    """Open a graph that gives these values as well; `largest` maps names of magnitudes to values."""
+def _with_outputs(path: Path, names: list[str], largest: Mapping[str, str], threads: int) -> Iterator[OrtSession]:
+    """Open a graph with these values as more outputs; `largest` maps names of magnitudes to values."""
     from onnx import helper
 
     model = read_graph(path)

@@ -1,8 +1,8 @@
-"""The embedding of an exported file beside its class scores, from one run. Light: onnx, or OpenVINO for its own files.
+"""The embedding of an exported file together with its class scores, from one run. Light: onnx or OpenVINO.
 
-k-NN and linear probes judge what the classifier reads. A copy of the graph stands beside it for as long as it is looked
-at, since it reads the same weights; its one output is both, embedding first: (B, E + classes). All else is the artefact
-as it is, so that any runtime that opens the one opens the other.
+k-NN and linear probes evaluate what the classifier reads. It is an output of a temporary copy of the graph, beside it,
+since it reads the same weights; the one output of the copy is both, embedding first: (B, E + classes). All else is the
+exported file as it is, so that any runtime that opens the one opens the other.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ..storage.atomic import write_atomically
 
 CLASSIFIERS = ("head.weight", "distillation_head.weight")
 LOGITS, FEATURES, BOTH = "logits", "features", "both"
-PREFIX = ".tap-"  # of copies; what a killed run left may be removed
+PREFIX = ".tap-"  # of copies; those that a killed run left may be removed
 
 
 @dataclass(frozen=True)
-class Tapped:
+class EmbeddingModel:
     """A file whose output is the embedding, followed by as many class scores as the model has."""
 
     path: Path
@@ -38,14 +38,14 @@ class Tapped:
 
 
 @contextmanager
-def tapped(path: Path) -> Iterator[Tapped]:
-    """A copy that gives both, for as long as it is looked at; the file itself if that gives the embedding alone."""
+def with_embedding(path: Path) -> Iterator[EmbeddingModel]:
+    """Yield a temporary copy that outputs both; the file itself if that outputs the embedding alone."""
     make = _openvino_copy if path.suffix == ".xml" else _onnx_copy
     with _place_beside_its_weights(path) as folder:
         copy = folder / f"{PREFIX}{os.getpid()}-{path.name}"
         try:
             classes = make(path, copy)
-            yield Tapped(copy if classes else path, classes)
+            yield EmbeddingModel(copy if classes else path, classes)
         finally:
             for file in (copy, copy.with_suffix(".bin"), *engine_files(copy)):
                 file.unlink(missing_ok=True)
@@ -53,7 +53,7 @@ def tapped(path: Path) -> Iterator[Tapped]:
 
 @contextmanager
 def _place_beside_its_weights(path: Path) -> Iterator[Path]:
-    """The file's own folder or, if nothing can be written there, another one with copies of what the graph reads."""
+    """Yield the file's own folder or, if it is read-only, another one with copies of the files that the graph reads."""
     if os.access(path.parent, os.W_OK):
         yield path.parent
         return
@@ -91,7 +91,7 @@ def _onnx_copy(path: Path, copy: Path) -> int:
 
 
 def _plain(weight: str) -> str:
-    """The name of a weight, also where it is read in wider numbers than it is stored in."""
+    """Return the name of a weight, also where it is read in a higher precision than it is stored in."""
     return weight.removesuffix(".wide")
 
 
@@ -119,7 +119,7 @@ def _openvino_copy(path: Path, copy: Path) -> int:
 
 
 def _last_products(node: Any) -> list[Any]:
-    """The matrix products that nothing but sums and factors stand between and the output."""
+    """Return the last matrix products before a value, looking through sums and factors."""
     kind = node.get_type_name()
     if kind == "MatMul":
         return [node]

@@ -1,10 +1,10 @@
-"""The gate between two forms of one model: they must give the same answer on real images, or nothing goes on.
+"""Gates between two forms of one model: their outputs must agree on real images, or the work stops. Light.
 
-A gate that fails names the first block whose output differs, and by how much. Forms in fewer bits cannot give the same
-answer; there a cosine decides.
+The forms are a torch module and a graph, two flavours, two precisions, or two runtimes. A gate that fails names the
+first block whose output differs, and by how much. Outputs in reduced precision cannot be equal; there a cosine decides.
 
-Every other runtime is compared with ONNX Runtime on the CPU, on the very file that is timed, before anything is timed:
-runtimes have given wrong answers fast (DINOv3 in TensorRT 10.3). Light.
+Every other runtime is compared with ONNX Runtime on the CPU, on the very file that is timed, before it is timed:
+runtimes have computed wrong outputs fast (DINOv3 in TensorRT 10.3). All tolerances are here.
 """
 
 from __future__ import annotations
@@ -27,20 +27,24 @@ from ..target import Precision, Target
 Outputs = npt.NDArray[np.float32]
 Streams = Mapping[int, npt.NDArray[np.float32]]  # the output of each block, (images, tokens, E); or of first tokens
 TOLERANCE = 1e-4  # of the largest value, between forms in float32
-NEAR: dict[Precision, float] = {"fp16": 0.01, "int8-dynamic": 0.1, "int8-static": 0.1}  # blocks in fewer bits
+BLOCK_TOLERANCE: dict[Precision, float] = {
+    "fp16": 0.01,
+    "int8-dynamic": 0.1,
+    "int8-static": 0.1,
+}  # of a block's largest value, in reduced precision
 RUNTIME_TOLERANCE = 1e-3  # between runtimes in fp32: other orders of summing
-RUNTIME_COSINE = 0.99  # of one file in reduced precision in two runtimes, which is closer than to fp32
+RUNTIME_COSINE = 0.99  # between two runtimes of one file in reduced precision: closer than fp32 is
 REDUCED_FLAVOURS = 0.05  # between both flavours of one int8 variant: sums differ by the order of operators
 LEAST_COSINE: dict[Precision, float] = {"fp16": 0.9999, "int8-dynamic": 0.9, "int8-static": 0.9}  # to float32
 
 
 def flavour_tolerance(precision: Precision) -> float:
-    """How far the two flavours of one variant may be apart, of the largest value."""
+    """Return the largest difference of the two flavours of one variant, relative to the largest value."""
     return TOLERANCE if precision == "fp32" else REDUCED_FLAVOURS
 
 
 class Agreement(Value, frozen=True, kw_only=True):
-    """How close two outputs are. `max_abs` is in units of the reference's largest value."""
+    """The distance of two outputs. `max_abs` is in units of the reference's largest value."""
 
     max_abs: float
     cosine: float
@@ -78,14 +82,14 @@ def require_equal(
 def require_close(
     what: str, reference: Outputs, other: Outputs, precision: Precision, where: Callable[[], str] = lambda: ""
 ) -> Agreement:
-    """Pass if every output of a form in fewer bits points where that in float32 does."""
+    """Pass if every output in reduced precision has nearly the direction of that in float32."""
     return require_cosine(what, reference, other, LEAST_COSINE[precision], where)
 
 
 def require_cosine(
     what: str, reference: Outputs, other: Outputs, least: float, where: Callable[[], str] = lambda: ""
 ) -> Agreement:
-    """Pass if every output of one form points where that of the other does."""
+    """Pass if every output of one form has nearly the direction of that of the other."""
     _require_comparable(what, reference, other, where)
     found = agreement(reference, other)
     if not found.cosine >= least:
@@ -121,7 +125,7 @@ def _require_comparable(what: str, reference: Outputs, other: Outputs, where: Ca
 
 
 def require_same_in_runtime(name: str, path: Path, target: Target, images: npt.NDArray[Any]) -> None:
-    """Refuse a file that the target's runtime answers otherwise; OpenVINO's own were compared when they were made."""
+    """Refuse a file whose outputs differ in the target's runtime; OpenVINO's own were compared when they were made."""
     if target.runtime == "onnxruntime" or path.suffix != ".onnx":
         return
     with OrtSession(path, usable_cores()) as session:

@@ -1,7 +1,7 @@
-"""What an ONNX file is: its blocks, precision, operators and size, and whether a target can run it. Light.
+"""Inspect an ONNX file: its blocks, precision, operators and size, and if a target can run it. Light.
 
-ONNX Runtime and OpenVINO are asked themselves, by opening the file. TensorRT needs a GPU to be asked, so for it rules
-must do: its parser stops at opset 20 in JetPack 6, and no release up to 11 builds the Attention operator in fp32.
+ONNX Runtime and OpenVINO open the file to find out. TensorRT would need a GPU for that, so for it rules must do: its
+parser stops at opset 20 in JetPack 6, and no release up to 11 builds the Attention operator in fp32.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TENSORRT_OPSET = 20
 
 
 class Port(Value, frozen=True, kw_only=True):
-    """An input or output; sizes that are open have a name."""
+    """An input or output; sizes that are not fixed have a name."""
 
     name: str
     type: str
@@ -28,7 +28,7 @@ class Port(Value, frozen=True, kw_only=True):
 
 
 class Inspection(Value, frozen=True, kw_only=True):
-    """What a file is; of a graph that is not ours, model, variant and counts are unknown."""
+    """The contents of a file; of a graph that is not ours, model, variant and counts are unknown."""
 
     file: str
     opset: int
@@ -48,14 +48,14 @@ class Inspection(Value, frozen=True, kw_only=True):
 
 
 def inspect(path: Path | str) -> Inspection:
-    """Look into a file without running it.
+    """Inspect a file without running it.
 
     >>> inspect("snapvit-family/s30.onnx").plan.heads
     """
     path = Path(path)
     model = read_graph(path)
     graph = model.graph
-    said = {entry.key: entry.value for entry in model.metadata_props}
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
     weights: Counter[str] = Counter()
     outside = 0
     for tensor in graph.initializer:
@@ -72,17 +72,17 @@ def inspect(path: Path | str) -> Inspection:
         reads=tuple(sorted(external_files(model))),
         inputs=tuple(_port(value) for value in graph.input),
         outputs=tuple(_port(value) for value in graph.output),
-        model=said.get("snapvit.model"),
-        variant=said.get("snapvit.variant"),
-        correction=said.get("snapvit.correction"),
-        precision=said.get("snapvit.precision"),
-        int8_sum_bits=int(bits) if (bits := said.get("snapvit.int8_sum_bits", "")).isdecimal() else None,
-        plan=from_json(said["snapvit.plan"], Plan, str(path)) if "snapvit.plan" in said else None,
+        model=metadata.get("snapvit.model"),
+        variant=metadata.get("snapvit.variant"),
+        correction=metadata.get("snapvit.correction"),
+        precision=metadata.get("snapvit.precision"),
+        int8_sum_bits=int(bits) if (bits := metadata.get("snapvit.int8_sum_bits", "")).isdecimal() else None,
+        plan=from_json(metadata["snapvit.plan"], Plan, str(path)) if "snapvit.plan" in metadata else None,
     )
 
 
 def why_not(path: Path, found: Inspection, target: str) -> str | None:
-    """Why a target cannot run the file; None if it can."""
+    """Return the reason why a target cannot run the file; None if it can."""
     if target not in TARGETS:
         raise UsageError(f"no target is called '{target}'. Known: {', '.join(TARGETS)}")
     return TARGETS[target](path, found)
@@ -121,7 +121,7 @@ def _tensorrt(path: Path, found: Inspection) -> str | None:
 
 
 def _not_cast(path: Path) -> str | None:
-    """An operator other than Cast that reads an input of bytes."""
+    """Return an operator other than Cast that reads an input of bytes; None if there is none."""
     graph = read_graph(path).graph
     inputs = {value.name for value in graph.input if _type(value.type.tensor_type.elem_type) == "uint8"}
     readers = (node.op_type for node in graph.node if inputs & set(node.input))

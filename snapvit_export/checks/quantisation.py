@@ -1,7 +1,7 @@
-"""What a precision must know of the images: which parts do not fit fp16, and between which values int8 has its steps.
+"""Calibrate a precision on images: the parts that do not fit fp16, and the ranges of int8 inputs. Light.
 
 Measured on the fp32 graph of the very variant, with its corrected weights, in ONNX Runtime: no torch, so a device can
-do it. Light.
+do it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..graph.writer import WrittenGraph
 from ..target import Precision
 from .activations import all_values, largest_values
 
-MARGIN = 4  # other images have larger values than these; a part stays in float32 if that much more would not fit
+MARGIN = 4  # for larger values in other images: a part stays in float32 if that many times more would not fit
 SAMPLES = 1 << 16  # values of a layer's input that decide its range
 CLIPS = np.linspace(0.3, 1.0, 29)  # shares of the full range that are tried
 
@@ -25,12 +25,12 @@ CLIPS = np.linspace(0.3, 1.0, 29)  # shares of the full range that are tried
 def calibrate(
     precision: Precision, written: WrittenGraph, images: Sequence[Any], symmetric: bool = False, threads: int = 1
 ) -> GraphPrecision:
-    """The numerics of a variant from its fp32 graph, which must be a portable one: it hides no values.
+    """Return the precision of a variant, from its fp32 graph, which must be a portable one: it hides no values.
 
     Images are single ones, (1, 3, H, W): the values of all blocks are in memory at once. `symmetric`: int8-static for a
-    portable graph, with steps about zero.
+    portable graph, with ranges about zero.
 
-    >>> numerics = calibrate("fp16", emitter.write("s30", plan), list(images.batches(1)))
+    >>> precision = calibrate("fp16", writer.write("s30", plan), list(images.batches(1)))
     """
     if precision == "fp16":
         return GraphPrecision(precision, wide=too_large(largest_values(written.graph, images, threads)))
@@ -40,7 +40,7 @@ def calibrate(
 
 
 def too_large(largest: Mapping[str, float]) -> frozenset[str]:
-    """Parts with values that may not fit fp16; also those that would take such values from another."""
+    """Return the parts with values that may not fit fp16, and those that receive such values from another part."""
     limit = float(np.finfo(np.float16).max) / MARGIN
     parts = {_part(name) for name, value in largest.items() if not value <= limit and ".wide." not in name}
     parts |= {STREAM} if EMBED in parts else set()
@@ -48,7 +48,7 @@ def too_large(largest: Mapping[str, float]) -> frozenset[str]:
 
 
 def _part(value: str) -> str:
-    """The part of the graph that a value belongs to, by its name."""
+    """Return the part of the graph that a value belongs to, by its name."""
     if value.endswith((".attended", ".stream")) or OF_STREAM in value:
         return STREAM
     words = value.split(".")
@@ -58,7 +58,7 @@ def _part(value: str) -> str:
 def input_ranges(
     written: WrittenGraph, images: Sequence[Any], symmetric: bool = False, threads: int = 1
 ) -> dict[str, Range]:
-    """For each int8 layer the range of its input with the least squared error."""
+    """Return for each int8 layer the range of its input with the least squared error."""
     wanted = {layer: value for layer, value in written.layer_inputs.items() if is_int8_layer(layer)}
     taken: dict[str, list[npt.NDArray[np.float32]]] = {value: [] for value in wanted.values()}
     random = np.random.default_rng(0)
@@ -70,13 +70,13 @@ def input_ranges(
 
 
 def _sample(values: npt.NDArray[np.float32], count: int, random: np.random.Generator) -> list[npt.NDArray[np.float32]]:
-    """Values at random places, since evenly spaced ones can all be of one feature; and the two outermost."""
+    """Subsample values at random, since evenly spaced ones can all be of one feature; and add the two outermost."""
     flat = values.reshape(-1)
     return [flat[random.integers(0, flat.size, count)], np.array([flat.min(), flat.max()], np.float32)]
 
 
 def best_range(values: npt.NDArray[np.float32], symmetric: bool = False) -> Range:
-    """Of ranges that clip the outermost values, the one whose 256 steps are nearest to all of them."""
+    """Return the range, of some that clip the outermost values, whose 256 steps are nearest to all values."""
     low, high = min(float(values.min()), 0.0), max(float(values.max()), 0.0)
     spans = [Range(low * share, high * share) for share in CLIPS]
     return min(spans, key=lambda span: _squared_error(values, span, symmetric))

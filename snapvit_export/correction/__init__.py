@@ -1,1 +1,1 @@
-"""Weight correction in numpy: moments of a layer's input, Cholesky factors, orders, error curves. Light: no torch."""
+"""Weight correction: moments of a layer's input, Cholesky factors, orders, error curves. Light: numpy."""

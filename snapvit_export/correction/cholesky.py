@@ -1,4 +1,4 @@
-"""Elastic correction: one Cholesky factor of a layer's input covariance repairs the layer at every kept width.
+"""Elastic correction: one Cholesky factor of a layer's input covariance corrects it at every width. Light: numpy.
 
 | symbol | meaning                                            | shape    |
 |--------|----------------------------------------------------|----------|
@@ -11,11 +11,9 @@ The affine map of the first k columns that is nearest to W x + b over the images
 
     W'(k) = (W L)[:, :k] (L[:k, :k])^-1,    b'(k) = b + W mu - W'(k) mu[:k],
 
-since the leading block of L is the factor of the leading block of S. What no map of k columns can give back is the
+since the leading block of L is the factor of the leading block of S. The error that remains with k columns is the
 tail e(k) = sum over j >= k of |(W L)[:, j]|^2: the damage curve of the layer, for every width at once. Neither needs
-the images, W or S again. Light: numpy.
-
-The factors of all layers of a model: everything that correction at any Plan needs. Light: numpy.
+the images, W or S again: the Factors of all layers are everything that a correction of any Plan needs.
 """
 
 from __future__ import annotations
@@ -29,12 +27,12 @@ from ..errors import SnapvitError
 from ..model.ranking import Ranking
 from .moments import Array, Damping, Moments
 
-BLOCK = 96  # columns solved at once: larger solves go to threads that wait for each other; fastest on one and on two
+BLOCK = 96  # columns solved at once, the fastest size on one and on two threads: larger solves wait for each other
 
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """What corrects one layer at any width: a structure is `unit` columns, best first.
+    """The correction of one layer at any width: a structure is `unit` columns, best first.
 
     >>> weight, shift = factor.corrected(keep=100)
     """
@@ -43,15 +41,15 @@ class Factor:
     mean: Array  # (d,) in rank order
     lower: Array  # (d, d) L
     projected: Array  # (E, d) W L
-    constant: Array  # (E,) W mu: what the dense layer gives for the mean input
-    gain: Array  # (E,) LayerScale after the layer; ones without
+    constant: Array  # (E,) W mu: output of the dense layer for the mean input
+    layer_scale: Array  # (E,) LayerScale after the layer; ones without
 
     @property
     def structures(self) -> int:
         return len(self.mean) // self.unit
 
     def corrected(self, keep: int) -> tuple[Array, Array]:
-        """Weight of the kept columns, (E, keep*unit) in rank order, and what to add to the bias, (E,)."""
+        """Return the weight of the kept columns, (E, keep*unit) in rank order, and the change of the bias, (E,)."""
         if not 0 <= keep <= self.structures:
             raise ValueError(f"a layer of {self.structures} structures cannot keep {keep}")
         k = keep * self.unit
@@ -59,8 +57,10 @@ class Factor:
         return weight, self.constant - weight @ self.mean[:k]
 
     def errors(self) -> Array:
-        """e(k) for k = 0 to all structures kept: the squared error per token, after LayerScale, that remains."""
-        lost = np.square(self.projected * self.gain[:, None]).sum(0).reshape(-1, self.unit).sum(1)  # (structures,)
+        """Return e(k) for k = 0 to all structures kept: the remaining squared error per token, after LayerScale."""
+        lost = (
+            np.square(self.projected * self.layer_scale[:, None]).sum(0).reshape(-1, self.unit).sum(1)
+        )  # (structures,)
         return np.concatenate([np.cumsum(lost[::-1])[::-1], [0.0]])
 
 
@@ -70,7 +70,7 @@ def make_factor(
     order: npt.ArrayLike,
     unit: int,
     damping: Damping = Damping(),
-    gain: npt.ArrayLike | None = None,
+    layer_scale: npt.ArrayLike | None = None,
 ) -> Factor:
     """Factor a layer: `weight` (E, d) with columns as in the model, `order` the structures best first."""
     w = np.asarray(weight, np.float64)
@@ -82,29 +82,31 @@ def make_factor(
         )
     s = damping.added_to(moments.covariance[np.ix_(columns, columns)])
     w_ranked = w[:, columns]
-    alive = np.where(np.diag(moments.covariance)[columns] > 0, w_ranked, 0.0)  # what never varies goes into the bias
+    alive = np.where(np.diag(moments.covariance)[columns] > 0, w_ranked, 0.0)  # the bias takes what never varies
     lower = cholesky(s)
-    scale = np.ones(len(w)) if gain is None else np.asarray(gain, np.float64)
+    scale = np.ones(len(w)) if layer_scale is None else np.asarray(layer_scale, np.float64)
     return Factor(unit, moments.mean[columns], lower, alive @ lower, w @ moments.mean, scale)
 
 
 def no_factor(unit: int, outputs: int) -> Factor:
-    """Of a layer that the model lacks: nothing to keep, no damage, nothing added."""
-    return Factor(unit, np.zeros(0), np.zeros((0, 0)), np.zeros((outputs, 0)), np.zeros(outputs), gain=np.ones(outputs))
+    """Return the Factor of a layer that the model lacks: nothing to keep, no damage, nothing added."""
+    return Factor(
+        unit, np.zeros(0), np.zeros((0, 0)), np.zeros((outputs, 0)), np.zeros(outputs), layer_scale=np.ones(outputs)
+    )
 
 
 def columns_of(order: npt.ArrayLike, unit: int) -> npt.NDArray[np.int64]:
-    """The columns of structures: `unit` consecutive ones each."""
+    """Return the columns of structures: `unit` consecutive ones each."""
     return (np.asarray(order, np.int64)[:, None] * unit + np.arange(unit)).ravel()
 
 
 def from_rank_order(order: npt.NDArray[np.int64], keep: int, unit: int) -> npt.NDArray[np.int64]:
-    """Where the kept columns stand in rank order, listed in the order that the model has them."""
+    """Return the places of the kept columns in rank order, listed in the order that the model has them."""
     return columns_of(np.argsort(order[:keep]), unit)
 
 
 def solve_lower(right: Array, lower: Array) -> Array:
-    """X with X L = right, for a lower triangular L: by blocks from the last column, so that nearly all is products."""
+    """Return X with X L = right for a lower triangular L, by blocks from the last column: mostly matrix products."""
     x = np.array(right)  # (E, k)
     k = x.shape[1]
     for start in reversed(range(0, k, BLOCK)):
@@ -115,7 +117,7 @@ def solve_lower(right: Array, lower: Array) -> Array:
 
 
 def cholesky(s: Array) -> Array:
-    """L of S = L L^T; rounding may leave a covariance of few images just short of positive: then more is added."""
+    """Return L of S = L L^T; where rounding left S not quite positive definite, more is added to its diagonal."""
     more = 0.0
     scale = float(np.diag(s).mean())
     for _ in range(12):

@@ -1,8 +1,7 @@
-"""Statistics: mean and covariance of every fc2 and proj input of the dense model. Light: numpy.
+"""Moments: mean and covariance of every proj and fc2 input of the dense model, and their damping. Light: numpy.
 
-They are all that correction, orders and allocation need of the calibration images. `prune.observe` makes them.
-
-Damping: what is added to the diagonal of a covariance so that few images cannot make it singular. Light: numpy.
+They are all that correction, orders and allocation need of the calibration images; `prune.stats.observe` takes them.
+Damping is added to the diagonal of a covariance, so that it is not singular when there are few images.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ class Moments:
         return len(self.mean)
 
     def uncentred(self) -> Moments:
-        """The second moment about zero, as the released code corrects: no mean, so no bias compensation."""
+        """Return the second moment about zero, as the released code corrects: no mean, so no bias compensation."""
         return Moments(self.samples, np.zeros_like(self.mean), self.covariance + np.outer(self.mean, self.mean))
 
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """Moments of the proj and the fc2 input of every block, and what they were taken from."""
+    """Moments of the proj and the fc2 input of every block, and their provenance."""
 
     proj: tuple[Moments, ...]
     fc2: tuple[Moments, ...]
@@ -69,13 +68,13 @@ class Damping(Value, frozen=True, kw_only=True):
             ) from None
 
     def amount(self, covariance: Array) -> float:
-        """What is added to every entry of the diagonal."""
+        """Return the number that is added to every entry of the diagonal."""
         diagonal = np.diag(covariance)
         typical = {"mean": diagonal.mean(), "max": diagonal.max(), "percentile": np.quantile(diagonal, 0.95)}[self.kind]
         return self.fraction * float(typical)
 
     def added_to(self, covariance: Array) -> Array:
-        """A copy with the damped diagonal; a column that never varies gets a 1 where nothing else would stand."""
+        """Return a copy with the damped diagonal; an entry that would stay 0, of a column that never varies, is 1."""
         damped = covariance.copy()
         np.fill_diagonal(damped, np.diag(covariance) + self.amount(covariance))
         dead = np.diag(damped) <= 0

@@ -7,8 +7,8 @@
 | G, C   | what a sweep carries along: a Gram matrix and (outputs times it)           | (d, d), (E, d) |
 | u      | a structure: `unit` neighbouring columns (1 for a neuron, head_dim for a head) |      |
 
-`variance` takes each structure by itself: Var(x_j) |W_:j|^2. The two greedy orders look at the error of the layer with
-the kept columns refitted, as `factor` does, and so at what structures have in common:
+`variance` takes each structure by itself: Var(x_j) |W_:j|^2. The two greedy orders use the error of the layer with
+the kept columns refitted, as `cholesky.Factor` does, and so account for what structures have in common:
 
     pivoted    start with nothing, always take the structure that lowers the error most:       G = S,     C = W S
     backward   start with all, always give up the structure that raises the error least (OBS): G = S^-1,  C = W
@@ -17,7 +17,7 @@ Both are the same sweep. A structure u is worth tr(C_u G_uu^-1 C_u^T), and after
 C -= C_u G_uu^-1 G_u, G -= G_u^T G_uu^-1 G_u. One sweep takes the largest worth first, the other the smallest.
 
 Nothing here depends on the scale of a column, so columns are brought to unit variance first. A structure whose inputs
-never vary goes last. Equal worth is decided by index, the smaller one first in the order.
+never vary comes last. Equal worth is decided by index, the smaller one first in the order.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RIDGE = 1e-8  # of a column's variance: columns that copy each other stay apart 
 
 
 @dataclass(frozen=True, eq=False)
-class Ordered:
+class ScoredOrder:
     """An order of structures, and a score for each that falls along it.
 
     Scores compare structures of one layer: the variance term itself, or the error that a structure takes away or gives
@@ -52,41 +52,44 @@ class Ordered:
     scores: Array  # (structures,) by structure
 
 
-Rule = Callable[[npt.ArrayLike, Moments, int, Damping], Ordered]
+Rule = Callable[[npt.ArrayLike, Moments, int, Damping], ScoredOrder]
 
 
-def variance(weight: npt.ArrayLike, moments: Moments, unit: int, damping: Damping = Damping()) -> Ordered:
-    """Variance of the input times the squared norm of its column, summed over each structure; `damping` has no part."""
+def variance(weight: npt.ArrayLike, moments: Moments, unit: int, damping: Damping = Damping()) -> ScoredOrder:
+    """Order by the variance of the input times the squared norm of its column, summed over each structure.
+
+    `damping` is not used.
+    """
     w = _checked(weight, moments, unit)
     spread = np.where(_varying(moments), np.diag(moments.covariance), 0.0)
     scores = (spread * np.square(w).sum(0)).reshape(-1, unit).sum(1)  # (structures,)
-    return Ordered(np.argsort(-scores, kind="stable"), scores)
+    return ScoredOrder(np.argsort(-scores, kind="stable"), scores)
 
 
-def pivoted(weight: npt.ArrayLike, moments: Moments, unit: int, damping: Damping = Damping()) -> Ordered:
+def pivoted(weight: npt.ArrayLike, moments: Moments, unit: int, damping: Damping = Damping()) -> ScoredOrder:
     """Forward greedy: the structure that lowers the remaining error most comes next."""
     live, w, s = _scaled(weight, moments, unit, damping)
     taken, worth = _sweep(s, w @ s, unit, largest_first=True)
     return _ordered(live[taken], worth, moments.width // unit)
 
 
-def backward(weight: npt.ArrayLike, moments: Moments, unit: int, damping: Damping = Damping()) -> Ordered:
-    """Backward greedy, as in the optimal brain surgeon: the structure that is missed least goes first."""
+def backward(weight: npt.ArrayLike, moments: Moments, unit: int, damping: Damping = Damping()) -> ScoredOrder:
+    """Backward greedy, as in the optimal brain surgeon: remove the structure whose loss adds least error first."""
     live, w, s = _scaled(weight, moments, unit, damping)
     taken, worth = _sweep(np.asarray(np.linalg.inv(s), np.float64), w, unit, largest_first=False)
     return _ordered(live[taken[::-1]], worth[::-1], moments.width // unit)
 
 
-ORDERS: dict[str, Rule] = {"variance": variance, "pivoted": pivoted, "backward": backward}
+ORDER_RULES: dict[str, Rule] = {"variance": variance, "pivoted": pivoted, "backward": backward}
 
 
-def product(ordered: Ordered, others: npt.ArrayLike) -> Ordered:
-    """The order by the geometric mean of an order's scores and those of another criterion, such as a gradient."""
+def product(ordered: ScoredOrder, others: npt.ArrayLike) -> ScoredOrder:
+    """Return the order by the geometric mean of its scores and those of another criterion, such as a gradient."""
     other = np.asarray(others, np.float64)
     if other.shape != ordered.scores.shape or not (np.isfinite(other) & (other >= 0)).all():
         raise SnapvitError(f"a product of scores needs {len(ordered.scores)} finite scores that are not negative")
     scores = np.sqrt(ordered.scores) * np.sqrt(other)
-    return Ordered(np.argsort(-scores, kind="stable"), scores)
+    return ScoredOrder(np.argsort(-scores, kind="stable"), scores)
 
 
 def _checked(weight: npt.ArrayLike, moments: Moments, unit: int) -> Array:
@@ -110,19 +113,19 @@ def _scaled(weight: npt.ArrayLike, moments: Moments, unit: int, damping: Damping
     live = np.flatnonzero(varying.reshape(-1, unit).any(1))
     columns = columns_of(live, unit)
     damped = damping.added_to(moments.covariance)[np.ix_(columns, columns)]
-    # Rounding may leave a variance just below zero; its weight is 0 and only a divisor must not be.
+    # Rounding may leave a variance just below zero; the weight is 0 there, and only the divisor must not be.
     spread = np.sqrt(np.maximum(np.diag(damped), np.finfo(float).tiny))
     s = damped / spread[:, None] / spread
     np.fill_diagonal(s, 1.0 + RIDGE)
     return live, np.where(varying, w, 0.0)[:, columns] * spread, s
 
 
-def _ordered(best_first: Order, worth: Array, structures: int) -> Ordered:
+def _ordered(best_first: Order, worth: Array, structures: int) -> ScoredOrder:
     dead = np.setdiff1d(np.arange(structures), best_first)
     order = np.concatenate([best_first, dead])
     scores = np.zeros(structures)
     scores[order] = strictly_falling(np.concatenate([worth, np.zeros(len(dead))]))
-    return Ordered(order, scores)
+    return ScoredOrder(order, scores)
 
 
 def _sweep(g: Array, c: Array, unit: int, largest_first: bool) -> tuple[Order, Array]:

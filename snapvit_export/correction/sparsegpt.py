@@ -1,4 +1,4 @@
-"""The released code's other correction, kept for comparison: columns are cut from left to right, as SparseGPT does.
+"""SparseGPT's correction, cutting columns from left to right: kept for comparison, as in the released code.
 
 | symbol | meaning                                                    | shape  |
 |--------|------------------------------------------------------------|--------|
@@ -7,8 +7,8 @@
 | U      | upper triangular, U^T U = H^-1                             | (d, d) |
 
 A cut column j is spread over the columns after it, W_:,j.. -= W_:j U_j,j.. / U_jj, the best that those alone can do.
-The kept columns before it could help and are not asked, so this is worse than `Factor`, which solves for all kept
-columns at once; and without a mean there is no bias to mend. Light: numpy.
+The kept columns before it are not used, so this is worse than `Factor`, which solves for all kept columns at once; and
+without a mean there is no bias to correct. Light: numpy.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .moments import Array, Damping, Moments
 
 
 def left_to_right(weight: npt.ArrayLike, moments: Moments, keep: npt.ArrayLike, damping: Damping = Damping()) -> Array:
-    """The weight, (E, d), after cutting all columns but those that `keep` (d,) marks: the cut ones are zero."""
+    """Return the weight, (E, d), after cutting all columns but those that `keep` (d,) marks: the cut ones are zero."""
     w = np.array(weight, np.float64)
     kept = np.asarray(keep, bool)
     if kept.shape != (moments.width,) or w.shape[1] != moments.width:
         raise ValueError(f"{w.shape[1]} columns, a mask of {kept.shape} and statistics of {moments.width}")
     second = moments.uncentred().covariance
-    w[:, np.diag(second) == 0] = 0.0  # a column that is always zero says nothing
+    w[:, np.diag(second) == 0] = 0.0  # an input that is always zero contributes nothing
     inverse = np.asarray(np.linalg.inv(_invertible(damping.added_to(second))), np.float64)
     upper = cholesky(inverse).T  # U
     for j in np.flatnonzero(~kept):
@@ -37,6 +37,6 @@ def left_to_right(weight: npt.ArrayLike, moments: Moments, keep: npt.ArrayLike, 
 
 
 def _invertible(s: Array) -> Array:
-    """S with a little more on its diagonal where few images left it singular."""
+    """Return S with a little more on its diagonal where few images left it singular."""
     lower = cholesky(s)
     return lower @ lower.T

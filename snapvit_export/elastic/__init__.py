@@ -1,1 +1,1 @@
-"""The Elastic folder: a model in rank order that gives any Plan's weights, corrected or not, without torch. Light."""
+"""The Elastic folder: a model in rank order that gives the weights of any Plan, corrected or not. Light."""

@@ -1,4 +1,4 @@
-"""Elastic: one folder that gives the weights of any Plan, corrected or not. Light: numpy.
+"""Elastic: one folder that holds the weights of every Plan, corrected or not. Light: numpy.
 
     elastic.json           anatomy, preprocessing, labels, wiring, and the index of the two buffers
     ranking.safetensors    the ranking, whole
@@ -30,7 +30,7 @@ from ..storage.atomic import inside, sha256
 from ..storage.mapped import Array, Tensor, check_hash, map_buffer
 from .format import CORRECTION, ELASTIC, PARTS, STORED, Description, leading_factor, read_description
 
-Layer = Literal["proj", "fc2"]
+OutputLayer = Literal["proj", "fc2"]
 Weights = dict[str, npt.NDArray[np.float32]]
 
 
@@ -47,8 +47,8 @@ class Elastic:
     ranking: Ranking
     tensors: Mapping[str, Tensor]  # where each tensor lies in `weights.bin`
     dense: Mapping[str, npt.NDArray[np.float32]]  # all of it, in rank order
-    factors: Mapping[str, Array] = field(default_factory=dict)  # what lies in `correction.bin`
-    _checked: set[str] = field(default_factory=set)  # of the factors
+    factors: Mapping[str, Array] = field(default_factory=dict)  # the arrays of `correction.bin`
+    _checked: set[str] = field(default_factory=set)  # layers whose factors were hashed
 
     @staticmethod
     def load(folder: Path | str) -> Elastic:
@@ -74,24 +74,24 @@ class Elastic:
 
     @property
     def corrects(self) -> bool:
-        """Whether corrected weights can be asked for."""
+        """True if the folder can give corrected weights."""
         return self.description.correction is not None
 
     @property
     def planner(self) -> Planner:
-        """All Plans of the ranking, with the protection that it asks for."""
+        """The Planner of the ranking, with the protection that it asks for."""
         return Planner(self.ranking, self.anatomy, self.ranking.protection, corrected=self.corrects)
 
     def eps(self, norm: str) -> float:
-        """What a norm adds to the variance, by its canonical name: "blocks.0.norm1", "final_norm"."""
+        """Return the epsilon of a norm by its canonical name: "blocks.0.norm1", "final_norm"."""
         return self.description.wiring.eps.get(norm, self.anatomy.norm_eps)
 
     def weights(self, plan: Plan, corrected: bool = True) -> Weights:
-        """The tensors of a Plan by canonical name (see `names`): views into the file, but for corrected layers.
+        """Return the tensors of a Plan by canonical name (`model.tensor_names`): views into the file, unless corrected.
 
         A layer that keeps all of its inputs needs no correction and stays a view. A corrected layer has a bias even if
-        the dense one has none: what the lost inputs gave on average. A sub-layer of which nothing is kept only adds
-        its bias, times LayerScale: these two are all there is of it.
+        the dense one has none: the mean contribution of the lost inputs. A removed sub-layer only adds its bias, times
+        LayerScale: these two tensors are all that remains of it.
         """
         plan.check_fits(self.anatomy)
         shapes = weight_shapes(self.anatomy.with_counts(plan))
@@ -104,7 +104,7 @@ class Elastic:
         return weights
 
     def corrected_layers(self, plan: Plan) -> Weights:
-        """The weight and bias of every proj and fc2 that a Plan cuts, corrected."""
+        """Return the corrected weight and bias of every proj and fc2 that a Plan cuts."""
         plan.check_fits(self.anatomy)
         self._require_correction()
         weights: Weights = {}
@@ -113,8 +113,8 @@ class Elastic:
             weights |= self._corrected(i, "fc2", plan.neurons[i]) if plan.neurons[i] < block.hidden else {}
         return weights
 
-    def factor(self, block: int, layer: Layer, keep: int | None = None) -> Factor:
-        """What corrects one layer; with `keep`, only as much of it as that width needs."""
+    def factor(self, block: int, layer: OutputLayer, keep: int | None = None) -> Factor:
+        """Return the Factor of one layer; with `keep`, only as much of it as that width needs."""
         self._require_correction()
         shape = self.anatomy.blocks[block]
         unit, structures = (shape.head_dim, shape.heads) if layer == "proj" else (1, shape.hidden)
@@ -126,7 +126,7 @@ class Elastic:
             self._check_factor(name)
         return leading_factor({part: self.factors[f"{name}.{part}"] for part in PARTS}, unit, keep)
 
-    def _corrected(self, block: int, layer: Layer, keep: int) -> Weights:
+    def _corrected(self, block: int, layer: OutputLayer, keep: int) -> Weights:
         weight, shift = self.factor(block, layer, keep).corrected(keep)  # (E, kept), (E,)
         name = f"blocks.{block}.{layer}"
         bias = shift + self.dense.get(f"{name}.bias", np.float32(0))

@@ -1,11 +1,10 @@
-"""`elastic.json`: what an Elastic folder holds, sealed by a hash over itself. Light.
+"""The files of an Elastic folder: `elastic.json`, and the layout of the Factors in `correction.bin`. Light: numpy.
 
-How a Factor lies in `correction.bin`: every width is a prefix there too. Light: numpy.
+`elastic.json` describes the folder, with a hash over itself. In `correction.bin` every width is a prefix, as in
+`weights.bin`: the lower triangle of L is packed row after row, so its first k(k+1)/2 numbers are the leading block that
+a width of k needs; W L is stored transposed, (d, E), so that its first k columns are the first k rows.
 
-The lower triangle of L is packed row after row, so the first k(k+1)/2 numbers are the leading block that a width of k
-needs; W L is stored transposed, (d, E), so that its first k columns are the first k rows.
-
-Everything is float32, computed with in float64. On DeiT-Tiny (all 24 layers, 128 images, 1/3, 2/3 and 9/10 kept) the
+The Factors are float32, computed with in float64. On DeiT-Tiny (all 24 layers, 128 images, 1/3, 2/3 and 9/10 kept) the
 corrected weights then differ from a direct float64 least-squares solve by at most 1.5e-7 of their Frobenius norm with
 the default damping, 2.1e-7 with a tenth of it; float64 would be twice the size, and its result is rounded to float32
 (2.6e-8) anyway.
@@ -31,28 +30,29 @@ from ..storage.mapped import Array as Stored
 from ..storage.mapped import Buffer, DataType
 
 ELASTIC, RANKING, WEIGHTS, CORRECTION = "elastic.json", "ranking.safetensors", "weights.bin", "correction.bin"
+STORED: DataType = "float32"  # of the Factors
+PARTS = ("mean", "lower", "projected", "constant", "gain")  # of a stored Factor; "gain" is its `layer_scale`
 
 
 class Wiring(Value, frozen=True, kw_only=True):
-    """What an Anatomy leaves open of how the parts are joined, and whoever computes with the weights must know."""
+    """Details of the computation that an Anatomy leaves open, needed by whoever computes with the weights."""
 
     rotate_half: bool = False  # rotary pairs lie half a head apart; otherwise they are neighbours
     pool_prefix: bool = False  # pooling takes the prefix tokens too; otherwise the patches alone
     pool_activation: str | None = None  # of the MLP after attention pooling
-    eps: dict[str, float] = msgspec.field(
-        default_factory=dict
-    )  # of norms that differ from anatomy.norm_eps, by canonical name
+    # Of the norms that differ from `anatomy.norm_eps`, by canonical name.
+    eps: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class RankingFile(Value, frozen=True, kw_only=True):
-    """The ranking lies beside, whole, as `snapvit rank` writes it."""
+    """The file of the ranking, as `snapvit rank` writes it."""
 
     file: str
     sha256: str
 
 
 class Correction(Value, frozen=True, kw_only=True):
-    """How the factors were made, and where they are."""
+    """The settings that the factors were made with, and the file that holds them."""
 
     damping: Damping
     images: Count
@@ -61,7 +61,7 @@ class Correction(Value, frozen=True, kw_only=True):
 
 
 class Description(Value, frozen=True, kw_only=True):
-    """What an Elastic folder holds."""
+    """The contents of an Elastic folder."""
 
     format_version: Literal[1] = 1
     model: str
@@ -72,12 +72,12 @@ class Description(Value, frozen=True, kw_only=True):
     ranking: RankingFile
     weights: Buffer
     correction: Correction | None = None
-    seal: str = ""  # SHA-256 of this file with an empty seal
+    seal: str = ""  # SHA-256 of this file while this field is empty
 
-    def sealed(self) -> Description:
-        """The same with its own hash in it."""
-        open_value = msgspec.structs.replace(self, seal="")
-        return msgspec.structs.replace(self, seal=hashlib.sha256(to_json(open_value)).hexdigest())
+    def with_checksum(self) -> Description:
+        """Return the description with its own hash in it."""
+        unhashed = msgspec.structs.replace(self, seal="")
+        return msgspec.structs.replace(self, seal=hashlib.sha256(to_json(unhashed)).hexdigest())
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -88,19 +88,19 @@ class Description(Value, frozen=True, kw_only=True):
 
 def write_description(folder: Path, description: Description) -> None:
     """Write `elastic.json`."""
-    write_json(folder / ELASTIC, description.sealed())
+    write_json(folder / ELASTIC, description.with_checksum())
 
 
 def read_description(folder: Path) -> Description:
-    """Read `elastic.json` and check that it says what was written."""
+    """Read `elastic.json` and check it against its hash."""
     description = read_json(folder / ELASTIC, Description)
-    if description.seal != description.sealed().seal:
+    if description.seal != description.with_checksum().seal:
         raise FileFormatError(f"{folder / ELASTIC}: damaged: its contents do not match its hash. Make or copy it again")
     return description
 
 
 def own_files(folder: Path) -> tuple[str, ...] | None:
-    """Names of the files that an Elastic of ours may have in this folder; None if there is none."""
+    """Return the names of the files that an Elastic in this folder may have; None if there is none."""
     if not (folder / ELASTIC).is_file():
         return None
     try:
@@ -110,28 +110,22 @@ def own_files(folder: Path) -> tuple[str, ...] | None:
     return (ELASTIC, RANKING, WEIGHTS, CORRECTION)
 
 
-STORED: DataType = "float32"
-PARTS = ("mean", "lower", "projected", "constant", "gain")
-
-
 def pack_factor(factor: Factor) -> dict[str, Array]:
-    """The arrays of one layer by the names of PARTS."""
+    """Return the arrays of one layer by the names of PARTS."""
     d = len(factor.mean)
     lower = np.empty(d * (d + 1) // 2)
     for row in range(d):
         lower[row * (row + 1) // 2 : (row + 1) * (row + 2) // 2] = factor.lower[row, : row + 1]
-    parts = (factor.mean, lower, factor.projected.T, factor.constant, factor.gain)
+    parts = (factor.mean, lower, factor.projected.T, factor.constant, factor.layer_scale)
     return dict(zip(PARTS, parts))
 
 
 def leading_factor(stored: Mapping[str, Stored], unit: int, keep: int) -> Factor:
-    """The Factor of the best `keep` structures alone: all that correcting to that width reads."""
+    """Return the Factor of the best `keep` structures alone: all that correcting to that width reads."""
     k = keep * unit
     lower = np.zeros((k, k))
     for row in range(k):
         lower[row, : row + 1] = stored["lower"][row * (row + 1) // 2 : (row + 1) * (row + 2) // 2]
-    mean, constant, gain = (stored[part].astype(np.float64) for part in ("mean", "constant", "gain"))
-    projected = np.array(
-        stored["projected"][:k].T, np.float64, order="C"
-    )  # (E, k): rows, as the solver goes along them
-    return Factor(unit, mean[:k], lower, projected, constant, gain)
+    mean, constant, layer_scale = (stored[part].astype(np.float64) for part in ("mean", "constant", "gain"))
+    projected = np.array(stored["projected"][:k].T, np.float64, order="C")  # (E, k): the solver goes along rows
+    return Factor(unit, mean[:k], lower, projected, constant, layer_scale)

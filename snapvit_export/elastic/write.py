@@ -79,7 +79,7 @@ def _needed(block: Block, layer: str, e: int) -> tuple[int, ...]:
 
 
 def _as_named(weights: Iterable[tuple[str, Array]], anatomy: Anatomy) -> Iterator[tuple[str, Array]]:
-    """The same, after making sure that all are there in the shapes that a reader will insist on."""
+    """Yield the weights, and refuse them unless all are there in the shapes that a reader requires."""
     shapes = stored_shapes(anatomy)
     for name, array in weights:
         if shapes.pop(name, None) != array.shape:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ..calibration.images import Images
 from ..calibration.preprocessing import Preprocessing
-from ..checks.embedding_output import tapped
+from ..checks.embedding_output import with_embedding
 from ..errors import FileFormatError, GateFailed, SnapvitError, UsageError
 from ..family.evaluation import Evaluation, share
 from ..family.folder import read_family
@@ -113,7 +113,7 @@ def opened(path: Path, target: Target, about: About) -> Iterator[Artefact]:
     threads = usable_cores() if target.runtime in ON_CPU else target.threads
     here = msgspec.structs.replace(target, threads=threads)
     shared_scale = target.precision == "int8-dynamic"  # then an answer depends on the others in its batch
-    with tapped(path) as tap, open_session(tap.path, here) as session:
+    with with_embedding(path) as tap, open_session(tap.path, here) as session:
         batch = target.batch if shared_scale else BATCH
         yield Artefact(about, path, session, tap.classes, target.runtime, batch)
 

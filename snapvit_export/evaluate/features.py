@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ..calibration.preprocessing import Preprocessing
 from ..errors import FileFormatError
-from ..storage.checksummed import load_sealed, save_sealed
+from ..storage.checksummed import load_checksummed, save_checksummed
 from ..storage.json import Value, from_json, to_json
 
 KIND = "snapvit-features"
@@ -88,12 +88,12 @@ class Features:
         for name, split in self.splits.items():
             parts = {"features": split.features, "targets": split.targets, "logits": split.logits}
             arrays |= {f"{name}_{kind}": part for kind, part in parts.items() if part is not None}
-        save_sealed(Path(path), KIND, arrays, to_json(self.made_by).decode())
+        save_checksummed(Path(path), KIND, arrays, to_json(self.made_by).decode())
 
     @staticmethod
     def load(path: Path | str) -> Features:
         """Read features and check version, names, shapes and hash before anything is used."""
-        arrays, described = load_sealed(Path(path), KIND)
+        arrays, described = load_checksummed(Path(path), KIND)
         made_by = from_json(described, MadeBy, str(path))
         known = {f"{split}_{kind}" for split in SPLITS for kind in ("features", "targets")} | {"test_logits"}
         if strange := sorted(set(arrays) - known):

@@ -1,1 +1,1 @@
-"""ONNX graphs written by hand from weights and a Plan. Light: numpy and onnx, never torch."""
+"""ONNX graphs, written by hand from weights and a Plan, and read back. Light: numpy and onnx, never torch."""

@@ -1,4 +1,4 @@
-"""What a graph looks like from outside: the one place for flavour, opset, batch, input and where weights lie. Light.
+"""The format of a graph: flavour, opset, batch, input and output, and if it holds its own weights. Light.
 
 Two flavours:
 
@@ -22,7 +22,7 @@ INPUT = "images"  # the name of a graph's input
 
 @dataclass(frozen=True)
 class GraphFormat:
-    """How a graph is written: its operators, its input and output, and whether it holds its weights itself.
+    """The operators, input and output of a graph, and if it holds its own weights.
 
     >>> GraphFormat("ort", batch=8).opset
     23

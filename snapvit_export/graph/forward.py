@@ -1,15 +1,16 @@
 """The forward pass of a ViT as an ONNX graph: from an Anatomy and a Plan, by hand, without torch. Light.
 
-The stream is kept as (B*T, E), so that every linear layer is one Gemm, and the batch is the only size that is not
-known: reshapes say -1 for it, and no Shape, Gather or Concat of sizes is left for a runtime to compute. `linear` has
-the layers in each precision; in fp16 every part computes in half precision or, where its values would not fit, in
+The residual stream is kept as (B*T, E), so that every linear layer is one Gemm, and the batch is the only unknown size:
+reshapes say -1 for it, and no Shape, Gather or Concat of sizes is left for a runtime to compute. `layers` has the
+linear layers in each precision; in fp16 every part computes in half precision or, where its values would not fit, in
 single, and so does the stream between them. `format` has the two flavours.
 
 Where only prefix tokens are read (token pooling), the block of the last attention computes queries, proj and MLP for
 these alone, and so do all blocks after it. With so few queries, keys and values are not made at all: (q W_k) x and
 W_v (a x) are the same products in a cheaper order.
-What a Plan leaves out is simply not written: a block without heads has no attention, and what its biases would add is
-in the layer before (`prepare.own_tensors`).
+
+A removed sub-layer is simply not written: a block without heads has no attention, and what its biases would add is in
+the layer before (`weights.own_tensors`).
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from .weights import ADDED, BYTES, drops_key_bias, has_patch_bias, moves_value_b
 
 
 def output_name(anatomy: Anatomy, format: GraphFormat) -> str:
-    """What the graph calls its result: class scores, or the embedding."""
+    """Return the name of the graph's output: class scores, or the embedding."""
     return "logits" if anatomy.classes and not format.features else "features"
 
 
 def emit_nodes(
     anatomy: Anatomy, wiring: Wiring, biased: Mapping[str, bool], format: GraphFormat, precision: GraphPrecision
 ) -> Nodes:
-    """The nodes of a model of this Anatomy, which is that of the cut model.
+    """Return the nodes of a model of this Anatomy, which is that of the cut model.
 
-    `biased` says of each proj and fc2 ("blocks.0.proj") whether it has a bias: a correction may have added one. `ADDED`
-    in it: sub-layers that are gone leave a bias, and none before them holds it.
+    `biased` maps each proj and fc2 ("blocks.0.proj") to True if it has a bias: a correction may have added one. `ADDED`
+    in it: removed sub-layers leave a bias, and no layer before them holds it.
     """
     return _Forward(anatomy, wiring, biased, format, precision).run()
 
@@ -81,9 +82,8 @@ class _Forward:
         """Images to (B*T, E)."""
         n, end, patches = self.n, "", self.anatomy.patches
         if self.format.takes_bytes:  # bytes/256, exactly: the weights of whole bytes would be too small for fp16
-            x = n.add(
-                "Transpose", n.add("Cast", INPUT, to=n.float_type), perm=[0, 3, 1, 2]
-            )  # TensorRT only casts bytes
+            floats = n.add("Cast", INPUT, to=n.float_type)  # first of all, since TensorRT only casts bytes
+            x = n.add("Transpose", floats, perm=[0, 3, 1, 2])
             x, end = n.add("Mul", x, n.number(2**-8)), BYTES
         else:
             x = n.cast(INPUT, FLOAT, n.float_type)
@@ -115,7 +115,7 @@ class _Forward:
         return n.add("Expand", prefix, n.add("Concat", shape, n.ints([self.prefix, self.e]), axis=0))
 
     def block(self, x: str, i: int, read: int) -> str:
-        """One block; if it has the last attention, only the first `read` tokens of each image are wanted of it."""
+        """Add one block; if it has the last attention, it outputs only the first `read` tokens of each image."""
         n, name, block = self.n, f"blocks.{i}", self.anatomy.blocks[i]
         kind = self.precision.float_type(f"{name}.attn")
         with n.part("attn"), n.floats(kind):
@@ -135,7 +135,7 @@ class _Forward:
         return x
 
     def from_stream(self, x: str, name: str) -> str:
-        """The norm that a part begins with, in the wider of its numbers and the stream's."""
+        """Apply the norm that a part begins with, in the wider precision of the part and the stream."""
         n, kind = self.n, self.n.float_type
         wider = FLOAT if FLOAT in (kind, self.stream) else HALF
         with n.floats(wider):
@@ -175,8 +175,8 @@ class _Forward:
         if block.qk_norm:
             q, k = self.norm(q, f"blocks.{i}.q_norm"), self.norm(k, f"blocks.{i}.k_norm")
         if self.anatomy.rope != "none":
-            k = self.turn(k, self.tokens)
-            q = q if read <= self.prefix else self.turn(q, read)  # prefix tokens are not turned
+            k = self.rotate(k, self.tokens)
+            q = q if read <= self.prefix else self.rotate(q, read)  # prefix tokens are not rotated
         scale = block.head_dim**-0.5 if block.qk_norm else 1.0
         if self.format.flavour == "ort":
             z = n.add("Attention", q, k, v, scale=scale)
@@ -187,7 +187,7 @@ class _Forward:
         return n.reshape(n.add("Transpose", z, perm=[0, 2, 1, 3]), [-1, width])
 
     def can_reorder(self, i: int) -> bool:
-        """Whether nothing stands between the tokens, their keys and values, and the output of a head."""
+        """Return True if nothing stands between the tokens, their keys and values, and the output of a head."""
         return can_reorder(self.anatomy, i, self.precision)
 
     def attend_few(self, q: str, x: str, i: int, read: int) -> str:
@@ -217,7 +217,7 @@ class _Forward:
         """(B*T, heads*h) to (B, heads, T, h)."""
         return self.n.add("Transpose", self.n.reshape(x, [-1, tokens, block.heads, block.head_dim]), perm=[0, 2, 1, 3])
 
-    def turn(self, x: str, tokens: int) -> str:
+    def rotate(self, x: str, tokens: int) -> str:
         """Rotary embedding of the first tokens: x cos + (halves swapped) sin; the sign is in the table."""
         n = self.n
         a, b = n.split(x, axis=-1, parts=2)
@@ -251,7 +251,7 @@ class _Forward:
         return self.layer(x, name, self.biased[name], in_first=True)
 
     def layer(self, x: str, name: str, bias: bool, in_first: bool) -> str:
-        """A linear layer in the precision that it has here."""
+        """Add a linear layer in its precision."""
         n, precision = self.n, self.precision
         n.layer_inputs[name] = x
         if not precision.is_int8(name):
@@ -371,7 +371,7 @@ ACTIVATIONS: dict[str, Callable[[Nodes, str], str]] = {
 
 
 def can_reorder(anatomy: Anatomy, i: int, precision: GraphPrecision) -> bool:
-    """Whether nothing stands between the tokens, their keys and values, and the output of a head."""
+    """Return True if nothing stands between the tokens, their keys and values, and the output of a head."""
     in_floats = not precision.is_int8(f"blocks.{i}.k")
     plain = not anatomy.blocks[i].attn_norm
     return in_floats and plain and drops_key_bias(anatomy, i) and moves_value_bias(anatomy, i)

@@ -1,7 +1,7 @@
-"""A linear layer in each precision, as nodes. Light.
+"""Linear layers in each precision, as nodes of a graph. Light.
 
-Weights are stored (out, in), or (in, out) in proj and fc2. In int8 the inputs are turned into whole numbers once, also
-where three layers read them (q, k, v):
+Weights are stored (out, in), or (in, out) in proj and fc2. In int8 the inputs are quantised once, also where three
+layers read them (q, k, v):
 
     int8-dynamic   DynamicQuantizeLinear -> MatMulInteger -> x scales -> + bias; ONNX Runtime makes one operator of it.
                    MatMulInteger wants (in, out); the Transpose before it is of a constant, so a runtime does it once.
@@ -18,13 +18,13 @@ from .precision import FLOAT, INT32, Range
 
 
 def gemm(n: Nodes, x: str, layer: str, biased: bool, in_first: bool) -> str:
-    """x W^T + b in the floats of this part."""
+    """Add x W^T + b in the floating-point type of this part."""
     inputs = [x, n.weight(f"{layer}.weight")] + ([n.weight(f"{layer}.bias")] if biased else [])
     return n.add("Gemm", *inputs, transB=int(not in_first))
 
 
 def dynamic_int8(n: Nodes, x: str, layer: str, biased: bool, in_first: bool) -> str:
-    """Inputs are scaled by the largest and smallest of them when they are seen."""
+    """Add a layer whose inputs are quantised by their own range while the graph runs."""
     whole, scale, zero = n.once(x, lambda: n.add_many("DynamicQuantizeLinear", x, count=3))
     weight = n.weight(f"{layer}.weight")
     if not in_first:
@@ -37,9 +37,9 @@ def dynamic_int8(n: Nodes, x: str, layer: str, biased: bool, in_first: bool) -> 
 def static_int8(
     n: Nodes, x: str, layer: str, biased: bool, in_first: bool, out: int, span: Range, symmetric: bool, whole_bias: bool
 ) -> str:
-    """Inputs are scaled by the range that calibration images had; `symmetric`: as TensorRT wants it.
+    """Add a layer whose inputs are quantised by the range of calibration images; `symmetric`: as TensorRT wants it.
 
-    `whole_bias`: the bias is there in int32.
+    `whole_bias`: the weights hold the bias in int32.
     """
 
     def quantised() -> list[str]:

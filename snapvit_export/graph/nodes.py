@@ -1,7 +1,7 @@
-"""Nodes of an ONNX graph, one call each: what `emit` writes its forward pass with. Light: onnx, when it is used.
+"""Nodes of an ONNX graph, one call each: `forward` writes its forward pass with them. Light: onnx, when used.
 
-Every value gets the name of the part it belongs to, so that a graph opened in a viewer, or a gate that fails, says
-which block it speaks of. Weights are only named here; where they lie is decided when the file is written.
+Every value gets the name of the part it belongs to, so that a graph opened in a viewer, or a gate that fails, names
+the block. Weights are only named here; where they lie is decided when the file is written.
 
 Graphs are made from nothing here, a node a call, so `onnx.helper` is enough: onnx-graphsurgeon and onnx/ir-py pay where
 graphs of others are rewritten, which nothing here does.
@@ -28,7 +28,7 @@ class Nodes:
     def __init__(self, opset: int, weights_type: int = FLOAT) -> None:
         """`weights_type`: the ONNX type that floating-point weights are stored in."""
         self.opset, self.weights_type = opset, weights_type
-        self.float_type = FLOAT  # of the numbers that are being written
+        self.float_type = FLOAT  # of the part that is being written
         self.nodes: list[Any] = []  # NodeProto
         self.constants: dict[str, Any] = {}  # TensorProto by name: shapes and numbers, a few bytes each
         self.weights: list[str] = []  # names of the tensors that the graph reads, in the order of their first use
@@ -60,7 +60,7 @@ class Nodes:
         return output
 
     def cast(self, x: str, before: int, after: int) -> str:
-        """A value in another floating-point type; itself if that is the same."""
+        """Cast a value to another floating-point type; return it as it is if that is the same."""
         return x if before == after else self.add("Cast", x, to=after)
 
     def add_many(self, op: str, *inputs: str, count: int) -> list[str]:
@@ -72,7 +72,7 @@ class Nodes:
         return outputs
 
     def once(self, x: str, make: Callable[[], list[str]]) -> list[str]:
-        """What is made of a value for all of its readers, by the first of them."""
+        """Make something of a value once for all of its readers."""
         if x not in self._once:
             self._once[x] = make()
         return self._once[x]
@@ -96,7 +96,7 @@ class Nodes:
         return self.add("Reshape", x, self.ints(shape))
 
     def weight(self, name: str) -> str:
-        """A tensor of the model, by its name in the weight file, in the type of the numbers that are being written."""
+        """Return a tensor of the model, by its name in the weight file, cast to the type of the current part."""
         if name not in self.weights:
             self.weights.append(name)
         if self.float_type == self.weights_type:
@@ -104,16 +104,16 @@ class Nodes:
         return self.once(name, lambda: [self.add("Cast", name, to=self.float_type, name=f"{name}.wide")])[0]
 
     def ints(self, values: Sequence[int]) -> str:
-        """Whole numbers, as a shape or axes need them."""
+        """Return a constant of integers, for a shape or axes."""
         return self._constant("ints." + "_".join(map(str, values)), np.array(values, np.int64))
 
     def number(self, value: float) -> str:
-        """One number."""
+        """Return a constant of one number."""
         kind, end = (np.float16, ".half") if self.float_type == HALF else (np.float32, "")
         return self._constant(f"number.{value!r}{end}", np.array(value, kind))
 
     def array(self, name: str, value: npt.ArrayLike) -> str:
-        """A small constant of its own type."""
+        """Return a small constant of its own type."""
         return self._constant(name, np.asarray(value))
 
     def _constant(self, name: str, array: np.ndarray) -> str:

@@ -1,4 +1,4 @@
-"""Read a graph without trusting it: what it points at must be there, and in its own folder. Light.
+"""Read a graph without trusting it: its external weights must exist, inside its own folder. Light.
 
 A runtime maps whatever an ONNX file names. So names that leave the folder, links among them, and pieces that reach
 beyond the end of a file are refused here, before any runtime sees the file.
@@ -16,7 +16,7 @@ from ..storage.atomic import inside
 
 
 def read_graph(path: Path | str) -> Any:
-    """The ModelProto of a file, without the weights that lie beside it, which are checked to be there.
+    """Return the ModelProto of a file, without the weights beside it, after checking that they are there.
 
     >>> len(read_graph("snapvit-family/s30.onnx").graph.node)
     """
@@ -39,7 +39,7 @@ def read_graph(path: Path | str) -> Any:
 
 
 def external_files(model: Any) -> set[str]:
-    """Names of the files that a graph points into."""
+    """Return the names of the files that a graph points into."""
     return {
         entry.value for tensor in _tensors(model.graph) for entry in tensor.external_data if entry.key == "location"
     }
@@ -60,8 +60,8 @@ def _tensors(graph: Any) -> Iterator[Any]:
 def _check(path: Path, tensor: Any, sizes: dict[Path, int]) -> None:
     from onnx import helper
 
-    said = {entry.key: entry.value for entry in tensor.external_data}
-    where = inside(path.parent, said.get("location", ""), path.name)
+    external = {entry.key: entry.value for entry in tensor.external_data}
+    where = inside(path.parent, external.get("location", ""), path.name)
     if where not in sizes:
         if not where.is_file():
             raise FileFormatError(f"{where}: missing, though {path.name} reads it. Copy the whole folder")
@@ -69,8 +69,8 @@ def _check(path: Path, tensor: Any, sizes: dict[Path, int]) -> None:
     try:
         bits = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * 8
         needed = math.prod(tensor.dims) * bits // 8
-        offset, length = int(said.get("offset", "0")), int(said.get("length", str(needed)))
+        offset, length = int(external.get("offset", "0")), int(external.get("length", str(needed)))
     except (KeyError, TypeError, ValueError) as error:
-        raise FileFormatError(f"{path}: damaged: {tensor.name} says no sensible place of its weights") from error
+        raise FileFormatError(f"{path}: damaged: {tensor.name} names no valid place of its weights") from error
     if min(offset, length, *tensor.dims, 0) < 0 or length != needed or offset + length > sizes[where]:
         raise FileFormatError(f"{path}: damaged: {tensor.name} is not within {where.name}")

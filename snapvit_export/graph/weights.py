@@ -1,4 +1,6 @@
-"""Weights as a graph reads them: an Elastic's tensors with everything folded in that is the same for all Plans. Light.
+"""Weights as a graph reads them: an Elastic's tensors with all constant operations folded in. Light.
+
+Folded is what is the same for all Plans:
 
 | folded                           | into                       | holds if                                         |
 |----------------------------------|----------------------------|--------------------------------------------------|
@@ -8,7 +10,7 @@
 | neighbouring rotary pairs        | q, k and the tables        | always: both are permuted alike within each head |
 | mean and deviation of the pixels | patch embedding            | the graph takes pixels as bytes                  |
 
-Two biases vanish as well: that of k, since softmax ignores what is the same for all keys (not where keys are turned or
+Two biases vanish as well: that of k, since softmax ignores what is the same for all keys (not where keys are rotated or
 normed); and that of v, which passes through attention unchanged, since its weights sum to one, into the bias of proj
 (not where a norm stands between). The bias of proj then depends on the heads that are kept, so it belongs to a variant.
 
@@ -32,30 +34,30 @@ Array = npt.NDArray[np.float32]
 Tensors = dict[str, Array]
 FOLDED = ("pool.latent", "pool.q.weight", "pool.q.bias", "pool.k.weight", "pool.k.bias", "pool.v.bias")
 SCALES = (".scale1", ".scale2")
-ADDED = "added"  # what removed sub-layers before all others would add to every token
-STANDS_IN = ".added"  # after the name of a proj or fc2 that is gone: what is added in its place, after LayerScale
+ADDED = "added"  # the bias that removed sub-layers before all others add to every token
+REPLACEMENT = ".added"  # after the name of a removed proj or fc2: the vector added in its place, after LayerScale
 BYTES = ".bytes"  # after the name of a tensor that takes bytes / 256
-# What may hold a vector for all patches, the first that is there; and the tokens before them.
+# Tensors that can hold a vector for all patches, of which the first that exists is used; and the prefix tokens.
 EMBEDDING = (f"positions{BYTES}", "positions", f"patch.bias{BYTES}", "patch.bias", "prefix")
 
 
 def has_patch_bias(anatomy: Anatomy) -> bool:
-    """Whether the patch embedding keeps a bias of its own: without positions there is nothing to hold it."""
+    """Return True if the patch embedding keeps its own bias: without positions no other tensor can hold it."""
     return anatomy.patch_bias and not anatomy.positions
 
 
 def drops_key_bias(anatomy: Anatomy, block: int) -> bool:
-    """Whether the bias of k changes nothing."""
+    """Return True if the bias of k has no effect."""
     return anatomy.rope == "none" and not anatomy.blocks[block].qk_norm
 
 
 def moves_value_bias(anatomy: Anatomy, block: int) -> bool:
-    """Whether the bias of v can be added after attention."""
+    """Return True if the bias of v can be added after attention."""
     return not anatomy.blocks[block].attn_norm
 
 
 def prepare(dense: Mapping[str, npt.NDArray[np.float32]], anatomy: Anatomy, wiring: Wiring) -> Tensors:
-    """The tensors that all variants share, from those of the dense model by canonical name (`elastic.names`)."""
+    """Return the tensors that all variants share, from the dense model's by canonical name (`model.tensor_names`)."""
     found = {name: tensor for name, tensor in dense.items() if not name.startswith("blocks.")}
     found |= _embedding(dense, anatomy) | _rotary(dense, anatomy, wiring) | _pool(dense, anatomy)
     for i in range(len(anatomy.blocks)):
@@ -66,16 +68,16 @@ def prepare(dense: Mapping[str, npt.NDArray[np.float32]], anatomy: Anatomy, wiri
             if f"{prefix}{layer}.weight" in dense:
                 found |= _output_layer(dense, dense, anatomy, i, layer)
             else:
-                found.pop(f"{prefix}{layer}.bias", None)  # what a lacking sub-layer adds goes into the one before it
+                found.pop(f"{prefix}{layer}.bias", None)  # the layer before holds it
     return {name: tensor for name, tensor in found.items() if name not in FOLDED and not name.endswith(SCALES)}
 
 
 def own_tensors(dense: Mapping[str, Array], anatomy: Anatomy, plan: Plan, corrected: Mapping[str, Array]) -> Tensors:
-    """What a variant does not share: proj and fc2 where they were corrected, and the bias of proj where v has one.
+    """Return a variant's own tensors: proj and fc2 where they were corrected, and the bias of proj where v has one.
 
     `dense` are the canonical tensors of the dense model; `corrected` those of the variant that differ from them. A
-    sub-layer of which nothing is kept only adds its bias, so the one before it adds that as well; or what `corrected`
-    has to stand in for it, which is the bias of a proj or fc2 without rows, or `STANDS_IN`.
+    removed sub-layer only adds its bias, so the one before it adds that as well; or the replacement that `corrected`
+    has for it: the bias of a proj or fc2 without rows, or `REPLACEMENT`.
     """
     return _without_removed(_all_own(dense, anatomy, plan, corrected), dense, anatomy, plan)
 
@@ -114,7 +116,7 @@ def into_embedding(own: Tensors, embedding: Tensors, anatomy: Anatomy) -> Tensor
 
 
 def _shared_bias(dense: Mapping[str, Array], anatomy: Anatomy, block: int, layer: str) -> Array | None:
-    """The bias of a layer that a variant has in common with the dense model; of a lacking one what it still adds."""
+    """Return the bias of a layer that a variant shares with the dense model, also of a layer that the model lacks."""
     if f"blocks.{block}.{layer}.weight" not in dense:
         return dense.get(f"blocks.{block}.{layer}.bias")
     return _output_layer(dense, dense, anatomy, block, layer).get(f"blocks.{block}.{layer}.bias")
@@ -125,8 +127,8 @@ def _all_own(dense: Mapping[str, Array], anatomy: Anatomy, plan: Plan, corrected
     for i, block in enumerate(anatomy.blocks):
         for layer, rows in (("proj", plan.heads[i] * block.head_dim), ("fc2", plan.neurons[i])):
             name = f"blocks.{i}.{layer}"
-            if name + STANDS_IN in corrected:
-                found[f"{name}.bias"] = corrected[name + STANDS_IN]
+            if name + REPLACEMENT in corrected:
+                found[f"{name}.bias"] = corrected[name + REPLACEMENT]
             elif f"{name}.weight" in corrected:
                 found |= _output_layer(dense, corrected, anatomy, i, layer)
             elif layer == "proj" and f"blocks.{i}.v.bias" in dense and moves_value_bias(anatomy, i):
@@ -138,23 +140,23 @@ def _all_own(dense: Mapping[str, Array], anatomy: Anatomy, plan: Plan, corrected
 def _output_layer(
     dense: Mapping[str, Array], weights: Mapping[str, Array], anatomy: Anatomy, block: int, layer: str
 ) -> Tensors:
-    """proj or fc2 with LayerScale, and in proj the bias of v."""
+    """Return proj or fc2 with LayerScale folded in, and in proj the bias of v."""
     prefix = f"blocks.{block}."
     name = prefix + layer
-    gain = dense.get(prefix + ("scale1" if layer == "proj" else "scale2"), np.float32(1))
+    layer_scale = dense.get(prefix + ("scale1" if layer == "proj" else "scale2"), np.float32(1))
     weight = weights[f"{name}.weight"].astype(np.float64)  # (in, E)
     bias = weights.get(f"{name}.bias")
     values = dense.get(f"{prefix}v.bias") if layer == "proj" and moves_value_bias(anatomy, block) else None
-    found = {f"{name}.weight": np.ascontiguousarray(weight * gain, np.float32)}
+    found = {f"{name}.weight": np.ascontiguousarray(weight * layer_scale, np.float32)}
     if bias is not None or values is not None:
         added = 0.0 if values is None else values[: len(weight)].astype(np.float64) @ weight
-        total = (added + (0.0 if bias is None else bias)) * gain
+        total = (added + (0.0 if bias is None else bias)) * layer_scale
         found[f"{name}.bias"] = np.ascontiguousarray(total, np.float32)
     return found
 
 
 def takes_bytes(prepared: Tensors, preprocessing: Preprocessing) -> Tensors:
-    """The patch embedding for bytes / 256, instead of that for normalised pixels."""
+    """Replace the patch embedding for normalised pixels by one for bytes / 256."""
     mean, std = (np.array(values, np.float64) for values in (preprocessing.mean, preprocessing.std))
     weight = prepared["patch.weight"].astype(np.float64)  # (E, C, ph, pw)
     bias = prepared.get("patch.bias", np.zeros(len(weight))) if "positions" not in prepared else np.zeros(len(weight))
@@ -167,7 +169,7 @@ def takes_bytes(prepared: Tensors, preprocessing: Preprocessing) -> Tensors:
 
 
 def _embedding(dense: Mapping[str, Array], anatomy: Anatomy) -> Tensors:
-    """Positions with the bias of the patches in them; the convolution then has none."""
+    """Return positions with the bias of the patches in them; the convolution then has none."""
     if "positions" not in dense or "patch.bias" not in dense:
         return {}
     positions = dense["positions"].astype(np.float64) + dense["patch.bias"]
@@ -175,23 +177,23 @@ def _embedding(dense: Mapping[str, Array], anatomy: Anatomy) -> Tensors:
 
 
 def _rotary(dense: Mapping[str, Array], anatomy: Anatomy, wiring: Wiring) -> Tensors:
-    """Tables for all tokens and for pairs half a head apart: x cos + (x with its halves swapped) sin."""
+    """Return tables for all tokens and for pairs half a head apart: x cos + (x with its halves swapped) sin."""
     if anatomy.rope == "none":
         return {}
     order = _pairs_apart(dense["rope.sin"].shape[1], wiring)
     sin, cos = dense["rope.sin"][:, order], dense["rope.cos"][:, order]  # (patches, h)
     half = sin.shape[1] // 2
     sin = np.concatenate([-sin[:, :half], sin[:, half:]], axis=1)
-    prefix = anatomy.tokens - anatomy.patches  # tokens that are not turned
-    turned = np.zeros((prefix, 2 * half), np.float32), np.ones((prefix, 2 * half), np.float32)
+    prefix = anatomy.tokens - anatomy.patches  # tokens that are not rotated
+    unrotated = np.zeros((prefix, 2 * half), np.float32), np.ones((prefix, 2 * half), np.float32)
     return {
-        "rope.sin": np.concatenate([turned[0], sin]).astype(np.float32),  # (T, h)
-        "rope.cos": np.concatenate([turned[1], cos]).astype(np.float32),
+        "rope.sin": np.concatenate([unrotated[0], sin]).astype(np.float32),  # (T, h)
+        "rope.cos": np.concatenate([unrotated[1], cos]).astype(np.float32),
     }
 
 
 def _pairs_apart(head_dim: int, wiring: Wiring) -> npt.NDArray[np.int64]:
-    """The order of a head's features in which rotary partners lie half a head apart."""
+    """Return the order of a head's features in which rotary partners lie half a head apart."""
     order = np.arange(head_dim)
     return order if wiring.rotate_half else np.concatenate([order[::2], order[1::2]])
 
@@ -212,7 +214,7 @@ def _block(own: Tensors, anatomy: Anatomy, wiring: Wiring, i: int) -> Tensors:
 
 
 def _reordered(own: Tensors, name: str, head_dim: int, order: npt.NDArray[np.int64]) -> Tensors:
-    """The rows of every head of q or k, and their norm, in another order."""
+    """Return the rows of every head of q or k, and their norm, in another order."""
     found: Tensors = {}
     for part in ("weight", "bias"):
         if (tensor := own.get(f"{name}.{part}")) is not None:
@@ -224,7 +226,7 @@ def _reordered(own: Tensors, name: str, head_dim: int, order: npt.NDArray[np.int
 
 
 def _pool(dense: Mapping[str, Array], anatomy: Anatomy) -> Tensors:
-    """Attention pooling: its query is the same for every image, so what it asks of a token is computed here."""
+    """Return the folded attention pooling: its query is the same for every image, so q W_k is computed here."""
     if anatomy.attention_pool is None:
         return {}
     size = anatomy.embed_dim // anatomy.attention_pool.heads

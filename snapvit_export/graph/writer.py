@@ -1,14 +1,12 @@
-"""Write the variants of one model into a folder: one weight file, and a small graph for each Plan. Light.
+"""Write the variants of one model into a folder: one shared weight file, and a small graph for each Plan. Light.
 
 >>> elastic = Elastic.load("elastic")
->>> emitter = GraphWriter(Blueprint.of(elastic), Path("family"))
->>> emitter.write("s30", plan, elastic.corrected_layers(plan))
+>>> writer = GraphWriter(Blueprint.of(elastic), Path("family"))
+>>> writer.write("s30", plan, elastic.corrected_layers(plan))
 
-An ONNX file whose weights lie elsewhere: tens of kilobytes that point into a weight file many variants share. Light.
-
-    weights.bin    what `prepare` makes of the dense model: every variant reads prefixes of it
+    weights.bin    the dense model as `weights.prepare` folds it: every variant reads prefixes of it
     NAME.bin       a variant's own matrices: corrected proj and fc2, or positions
-    NAME.onnx      the graph; biases that are its own are in it
+    NAME.onnx      the graph, tens of kilobytes that point into these files; a variant's own biases are in it
 
 `single_file` puts everything into the graph instead.
 """
@@ -41,14 +39,16 @@ from .nodes import Nodes
 from .precision import IN_FIRST, INT32, GraphPrecision, Tensors, int32_biases, stored
 from .weights import ADDED, EMBEDDING, into_embedding, own_tensors, prepare, takes_bytes
 
+WEIGHTS = "weights.bin"
 PROTOBUF_LIMIT = 2_000_000_000  # bytes: the largest message that protobuf writes, and so the largest single file
 IR_VERSIONS = {17: 8, 23: 11}  # of the file, by opset: the one that came with it
 HEADS = ("q", "k", "v", "proj", "attn_norm")  # parts of a block that are cut with its heads; others with its neurons
 NEURONS = ("fc1", "gate", "up", "fc2", "mlp_norm")
+Arrays = Mapping[str, npt.NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedTensor:
     """A tensor in a file beside the graph: the first rows of what lies there."""
 
     file: str
@@ -63,14 +63,14 @@ class Placed:
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the weights of one variant are: in files, or in the graph itself."""
+    """The weights of one variant: placed in files, or inside the graph itself."""
 
-    placed: Mapping[str, Placed] = field(default_factory=dict)
+    placed: Mapping[str, PlacedTensor] = field(default_factory=dict)
     inside: Mapping[str, Array] = field(default_factory=dict)
 
 
 def rows_kept(name: str, anatomy: Anatomy, plan: Plan, rows: int) -> int:
-    """How many of a tensor's rows a Plan reads."""
+    """Return the number of a tensor's rows that a Plan reads."""
     if not name.startswith("blocks."):
         return rows
     _, number, part, kind = name.split(".")
@@ -82,10 +82,10 @@ def rows_kept(name: str, anatomy: Anatomy, plan: Plan, rows: int) -> int:
     return plan.neurons[int(number)] if part in NEURONS else rows
 
 
-def shared_sources(buffer: Buffer, anatomy: Anatomy, plan: Plan) -> dict[str, Placed]:
-    """The prefixes of the shared weight file that a Plan reads."""
+def shared_sources(buffer: Buffer, anatomy: Anatomy, plan: Plan) -> dict[str, PlacedTensor]:
+    """Return the prefixes of the shared weight file that a Plan reads."""
     return {
-        tensor.name: Placed(
+        tensor.name: PlacedTensor(
             buffer.file,
             tensor.offset,
             (rows_kept(tensor.name, anatomy, plan, tensor.shape[0]), *tensor.shape[1:]),
@@ -106,14 +106,14 @@ def write_own(path: Path, own: Tensors) -> Sources:
     return Sources({tensor.name: _placed(buffer, tensor) for tensor in buffer.tensors}, inside)
 
 
-def _placed(buffer: Buffer, tensor: Tensor) -> Placed:
-    return Placed(buffer.file, tensor.offset, tensor.shape, tensor.dtype)
+def _placed(buffer: Buffer, tensor: Tensor) -> PlacedTensor:
+    return PlacedTensor(buffer.file, tensor.offset, tensor.shape, tensor.dtype)
 
 
 def make_model(
     nodes: Nodes, anatomy: Anatomy, format: GraphFormat, sources: Sources, metadata: Mapping[str, str]
 ) -> Any:
-    """The ModelProto of a graph with its weights where `sources` says."""
+    """Return the ModelProto of a graph with its weights where `sources` places them."""
     from onnx import TensorProto, helper
 
     height, width = anatomy.image
@@ -154,20 +154,16 @@ def _initialiser(name: str, sources: Sources) -> Any:
     return tensor
 
 
-WEIGHTS = "weights.bin"
-Arrays = Mapping[str, npt.NDArray[np.float32]]
-
-
 @dataclass(frozen=True, eq=False)
 class Blueprint:
-    """A model in rank order: all that a graph of any Plan is made from, in memory or mapped from an Elastic folder."""
+    """A model in rank order, from which the graph of any Plan is made: in memory or mapped from an Elastic folder."""
 
     model: str
     anatomy: Anatomy
     wiring: Wiring
     preprocessing: Preprocessing
     labels: tuple[str, ...]
-    dense: Arrays  # by canonical name, `elastic.names`
+    dense: Arrays  # by canonical name, `model.tensor_names`
 
     @staticmethod
     def of(elastic: Elastic) -> Blueprint:
@@ -186,12 +182,12 @@ class WrittenGraph:
 
     @property
     def size_bytes(self) -> int:
-        """What a device needs that has only this variant."""
+        """Bytes that a device needs that has only this variant."""
         return self.graph.stat().st_size + self.read_bytes
 
 
 class GraphWriter:
-    """Makes graphs of one model in one precision; `folder` gets the weight file when the first of them is written."""
+    """Writes graphs of one model in one precision; `folder` gets the weight file with the first of them."""
 
     def __init__(
         self,
@@ -203,7 +199,7 @@ class GraphWriter:
     ) -> None:
         """`takes_bytes`: graphs take images as (B, H, W, C) bytes, and their weights do the normalising.
 
-        `sum_bits`: 32 to add to a family whose int8 weights are not exact on every CPU (`numerics`).
+        `sum_bits`: 32 to add to a family whose int8 weights are not exact on every CPU (`precision`).
         """
         self.blueprint, self.folder, self.takes_bytes = blueprint, Path(folder), takes_bytes
         self.precision = precision
@@ -212,12 +208,12 @@ class GraphWriter:
 
     @property
     def shared(self) -> Tensors:
-        """What all variants read, as it is stored."""
+        """The tensors that all variants read, as they are stored."""
         return self._made[0]
 
     @cached_property
     def _made(self) -> tuple[Tensors, Tensors]:
-        """What all variants read, as it is stored; and, in float32, what is added to the tokens at the start."""
+        """The tensors that all variants read, as they are stored; and, in float32, those of the embedding."""
         made = prepare(self.blueprint.dense, self.anatomy, self.wiring)
         made = takes_bytes(made, self.blueprint.preprocessing) if self.takes_bytes else made
         return self._stored(made), {name: made[name] for name in EMBEDDING if name in made}
@@ -243,7 +239,7 @@ class GraphWriter:
         """Write NAME.onnx, and NAME.bin if it has matrices of its own: the `corrected` proj and fc2, or positions."""
         plan.check_fits(self.anatomy)
         if precision.precision != self.precision:
-            raise ValueError(f"an emitter of {self.precision} cannot write {precision.precision}")
+            raise ValueError(f"a writer of {self.precision} cannot write {precision.precision}")
         own = own_tensors(self.blueprint.dense, self.anatomy, plan, corrected or {})
         if ADDED in own:
             own = into_embedding(own, self._made[1], self.anatomy)
@@ -259,19 +255,19 @@ class GraphWriter:
         placed = [sources.placed[weight] for weight in nodes.weights if weight not in sources.inside]
         files = sorted({each.file for each in placed}, reverse=True)
         hashes = {file: self._hash(self.folder / file) for file in files}
-        told = {**self._described(name, precision), "snapvit.plan": to_json(plan).decode(), **(metadata or {})}
-        described = {**told, "snapvit.weights": to_json(hashes).decode()}
+        described = {**self._described(name, precision), "snapvit.plan": to_json(plan).decode(), **(metadata or {})}
+        described["snapvit.weights"] = to_json(hashes).decode()
         write_atomically(path, self._serialised(nodes, plan, sources, format, described))
         weights, read = tuple(self.folder / file for file in files), sum(each.size_bytes for each in placed)
         return WrittenGraph(path, weights, read, nodes.layer_inputs)
 
     def _hash(self, path: Path) -> str:
-        """The graph names what its weights must be; the shared file is hashed once."""
+        """Return the hash that the graph names for a weight file; the shared file is hashed once."""
         return self.weights_sha256 if path.name == WEIGHTS else sha256(path)
 
     @cached_property
     def weights_sha256(self) -> str:
-        """Of the shared weight file."""
+        """SHA-256 of the shared weight file."""
         return sha256(self.folder / self.buffer.file)
 
     def _int32_biases(self, plan: Plan, own: Tensors, format: GraphFormat, precision: GraphPrecision) -> Tensors:
@@ -321,7 +317,7 @@ class GraphWriter:
 
 
 def _check(model: Any) -> None:
-    """Every operator gets inputs of types and shapes that it takes, up to the declared output."""
+    """Refuse a graph with an operator whose inputs are of types or shapes that it does not take."""
     import onnx
 
     try:

@@ -1,1 +1,1 @@
-"""What a ViT is made of and what is kept of it: plain values and their files. Light: no torch."""
+"""The parts of a ViT and which of them are kept: plain values and their files. Light: no torch."""

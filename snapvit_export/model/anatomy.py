@@ -1,4 +1,4 @@
-"""What a ViT is made of, and from that the parameters and FLOPs of any Plan. Light: no torch.
+"""The Anatomy: the parts of a ViT, and from them the parameters and FLOPs of any Plan. Light: no torch.
 
 Symbols, as in the paper's Table 7:
 
@@ -13,7 +13,7 @@ A FLOP count has two for each multiply-add, and 3 per attention weight for the s
 are not counted, as in the paper.
 
 A block of a cut model may lack its attention (no heads), its MLP (no neurons) or both. Its norm, biases and LayerScale
-are gone with it.
+are removed with it.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ class Block(Value, frozen=True, kw_only=True):
         return (inputs + 1) * embed + inputs * ("fc1" in self.biases) + self.mlp_norm * NORM_PARAMS[norm]
 
     def params_of_attention(self, embed: int, norm: Norm) -> int:
-        """What attention has beside its heads, while it has any: norms, the bias of proj, LayerScale."""
+        """Return the parameters of an attention beside its heads: norms, the bias of proj, LayerScale."""
         norms = NORM_PARAMS[norm] * (embed + self.qk_norm * 2 * self.head_dim)
         return norms + embed * (("proj" in self.biases) + ("attn" in self.layer_scale))
 
     def params_of_mlp(self, embed: int, norm: Norm) -> int:
-        """What the MLP has beside its neurons, while it has any: a norm, the bias of fc2, LayerScale."""
+        """Return the parameters of an MLP beside its neurons: a norm, the bias of fc2, LayerScale."""
         return NORM_PARAMS[norm] * embed + embed * (("fc2" in self.biases) + ("mlp" in self.layer_scale))
 
     def with_counts(self, heads: int, neurons: int) -> Block:
-        """The block after a cut; what belongs to a sub-layer without any structure is gone."""
+        """Return the block after a cut; what belongs to a sub-layer without any structure is removed with it."""
         block = msgspec.structs.replace(self, heads=heads, hidden=neurons)
         if not heads:
             block = block._without(("q", "k", "v", "proj"), "attn", qk_norm=False, attn_norm=False)
@@ -91,7 +91,7 @@ class AttentionPool(Value, frozen=True, kw_only=True):
 
 
 class Anatomy(Value, frozen=True, kw_only=True):
-    """What a ViT is made of.
+    """The parts of a ViT and their sizes.
 
     >>> anatomy.params(plan), anatomy.flops(plan)     # of a Plan, or of the dense model without one
     """
@@ -143,12 +143,12 @@ class Anatomy(Value, frozen=True, kw_only=True):
 
     @property
     def reads_token(self) -> bool:
-        """Whether the answer is read from tokens before the patches alone."""
+        """True if the output is read from prefix tokens alone."""
         return self.pooling == "token"
 
     @property
     def read_tokens(self) -> int:
-        """How many tokens are read in the end; they come first."""
+        """The number of tokens that the output is read from; they come first."""
         return 1 + self.distillation_token if self.reads_token else self.tokens
 
     @property
@@ -164,12 +164,12 @@ class Anatomy(Value, frozen=True, kw_only=True):
         return zip(self.blocks, heads, neurons)
 
     def prunable_params(self, plan: Plan | None = None) -> int:
-        """Parameters that belong to a head or a neuron: what sparsity is a fraction of."""
+        """Return the parameters that belong to a head or a neuron: what sparsity is a fraction of."""
         e, norm = self.embed_dim, self.norm
         return sum(k * b.params_per_head(e, norm) + n * b.params_per_neuron(e, norm) for b, k, n in self._counts(plan))
 
     def params(self, plan: Plan | None = None) -> int:
-        """All parameters of the model, exactly as many as the sliced module has."""
+        """Return all parameters of the model, exactly as many as the sliced module has."""
         e, per_feature = self.embed_dim, NORM_PARAMS[self.norm]
         patch_embedding = e * self.channels * self.patch[0] * self.patch[1] + e * self.patch_bias
         prefix = e * (self.class_token + self.distillation_token + self.registers)
@@ -190,17 +190,17 @@ class Anatomy(Value, frozen=True, kw_only=True):
         return attention + NORM_PARAMS[self.norm] * e + 2 * e * n + n + e
 
     def block_flops(self, plan: Plan | None = None) -> int:
-        """FLOPs of the blocks alone for one image: what `flops_ratio` compares."""
+        """Return the FLOPs of the blocks alone for one image: what `flops_ratio` compares."""
         each = [self.flops_per_structure(block) for block in self.blocks]
         return sum(k * head + n * neuron for (head, neuron), (_, k, n) in zip(each, self._counts(plan)))
 
     def flops_per_structure(self, block: Block) -> tuple[int, int]:
-        """FLOPs of one head and of one neuron of a block, for one image."""
+        """Return the FLOPs of one head and of one neuron of a block, for one image."""
         e, t, h = self.embed_dim, self.tokens, block.head_dim
         return 8 * e * h * t + 4 * h * t * t + 3 * t * t, (6 if block.mlp == "glu" else 4) * e * t
 
     def flops(self, plan: Plan | None = None) -> int:
-        """FLOPs of the whole model for one image."""
+        """Return the FLOPs of the whole model for one image."""
         e = self.embed_dim
         patch_embedding = 2 * self.patches * self.patch[0] * self.patch[1] * self.channels * e
         logits = 2 * e * self.classes * (1 + self.distillation_token)
@@ -214,19 +214,19 @@ class Anatomy(Value, frozen=True, kw_only=True):
         return attention + 4 * e * self.attention_pool.hidden
 
     def same_structures(self, other: Anatomy) -> bool:
-        """Whether a ranking of one is a ranking of the other: the same heads and neurons in every block."""
+        """Return True if a ranking of one also ranks the other: the same heads and neurons in every block."""
         shape = [(b.heads, b.head_dim, b.hidden, b.mlp) for b in self.blocks]
         return self.embed_dim == other.embed_dim and shape == [
             (b.heads, b.head_dim, b.hidden, b.mlp) for b in other.blocks
         ]
 
     def with_counts(self, plan: Plan) -> Anatomy:
-        """The Anatomy of the model after the cut."""
+        """Return the Anatomy of the model after the cut."""
         blocks = [b.with_counts(k, n) for b, k, n in self._counts(plan)]
         return msgspec.structs.replace(self, blocks=tuple(blocks))
 
     def with_output_biases(self) -> Anatomy:
-        """The Anatomy after correction, which gives proj and fc2 a bias where they had none."""
+        """Return the Anatomy after correction, which gives proj and fc2 a bias where they had none."""
 
         def biases(block: Block) -> tuple[Bias, ...]:
             has = {*block.biases, *["proj"] * (block.heads > 0), *["fc2"] * (block.hidden > 0)}

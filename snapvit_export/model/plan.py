@@ -1,7 +1,7 @@
-"""Plans: how many heads and neurons each block keeps. Light: no torch.
+"""Plans: the heads and neurons that each block keeps, as counts; and what is protected. Light: no torch.
 
-A Plan is pure counts: prefixes of the order that a ranking gives. Who makes them for a sparsity, a FLOPs target or a
-measured cost is `planner`.
+A Plan is pure counts: prefixes of the order that a ranking gives. `allocation.planner` makes them for a sparsity, a
+FLOPs target or a measured cost.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ..storage.json import Kept, Ratio, Value, read_json, write_json
 if TYPE_CHECKING:
     from .anatomy import Anatomy
 
-Part = Literal["attention", "mlp"]  # of a block: a sub-layer
+Part = Literal["attention", "mlp"]  # the two sub-layers of a block
 
 
 class Plan(Value, frozen=True, kw_only=True):
-    """How many heads and neurons each block keeps: prefixes of the ranking's order.
+    """The counts of heads and neurons that each block keeps: prefixes of the ranking's order.
 
-    A block that keeps 0 heads has no attention, one that keeps 0 neurons no MLP; with neither, the block is gone.
+    A block that keeps 0 heads has no attention, one that keeps 0 neurons no MLP; with neither, the block is removed.
 
     >>> Plan(heads=(6, 5), neurons=(768, 0))
     """
@@ -39,7 +39,7 @@ class Plan(Value, frozen=True, kw_only=True):
 
     @staticmethod
     def dense(anatomy: Anatomy) -> Plan:
-        """The Plan that cuts nothing."""
+        """Return the Plan that cuts nothing."""
         return Plan(heads=anatomy.heads, neurons=anatomy.neurons)
 
     def save(self, path: Path | str) -> None:
@@ -65,33 +65,33 @@ class Plan(Value, frozen=True, kw_only=True):
             raise SnapvitError("the plan keeps neither heads nor neurons: nothing of the blocks is left. Keep some")
 
     def keeps_all_of(self, other: Plan) -> bool:
-        """Whether everything that `other` keeps is kept here too."""
+        """Return True if everything that `other` keeps is kept here too."""
         return all(a >= b for a, b in zip(self.heads + self.neurons, other.heads + other.neurons))
 
     @property
     def removed(self) -> tuple[tuple[int, Part], ...]:
-        """The sub-layers that are gone, by block and part."""
+        """The removed sub-layers, by block and part."""
         attention: list[tuple[int, Part]] = [(i, "attention") for i, n in enumerate(self.heads) if not n]
         return (*attention, *((i, "mlp") for i, n in enumerate(self.neurons) if not n))
 
     @property
     def last_attention(self) -> int:
-        """The last block that has an attention, -1 if none has: after it no token learns anything of others."""
+        """The last block that has an attention, -1 if none has: after it no token receives anything from another."""
         return max((i for i, kept in enumerate(self.heads) if kept), default=-1)
 
     def sparsity(self, anatomy: Anatomy) -> float:
-        """The fraction of the prunable parameters that is gone."""
+        """Return the fraction of the prunable parameters that is removed."""
         return 1 - anatomy.prunable_params(self) / anatomy.prunable_params()
 
     def flops_ratio(self, anatomy: Anatomy) -> float:
-        """FLOPs of the blocks relative to the dense blocks."""
+        """Return the FLOPs of the blocks relative to the dense blocks."""
         return anatomy.block_flops(self) / anatomy.block_flops()
 
 
 class Protection(Value, frozen=True, kw_only=True):
-    """The best part of each block that is never cut, whatever the ratio; at least one head and one neuron.
+    """The share of each block that is never cut, best structures first; at least one head and one neuron.
 
-    Where sub-layers are not protected, one may be removed whole; what of it remains otherwise is never less.
+    If `sublayers` is False, a sub-layer may also be removed whole; one that remains keeps at least this share.
     """
 
     neurons: Ratio = 0.05
@@ -99,15 +99,15 @@ class Protection(Value, frozen=True, kw_only=True):
     sublayers: bool = True
 
     def kept_neurons(self, total: int) -> int:
-        return min(total, max(1, int(total * self.neurons)))  # none of a sub-layer that the model lacks
+        return min(total, max(1, int(total * self.neurons)))  # 0 where the model lacks the sub-layer
 
     def kept_heads(self, total: int) -> int:
         return min(total, max(1, int(total * self.heads)))
 
-    def may_go(self, anatomy: Anatomy, without: npt.ArrayLike) -> list[tuple[bool, bool]]:
-        """Of each block, whether its attention and its MLP may be removed whole; `without`: the damage of that, (L, 2).
+    def removable(self, anatomy: Anatomy, without: npt.ArrayLike) -> list[tuple[bool, bool]]:
+        """Return for each block if its attention and its MLP are removable; `without`: the damage of that, (L, 2).
 
-        One must stay, so that there is a way from the image to the output: the one with the most damage. If only the
+        One must stay, so that there is a path from the image to the output: the one with the most damage. If only the
         class token is read, it is an attention, since nothing else brings patches to that token.
         """
         ends = np.array(without, np.float64)
@@ -115,11 +115,13 @@ class Protection(Value, frozen=True, kw_only=True):
             return [(False, False)] * len(ends)
         if anatomy.reads_token:
             ends[:, 1] = -1
-        ends[np.array([anatomy.heads, anatomy.neurons]).T == 0] = -2  # what the model lacks cannot stay
+        ends[
+            np.array([anatomy.heads, anatomy.neurons]).T == 0
+        ] = -2  # a sub-layer that the model lacks cannot be the one that stays
         stays = np.unravel_index(int(ends.argmax()), ends.shape)
         return [((i, 0) != stays, (i, 1) != stays) for i in range(len(ends))]
 
     def least(self, anatomy: Anatomy) -> Plan:
-        """The Plan of what is protected and nothing else."""
+        """Return the Plan that keeps only what is protected."""
         heads = tuple(self.kept_heads(n) for n in anatomy.heads)
         return Plan(heads=heads, neurons=tuple(self.kept_neurons(n) for n in anatomy.neurons))

@@ -1,14 +1,14 @@
-"""A Ranking: one score per head and per neuron, and from it the order in which every block is cut. Light: no torch.
+"""A Ranking: one score per head and per neuron, and so the order in which every block is cut. Light.
 
 One ranking serves every sparsity. Within a block the order is by falling score, equal scores by index; across blocks
 equal scores are cut from the last block backwards. So counts are exact even under ties, and the structures that any
 Plan keeps are a prefix of each block's order.
 
 A ranking may also know the damage of each sub-layer at every width: what of its output is lost when only the first k of
-its order are kept. From these curves heads and neurons of all blocks are allocated together (`allocate`).
+its order are kept. From these curves heads and neurons of all blocks are allocated together (`allocation`).
 
 The file is safetensors (`blocks.{i}.head_scores`, `blocks.{i}.neuron_scores`, float32; with curves also
-`blocks.{i}.head_damage`, `blocks.{i}.neuron_damage`, float64) with a JSON description, sealed by a hash: a file with
+`blocks.{i}.head_damage`, `blocks.{i}.neuron_damage`, float64) with a JSON description and a hash over both: a file with
 any changed byte is refused. A block that lacks its attention or its MLP has no scores of it, and its curve is one 0.
 """
 
@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import FileFormatError, SnapvitError
-from ..storage.checksummed import load_sealed, save_sealed
+from ..storage.checksummed import load_checksummed, save_checksummed
 from ..storage.json import Value, as_builtins, from_json, to_json
 from .anatomy import Anatomy
 from .plan import Protection
@@ -43,12 +43,12 @@ DAMAGE = ("head_damage", "neuron_damage")
 LARGEST_SCORE = 1e38  # room above it for a million float32 steps
 
 
-class Description(Value, frozen=True, kw_only=True):
-    """What the metadata of a ranking file says."""
+class RankingDescription(Value, frozen=True, kw_only=True):
+    """The metadata of a ranking file."""
 
     format_version: Literal[1] = 1
     model: str
-    anatomy: Anatomy | None  # None: imported scores, whose file does not tell
+    anatomy: Anatomy | None  # None: unknown, as for imported scores
     provenance: dict[str, Any]
 
 
@@ -57,7 +57,7 @@ class Ranking:
     """Scores of all heads and neurons, best first when sorted; valid for every sparsity.
 
     >>> ranking = Ranking.load("ranking.safetensors")
-    >>> ranking.neuron_order(0)[:10]          # the ten neurons of block 0 that go last
+    >>> ranking.neuron_order(0)[:10]          # the ten neurons of block 0 that are removed last
     """
 
     head_scores: tuple[Array, ...]
@@ -100,7 +100,7 @@ class Ranking:
         anatomy: Anatomy | None = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> Ranking:
-        """A ranking with exactly these orders, best first, and the damage along them.
+        """Return a ranking with exactly these orders, best first, and the damage along them.
 
         A structure's score is the damage that its loss adds, so that `pair` compares blocks; raised by single steps of
         float32 where needed to fall strictly along the order.
@@ -118,7 +118,7 @@ class Ranking:
         return Ranking(heads, neurons, model, anatomy, provenance or {}, damage)
 
     def weighted(self, weights: npt.ArrayLike) -> Ranking:
-        """The same orders with every damage curve times a factor: (blocks, 2), of attention and of the MLP.
+        """Return the same orders with every damage curve times a factor: (blocks, 2), of attention and of the MLP.
 
         Scores follow, so that `pair` weighs the blocks in the same way; and so does the damage of whole sub-layers.
         """
@@ -137,7 +137,7 @@ class Ranking:
 
     @staticmethod
     def flat(anatomy: Anatomy) -> Ranking:
-        """Equal scores for all: where only the shapes matter."""
+        """Return a ranking of equal scores, for uses where only the shapes matter."""
         heads, neurons = (tuple(np.zeros(n, np.float32) for n in sizes) for sizes in (anatomy.heads, anatomy.neurons))
         return Ranking(heads, neurons)
 
@@ -151,7 +151,7 @@ class Ranking:
 
     @property
     def protection(self) -> Protection:
-        """What is never cut: as the file says, or the usual."""
+        """The part that is never cut: from the file's provenance, or the default."""
         try:
             return msgspec.convert(self.provenance.get("protection", {}), Protection)
         except msgspec.ValidationError as error:
@@ -159,15 +159,15 @@ class Ranking:
 
     @property
     def sublayers(self) -> tuple[SubLayer, ...] | None:
-        """What each attention and MLP does and what its loss does, if it was measured."""
+        """The measured effect of each attention and MLP, and of its removal; None if it was not measured."""
         return read_sublayers(self.provenance, len(self.heads))
 
     def head_order(self, block: int) -> Order:
-        """Heads of one block, best first."""
+        """Return the heads of one block, best first."""
         return _best_first(self.head_scores[block])
 
     def neuron_order(self, block: int) -> Order:
-        """Neurons of one block, best first."""
+        """Return the neurons of one block, best first."""
         return _best_first(self.neuron_scores[block])
 
     @property
@@ -191,14 +191,14 @@ class Ranking:
 
     def save(self, path: Path | str) -> None:
         """Write the ranking; the file appears whole or not at all."""
-        described = Description(model=self.model, anatomy=self.anatomy, provenance=dict(self.provenance))
-        save_sealed(Path(path), KIND, self.arrays(), to_json(described).decode())
+        described = RankingDescription(model=self.model, anatomy=self.anatomy, provenance=dict(self.provenance))
+        save_checksummed(Path(path), KIND, self.arrays(), to_json(described).decode())
 
     @staticmethod
     def load(path: Path | str) -> Ranking:
         """Read a ranking and check version, names, sizes and hash before anything is used."""
-        arrays, described = load_sealed(Path(path), KIND)
-        description = from_json(described, Description, str(path))
+        arrays, described = load_checksummed(Path(path), KIND)
+        description = from_json(described, RankingDescription, str(path))
         try:
             made = Ranking.of_arrays(arrays, description.model, description.anatomy, description.provenance)
             _ = made.protection, made.sublayers  # damaged ones are refused here, where the file has a name
@@ -207,7 +207,7 @@ class Ranking:
             raise FileFormatError(f"{path}: {error}") from error
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Scores and curves by name."""
+        """Return scores and curves by name."""
         named: dict[str, npt.NDArray[Any]] = {
             f"blocks.{i}.{kind}": scores for kind in SCORES for i, scores in enumerate(getattr(self, kind))
         }
@@ -219,7 +219,7 @@ class Ranking:
     def of_arrays(
         arrays: Mapping[str, npt.NDArray[Any]], model: str, anatomy: Anatomy | None, provenance: Mapping[str, Any]
     ) -> Ranking:
-        """The ranking that has these `arrays`."""
+        """Return the ranking that has these `arrays`."""
         has_damage = any(name.endswith(DAMAGE) for name in arrays)
         kinds = SCORES + DAMAGE if has_damage else SCORES
         depth = len(arrays) // len(kinds)
@@ -253,7 +253,7 @@ def _frozen_curve(curve: npt.ArrayLike, structures: int, name: str) -> Curve:
 
 
 def _scores_along(order: npt.ArrayLike, curve: npt.ArrayLike, name: str) -> Array:
-    """Scores that make this the order: what the damage loses with each structure."""
+    """Return scores that give this order: the damage that the loss of each structure adds."""
     best_first = np.asarray(order, np.int64)
     if sorted(best_first.ravel().tolist()) != list(range(best_first.size)):
         raise FileFormatError(f"{name}: its order does not name each structure once")

@@ -25,11 +25,11 @@ class Scores:
 
     @property
     def factors(self) -> int:
-        """How many factors a search has: one per block for its neurons, then one per head, block by block."""
+        """The number of factors of a search: one per block for its neurons, then one per head, block by block."""
         return len(self.neurons) + sum(len(block) for block in self.heads)
 
     def scaled(self, factors: npt.ArrayLike) -> Scores:
-        """Every score times the absolute value of its factor."""
+        """Return every score times the absolute value of its factor."""
         c = np.abs(np.asarray(factors, np.float64))
         if c.shape != (self.factors,):
             raise ValueError(f"expected {self.factors} factors, got shape {c.shape}")
@@ -40,7 +40,7 @@ class Scores:
 
 
 def stacked(values: Sequence[npt.ArrayLike]) -> tuple[Array, ...]:
-    """Turn one array-like per block into the tuple that Scores holds."""
+    """Return one float32 array per block, as Scores holds them."""
     return tuple(np.array(block, np.float32) for block in values)
 
 
@@ -49,12 +49,12 @@ def _times(scores: Array, factor: npt.ArrayLike) -> Array:
 
 
 def strictly_falling(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The smallest numbers of the same type that are at least `values`, and each larger than the next.
+    """Return the smallest numbers of the same type that are at least `values`, each larger than the next.
 
     >>> strictly_falling(np.array([3.0, 1.0, 2.0]))     # 3, just above 2, 2
     array([3., 2., 2.])
     """
-    if not len(values):  # of a sub-layer that is gone
+    if not len(values):  # of a removed sub-layer
         return values
     whole = {2: np.int16, 4: np.int32, 8: np.int64}[values.dtype.itemsize]
     # Floats that are not negative sort like the integers of the same bits, and the next float is the next integer.

@@ -1,6 +1,7 @@
-"""What each attention and each MLP of a model does to the stream, and what its loss does to the answer. Light.
+"""Measured effect of each sub-layer on the residual stream, and of its removal on the output. Light.
 
-A Ranking keeps these in its provenance under `sublayers`: files from before simply do not have them.
+A sub-layer is the attention or the MLP of a block. A Ranking keeps these values in its provenance under `sublayers`;
+older files do not have them.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ Factor = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class SubLayer(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """One sub-layer f on the stream x."""
+    """One sub-layer f on the residual stream x."""
 
     block: Count
     part: Part
-    divergence: float  # E |f(x)| / E |x + f(x)|: how much of the stream after it is its own
-    turned: float  # E [1 - cos(x, x + f(x))]: how far it turns the stream
-    damage: float  # how far the model's answers move when the mean of f takes the place of f; labels have no part in it
-    onward: float | None = None  # the same for this attention and all later ones; where only the class token is read
-    weight: Factor = 1.0  # that a search gave to its damage curve; its damage then counts so much too
+    divergence: float  # E |f(x)| / E |x + f(x)|: its share of the stream after it
+    turned: float  # E [1 - cos(x, x + f(x))]: by how much it rotates the stream
+    damage: float  # output divergence of the model with the mean of f in the place of f; no labels needed
+    onward: float | None = None  # the same for this attention and all later ones; only if the class token is read
+    weight: Factor = 1.0  # of its damage curve, given by a search; its damage counts by the same factor
 
     def weighted(self, by: float) -> SubLayer:
-        """The same, as a search weights it."""
+        """Return the same sub-layer with its weight times `by`."""
         return msgspec.structs.replace(self, weight=self.weight * by)
 
 
 def read_sublayers(provenance: Mapping[str, Any], depth: int) -> tuple[SubLayer, ...] | None:
-    """The sub-layers of a ranking in their order, two of each block; None if it does not know them."""
+    """Return the sub-layers of a ranking in their order, two of each block; None if the ranking has none."""
     if KEY not in provenance:
         return None
     try:

@@ -1,7 +1,7 @@
-"""The canonical names: every tensor that a model of an Anatomy has, and its shape. Light.
+"""Canonical names and shapes of all tensors that a model of an Anatomy has. Light.
 
-Whatever timm calls them, the parts have the same names in every family. Where a name says what it is, it also says how
-it lies: everything a head or a neuron owns is cut along axis 0.
+Whatever timm calls them, the parts have the same names in every family. A name also fixes the layout: everything that
+belongs to a head or a neuron is cut along axis 0.
 
 | name                                      | shape                   | is                                            |
 |-------------------------------------------|-------------------------|-----------------------------------------------|
@@ -26,7 +26,7 @@ it lies: everything a head or a neuron owns is cut along axis 0.
 | `head.weight`, `head.bias`                | (classes, E), (classes,)| classifier                                    |
 | `distillation_head.weight`, `.bias`       | as head                 | classifier of the distillation token          |
 
-Norms have `weight`, and `bias` if they are LayerNorms. What the Anatomy says is not there has no name here. Of a
+Norms have `weight`, and `bias` if they are LayerNorms. What the Anatomy lacks has no name here. Of a
 sub-layer that a Plan removes, only what it adds to every token remains: the bias of proj or fc2, and LayerScale.
 """
 
@@ -39,7 +39,7 @@ TRANSPOSED = frozenset({"proj", "fc2"})  # layers whose weight is [in, out]: the
 
 
 def weight_shapes(anatomy: Anatomy) -> Shapes:
-    """Every tensor of the model in the order of the computation.
+    """Return the shape of every tensor of the model, in the order of the computation.
 
     >>> weight_shapes(anatomy.with_counts(plan))["blocks.0.fc2.weight"]     # (neurons kept, E)
     """
@@ -65,7 +65,7 @@ def weight_shapes(anatomy: Anatomy) -> Shapes:
 
 
 def stored_shapes(anatomy: Anatomy) -> Shapes:
-    """The same of a model that is stored whole: what it lacks already still adds a bias, of zeros or not, (E,)."""
+    """Return the shapes of a model that is stored whole: a sub-layer that it lacks still has its bias, (E,)."""
     shapes = weight_shapes(anatomy)
     for i, block in enumerate(anatomy.blocks):
         shapes |= {} if block.heads else {f"blocks.{i}.proj.bias": (anatomy.embed_dim,)}
@@ -74,7 +74,7 @@ def stored_shapes(anatomy: Anatomy) -> Shapes:
 
 
 def factor_shapes(anatomy: Anatomy) -> Shapes:
-    """Every array of the correction: d is the layer's input width, L a lower triangle, packed row after row."""
+    """Return the shape of every array of the correction: input width d, L a lower triangle packed by rows."""
     e = anatomy.embed_dim
     shapes: Shapes = {}
     for i, block in enumerate(anatomy.blocks):

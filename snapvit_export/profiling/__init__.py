@@ -1,4 +1,4 @@
-"""Latency on the device. May import: standard library, numpy, one runtime. Never torch: this runs on the device.
+"""Latency on the device: timing, conditions, drift, Profiles, the latency model. Light: it runs on the device.
 
-tests/test_imports.py holds us to it.
+May import the standard library, numpy and one runtime, never torch. tests/test_imports.py holds us to it.
 """

@@ -1,6 +1,6 @@
-"""Under which conditions something was timed: other work on the machine, heat, energy. Light: standard library.
+"""Conditions of a timing run: other load on the machine, slowdown, noise, energy. Light: standard library.
 
-Everything is read from Linux's own files; where they are missing the answer is None, never a guess.
+Everything is read from Linux's own files; where they are missing the value is None, never a guess.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ NOISY = 0.02  # difference of a candidate from itself
 
 
 class Conditions(Value, frozen=True, kw_only=True):
-    """How far a timing can be trusted."""
+    """The disturbances of a timing run, which limit how far it can be trusted."""
 
     noise: float  # relative difference of a candidate from itself (A/A)
-    drift: float  # how much slower it was at the end than at the beginning
+    drift: float  # relative slowdown from the beginning to the end
     waited: float  # share of the time in which the process did not run
-    others: float | None  # cores that other processes and machines kept busy; None where the system does not tell
+    others: float | None  # cores that other processes and machines kept busy; None: unknown
 
     def warnings(self) -> list[tuple[str, float, str]]:
-        """What a person should know: the kind of trouble, its size, and a clause that says what to do."""
+        """Return warnings: the kind of disturbance, its size, and a clause that says what to do."""
         found = []
         if self.others is not None and self.others > BUSY:
             text = f"other programs or virtual machines kept {self.others:.1f} cores busy; stop them and time again"
@@ -43,19 +43,19 @@ class Conditions(Value, frozen=True, kw_only=True):
         return found
 
 
-class Watch:
-    """Looks at the machine from its making until `conditions` is asked."""
+class LoadMonitor:
+    """Measures the load of other processes, from its creation until `conditions` is called."""
 
     def __init__(self) -> None:
         self._started, self._own, self._all = time.monotonic(), time.process_time(), _busy_seconds()
 
     def conditions(self, samples: Samples, on_cpu: bool = True) -> Conditions:
-        """What was seen, with what the samples themselves tell; where a GPU works, waiting for it is no trouble."""
+        """Return the load, and the disturbances in the samples; where a GPU works, waiting for it is none."""
         waited = samples.waited if on_cpu else 0.0
         return Conditions(noise=samples.noise, drift=samples.drift, waited=waited, others=self._others())
 
     def _others(self) -> float | None:
-        """Cores' worth of work by other processes, on average."""
+        """Return the number of cores that other processes kept busy, on average."""
         now, elapsed = _busy_seconds(), time.monotonic() - self._started
         if now is None or self._all is None or elapsed < 0.2:  # the kernel counts in hundredths
             return None
@@ -63,7 +63,7 @@ class Watch:
 
 
 def _busy_seconds() -> float | None:
-    """Seconds that the cores this process may use have worked, since the machine started."""
+    """Return the seconds that the cores of this process have been busy since the machine started."""
     try:
         lines = Path("/proc/stat").read_text().splitlines()
         tick = os.sysconf("SC_CLK_TCK")
@@ -74,7 +74,7 @@ def _busy_seconds() -> float | None:
     return sum(int(row[column]) for row in rows for column in WORKING if column < len(row)) / tick
 
 
-class Energy:
+class EnergyCounter:
     """The energy counter of the processor's packages (RAPL); without one, or without permission, no energy."""
 
     def __init__(self, folder: Path = RAPL) -> None:
@@ -86,11 +86,11 @@ class Energy:
         return bool(self._zones)
 
     def read(self) -> list[int]:
-        """Microjoules of every package; the counters wrap."""
+        """Return the microjoules of every package; the counters wrap."""
         return [_number(zone / "energy_uj") or 0 for zone in self._zones]
 
     def since(self, before: list[int]) -> float | None:
-        """Millijoules since an earlier reading; None without a counter."""
+        """Return the millijoules since an earlier reading; None without a counter."""
         if not self._zones:
             return None
         total = 0
@@ -101,7 +101,7 @@ class Energy:
 
 
 def _name(zone: Path) -> str:
-    """What a zone counts; "psys", for one, holds the packages too."""
+    """Return the name of a zone; "psys", for one, includes the packages."""
     try:
         return (zone / "name").read_text().strip()
     except OSError:
@@ -116,7 +116,7 @@ def _number(path: Path) -> int | None:
 
 
 def worst_warnings(taken: Iterable[Conditions]) -> list[str]:
-    """What disturbed several timings, each kind once, at its worst."""
+    """Return the warnings of several timing runs, each kind once, at its worst."""
     worst: dict[str, tuple[float, str]] = {}
     for conditions in taken:
         for kind, size, text in conditions.warnings():

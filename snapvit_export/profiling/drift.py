@@ -23,14 +23,14 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Latency:
-    """A latency, and between what it lies."""
+    """A latency, and the interval it lies in."""
 
     ms: float
     low: float
     high: float
 
     def scaled(self, by: float) -> Latency:
-        """The same on a machine that is so many times as slow."""
+        """Return the latency on a machine that is `by` times as slow."""
         return Latency(self.ms * by, self.low * by, self.high * by)
 
 
@@ -48,18 +48,18 @@ class DriftCorrection:
         self._drawn: dict[tuple[Percentile, int], Floats] = {}  # by the number of runs
 
     def add(self, run: Mapping[str, Profile]) -> None:
-        """Take one timing run, the reference among it."""
-        assert self.reference in run, f"{self.reference} tells the speed of the machine in every run"
+        """Add one timing run, which includes the reference."""
+        assert self.reference in run, f"{self.reference} measures the speed of the machine in every run"
         self._runs.append(run)
 
     def reference_ms(self, at: Percentile) -> float:
-        """What the reference takes, all runs pooled."""
+        """Return the latency of the reference, all runs pooled."""
         return float(np.percentile(np.concatenate(self._reference_rounds()), PERCENTILES[at]))
 
     def latency(self, name: str, at: Percentile, relative: bool = False) -> Latency:
-        """What a candidate takes at the reference speed, all runs of its last file pooled.
+        """Return the latency of a candidate at the reference speed, all runs of its last file pooled.
 
-        `relative`: as part of what the reference takes, so that the drift itself adds no doubt.
+        `relative`: the interval is that of the ratio to the reference, so that drift does not widen it.
         """
         q = PERCENTILES[at]
         runs = [run for run in self._runs if name in run]
@@ -80,7 +80,7 @@ class DriftCorrection:
         return Latency(ms, min(float(low), ms), max(float(high), ms))
 
     def _drawn_reference_ms(self, at: Percentile) -> Floats:
-        """What the reference would take if other runs, and other rounds of them, had been drawn."""
+        """Return the latency of the reference in every bootstrap draw of runs and of rounds within them."""
         if (known := self._drawn.get((at, len(self._runs)))) is not None:
             return known
         rng = np.random.default_rng(1)
@@ -98,6 +98,6 @@ class DriftCorrection:
 
 
 def _rounds(profile: Profile) -> Floats:
-    """The runs of a Profile by the turns that they were taken in."""
+    """Return the samples of a Profile by the rounds that they were taken in."""
     whole = profile.runs - profile.runs % profile.burst
     return np.array(profile.samples_ms[:whole], np.float64).reshape(-1, profile.burst)

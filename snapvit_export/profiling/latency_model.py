@@ -1,13 +1,13 @@
-"""A latency model: so much for being there, so much for each head and each neuron. To propose with, never to claim.
+"""A latency model, linear in heads and neurons, to propose Plans with; reported latencies are measured. Light.
 
     latency = fixed + sum over blocks of (heads x per head + neurons x per neuron)
                     + sum over blocks of (per attention, if it has any head) + (per MLP, if it has any neuron)
 
-Three numbers, or five, fitted to a few sample configurations that were timed side by side. What an attention or an MLP
-costs for being there (its norm, its calls, its addition to the stream) shows only in those that lack them, and best in
-narrow ones: without such samples it is a part of what is fixed. Blocks of other shapes count by their FLOPs. Where only
-the class token is read, blocks work for one token from the last attention on: their neurons are as good as free, and so
-are the heads of that attention unless it makes keys and values of all tokens. Light: numpy.
+Three numbers, or five, fitted to a few sample configurations that were timed side by side. The constant cost of an
+attention or an MLP (its norm, its calls, its addition to the stream) shows only in samples that lack some, and best in
+narrow ones: without such samples it is a part of `fixed`. Blocks of other shapes count by their FLOPs. Where only the
+class token is read, blocks compute one token from the last attention on: their neurons are nearly free, and so are the
+heads of that attention unless it makes keys and values of all tokens.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ KEYS_AND_VALUES = 0.5  # of a head's work
 # Shares of heads and of neurons of the sample configurations: apart from each other, so that both slopes show.
 SHARES = ((1, 1), (1, 0.5), (0.5, 1), (0.5, 0.5), (0.75, 0.25), (0.2, 0.1))
 NARROW = 0.05  # of the neurons: as narrow as an MLP becomes
-THERE = 0.5  # of what an attention costs for being there, where it answers for one token: its norm sees all
+THERE = 0.5  # of an attention's constant cost, where it computes one token: its norm runs over all
 
 
 class LatencyModel(Value, frozen=True, kw_only=True):
-    """Milliseconds of a Plan on one target, and how wrong that is on configurations that the fit did not see."""
+    """Milliseconds of a Plan on one target, and the error on configurations that the fit did not see."""
 
     fixed_ms: float
     head_ms: tuple[float, ...]  # of one head, by block
     neuron_ms: tuple[float, ...]
-    attention_ms: tuple[float, ...] = ()  # of an attention for being there, by block; none: not known, so in `fixed_ms`
+    attention_ms: tuple[float, ...] = ()  # constant cost of an attention, by block; empty: unknown, so in `fixed_ms`
     mlp_ms: tuple[float, ...] = ()
-    last_head: Ratio | None = None  # of a head's cost in the last attention; none: all tokens are read to the end
-    nets: Count  # that it was fitted to
+    last_head: Ratio | None = None  # share of a head's cost in the last attention; None: all tokens are read to the end
+    nets: Count  # sample configurations that it was fitted to
     mean_error: float  # relative, each configuration by a fit without it
     most_error: float
 
     @property
     def is_sound(self) -> bool:
-        """Whether both kinds cost something: noise can hide that, and then nothing of the kind would be cut."""
+        """True if both kinds cost something: noise can hide that, and then nothing of the kind would be cut."""
         return max(self.head_ms) > 0 and max(self.neuron_ms) > 0
 
     def costs(self, anatomy: Anatomy) -> Costs | CostsByLast:
-        """As the allocation wants it."""
+        """Return the costs as the allocation takes them."""
         each = [self.head_ms, self.neuron_ms, self.attention_ms, self.mlp_ms]
         if self.last_head is None:
             return _summed(anatomy, self.fixed_ms, each)
@@ -56,7 +56,7 @@ class LatencyModel(Value, frozen=True, kw_only=True):
         return CostsByLast(tuple(_summed(anatomy, self.fixed_ms, case) for case in cases))
 
     def predict_ms(self, plan: Plan) -> float:
-        """What a Plan should take."""
+        """Return the predicted milliseconds of a Plan."""
         each = [self.head_ms, self.neuron_ms, self.attention_ms, self.mlp_ms]
         return self.fixed_ms + sum(_counted(plan, each, self.last_head))
 
@@ -67,13 +67,13 @@ def _summed(anatomy: Anatomy, fixed_ms: float, each: Sequence[Sequence[float]]) 
 
 
 def _shortened(each: Sequence[Sequence[float]], last: int, last_head: float) -> list[list[float]]:
-    """What counts where block `last` has the last attention: it and what follows work for the tokens that are read."""
+    """Return the costs where block `last` has the last attention: from there on only tokens that are read count."""
     shares = last_head, 0.0, THERE, 0.0
     return [[ms if i < last else ms * share for i, ms in enumerate(values)] for values, share in zip(each, shares)]
 
 
 def _counted(plan: Plan, each: Sequence[Sequence[float]], last_head: float | None) -> list[float]:
-    """Heads, neurons, attentions and MLPs of a Plan, each by what it counts in its block, and added up."""
+    """Return the sums of heads, neurons, attentions and MLPs of a Plan, each weighted by its block."""
     if last_head is not None:
         each = _shortened(each, plan.last_attention, last_head)
     there = [[int(kept > 0) for kept in counts] for counts in (plan.heads, plan.neurons)]
@@ -84,7 +84,7 @@ def _counted(plan: Plan, each: Sequence[Sequence[float]], last_head: float | Non
 
 
 def sample_plans(anatomy: Anatomy, removable: bool = False) -> list[Plan]:
-    """Plans to time for a fit, the dense one first; `removable`: also some without sub-layers, if there are enough."""
+    """Return sample configurations for a fit, the dense one first; `removable`: some lack sub-layers, if possible."""
     found = dict.fromkeys(_with_shares(anatomy, *shares) for shares in SHARES)
     last = Plan.dense(anatomy).last_attention
     if removable and len(anatomy.blocks) > 2 and last >= 0:
@@ -111,9 +111,9 @@ def _with_shares(anatomy: Anatomy, of_heads: float, of_neurons: float) -> Plan:
 
 
 def fit(anatomy: Anatomy, measured: Sequence[tuple[Plan, float]], last_makes_keys: bool = False) -> LatencyModel:
-    """The model of timed Plans, at least four of them.
+    """Fit the model to timed Plans, at least four of them.
 
-    `last_makes_keys`: the last attention makes keys and values of all tokens, though it answers for one.
+    `last_makes_keys`: the last attention makes keys and values of all tokens, though it computes one.
 
     >>> latency = fit(anatomy, [(plan, profile.cpu_ms) for plan, profile in timed])
     """
@@ -144,14 +144,14 @@ def fit(anatomy: Anatomy, measured: Sequence[tuple[Plan, float]], last_makes_key
 
 
 def _units(anatomy: Anatomy) -> list[list[float]]:
-    """What a head, a neuron, an attention and an MLP of each block count, relative to the first block's."""
+    """Return the weights of a head, a neuron, an attention and an MLP of each block, relative to the first block's."""
     first = anatomy.flops_per_structure(anatomy.blocks[0])
     found = [[anatomy.flops_per_structure(block)[kind] / first[kind] for block in anatomy.blocks] for kind in (0, 1)]
     return [*found, *[[1.0] * len(anatomy.blocks)] * 2]
 
 
 def _solve(features: npt.NDArray[np.float64], times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Least squares of the relative errors; nothing costs less than nothing."""
+    """Solve least squares of the relative errors, without negative costs."""
     used = list(range(features.shape[1]))
     while True:
         weighted = features[:, used] / times[:, None]

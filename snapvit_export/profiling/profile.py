@@ -1,4 +1,4 @@
-"""A Profile: the measured latency of one file on one device, and how far it can be trusted. Light."""
+"""A Profile: the measured latencies of one file on one device, with intervals and conditions. Light."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
 Percentile = Literal["p50", "p90", "p99"]
 Method = Literal["in-process", "trtexec"]  # by our own timer around a session; by TensorRT's program, on a Jetson
 PERCENTILES: dict[Percentile, float] = {"p50": 50, "p90": 90, "p99": 99}
-LEAST_RUNS: dict[Percentile, int] = {
-    "p50": 40,
-    "p90": 100,
-    "p99": 1000,
-}  # ten beyond the percentile, or they tell nothing
+# Runs that a percentile needs: at least ten beyond it.
+LEAST_RUNS: dict[Percentile, int] = {"p50": 40, "p90": 100, "p99": 1000}
 
 
 class Profile(Value, frozen=True, kw_only=True):
-    """A distribution of wall-clock latencies, and how it was taken."""
+    """A distribution of wall-clock latencies, and the way it was measured."""
 
     p50_ms: Milliseconds
     p90_ms: Milliseconds
@@ -35,7 +32,7 @@ class Profile(Value, frozen=True, kw_only=True):
     cpu_ms: Milliseconds | None  # CPU time of an undisturbed run, all threads: to compare files; None: a GPU worked
     gpu_ms: float | None = None  # median that the GPU alone computed, without copying to and from it
     energy_mj: float | None = None  # of one run, with all that the processor did meanwhile; None: unknown, or a GPU ran
-    method: Method | None = None  # how it was taken; None: in a file from before this was told
+    method: Method | None = None  # None: unknown, in an older file
     samples_ms: tuple[Milliseconds, ...]  # every run, in order
     runs: Count
     burst: Size = 1  # runs in a row, between those of others
@@ -48,20 +45,20 @@ class Profile(Value, frozen=True, kw_only=True):
     device: DeviceCard
 
     def at_ms(self, percentile: Percentile) -> float:
-        """The latency that a budget at this percentile is compared with."""
+        """Return the latency that a budget at this percentile is compared with."""
         return float(getattr(self, f"{percentile}_ms"))
 
     @property
     def is_contended(self) -> bool:
-        """Whether other work kept it from the cores that it wanted: then its latency is not the device's."""
+        """True if other work took cores that it needed: then its latency is not the device's."""
         others = self.conditions.others or 0.0
         return self.conditions.waited > BUSY or others + self.threads > self.device.cores + BUSY
 
     def belongs_to(self, sha256: str, target: Target, device: DeviceCard, pause_ms: float = 0.0) -> bool:
-        """Whether it is of this file, and was taken on such a device in this way; only then it may be used again."""
-        way = (target.precision, target.batch, target.threads, pause_ms)
-        same_way = (self.precision, self.batch, self.threads, self.pause_ms) == way
-        return self.sha256 == sha256 and same_way and self.device.same_machine(device)
+        """Return True if it is of this file, device and kind of timing; only then it may be used again."""
+        wanted = (target.precision, target.batch, target.threads, pause_ms)
+        same_kind = (self.precision, self.batch, self.threads, self.pause_ms) == wanted
+        return self.sha256 == sha256 and same_kind and self.device.same_machine(device)
 
 
 def to_profile(
@@ -101,7 +98,7 @@ def to_profile(
 
 
 def check_percentile(name: str) -> Percentile:
-    """The percentile of that name."""
+    """Return the percentile of that name."""
     if name not in PERCENTILES:
         raise UsageError(f"no percentile is called '{name}'. Known: {', '.join(PERCENTILES)}")
     return name

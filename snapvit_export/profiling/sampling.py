@@ -1,16 +1,15 @@
-"""What timing gives: a wall-clock and a CPU time for every run, and what can be said of them. Light: numpy.
+"""Timing samples: interleaved bursts of all candidates, and percentiles with bootstrap intervals. Light: numpy.
 
-Runs come in bursts, and neighbours in time are alike: a busy second slows all runs in it. So intervals are found by
-drawing whole bursts again and again (a block bootstrap), not single runs, which would promise too much.
+After a warm-up the candidates are timed in turns, and every sample is kept. A burst is a few runs in a row, so that a
+model is timed as it would run in a loop, not with its weights just evicted by another; bursts of all candidates
+alternate, so that a slow minute of the machine falls on all of them alike. With a pause, every run comes after a sleep
+instead: a camera's model finds cold caches and a clock that has been lowered.
 
-Timing: warm up until stable, then interleave the candidates in short bursts and keep every sample. Light.
+Two clocks. The wall clock is what a user waits for, and what a budget means. CPU time compares candidates on a
+contended machine: it does not count what others did meanwhile.
 
-A burst is a few runs in a row, so that a model is timed as it would run in a loop, not with its weights just evicted
-by another; bursts of all candidates alternate, so that a slow minute of the machine falls on all of them alike. With a
-pause, every run comes after a sleep instead: a camera's model finds cold caches and a clock that has been lowered.
-
-Two clocks. The wall clock is what a user waits for, and what a budget means. CPU time compares candidates on a machine
-that has other work: it does not count what others did meanwhile.
+Neighbours in time are alike: a busy second slows all runs in it. So intervals are found by resampling whole bursts (a
+block bootstrap), not single runs, which would give intervals that are too narrow.
 """
 
 from __future__ import annotations
@@ -23,10 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 Bounds = tuple[float, float]
-COVERS = 0.95  # share of the intervals that hold what they are about
-DRAWS = 400
-AT_ONCE = 2**20  # numbers
-QUIET_PERCENTILE = 20  # of CPU times: what a run takes that nothing disturbs
+BURST = 8  # runs in a row
+MIN_RUNS = 40  # samples of each candidate
+STABLE = 0.05  # a candidate is warm when two bursts in a row differ by no more
+COVERS = 0.95  # share of the intervals that contain the true value
+DRAWS = 400  # of the bootstrap
+AT_ONCE = 2**20  # numbers in memory while resampling
+QUIET_PERCENTILE = 20  # of CPU times: that of an undisturbed run
 
 
 @dataclass
@@ -41,15 +43,15 @@ class Samples:
         return len(self.wall_ms)
 
     def lasted_ms(self, pause_ms: float) -> float:
-        """How long all runs took, with a pause before each."""
+        """Return how long all runs took, with a pause before each."""
         return sum(self.wall_ms) + pause_ms * len(self)
 
     def percentile(self, at: float) -> float:
-        """Wall-clock milliseconds that this percentage of the runs did not exceed."""
+        """Return the wall-clock milliseconds that this percentage of the runs did not exceed."""
         return float(np.percentile(self.wall_ms, at))
 
     def interval(self, at: float) -> Bounds:
-        """Between which values that percentile lies, as far as these samples can tell."""
+        """Return the confidence interval of that percentile."""
         bursts = self._bursts(self.wall_ms)
         drawn = np.random.default_rng(0).integers(0, len(bursts), (DRAWS, len(bursts)))
         found = percentiles_of(bursts, drawn, at)
@@ -58,12 +60,12 @@ class Samples:
 
     @property
     def quiet_cpu_ms(self) -> float:
-        """The CPU time of an undisturbed run: the clock that compares candidates on a busy machine."""
+        """The CPU time of an undisturbed run: the clock that compares candidates on a contended machine."""
         return float(np.percentile(self.cpu_ms, QUIET_PERCENTILE))
 
     @property
     def noise(self) -> float:
-        """How much two candidates seem to differ that are the same: bursts with even and with odd numbers."""
+        """The relative difference of a candidate from itself (A/A): bursts with even and with odd numbers."""
         bursts = self._bursts(self.wall_ms)
         if len(bursts) < 2:
             return 0.0
@@ -72,14 +74,14 @@ class Samples:
 
     @property
     def drift(self) -> float:
-        """How much slower the last third was than the first; negative if it was faster."""
+        """The relative slowdown of the last third against the first; negative if it was faster."""
         third = max(1, len(self) // 3)
         first, last = np.median(self.wall_ms[:third]), np.median(self.wall_ms[-third:])
         return float(last / max(first, 1e-9) - 1)
 
     @property
     def waited(self) -> float:
-        """The share of the wall-clock time in which the process computed nothing; a thread more hides it."""
+        """The share of the wall-clock time in which the process did not compute; a second thread hides it."""
         return max(0.0, 1 - sum(self.cpu_ms) / max(sum(self.wall_ms), 1e-9))
 
     def _bursts(self, values: Sequence[float]) -> npt.NDArray[np.float64]:
@@ -89,16 +91,13 @@ class Samples:
 
 
 def percentiles_of(bursts: npt.NDArray[np.float64], drawn: npt.NDArray[np.int64], at: float) -> npt.NDArray[np.float64]:
-    """That percentile of every draw (draws, bursts); a few draws at a time, since an hour of runs is much memory."""
+    """Return that percentile of every draw (draws, bursts); a few draws at a time, to save memory."""
     step = max(1, AT_ONCE // bursts.size)
     parts = [drawn[n : n + step] for n in range(0, len(drawn), step)]
     found = [np.percentile(bursts[part].reshape(len(part), -1), at, axis=1) for part in parts]
     return np.concatenate(found).astype(np.float64)
 
 
-BURST = 8  # runs in a row
-MIN_RUNS = 40  # samples of each candidate
-STABLE = 0.05  # two bursts in a row that differ by no more are warm
 Report = Callable[[Mapping[str, Samples]], None]
 
 
@@ -124,7 +123,7 @@ def time_together(
             if pause_ms:
                 time.sleep(pause_ms / 1000)
             else:
-                run()  # the first of a burst finds the caches of the one before
+                run()  # not timed: it finds the caches of another candidate
             for _ in range(burst):
                 _timed(run, samples[name])
         report(samples)

@@ -1,4 +1,4 @@
-"""Time files side by side in the target's runtime, and say under which conditions. Light."""
+"""Time files side by side in the target's runtime, and record the conditions. Light."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ import numpy.typing as npt
 from ..runtimes.device import DeviceCard
 from ..runtimes.session import Session, open_session
 from ..target import ON_CPU, Target
-from .conditions import Energy, Watch
+from .conditions import EnergyCounter, LoadMonitor
 from .profile import LEAST_RUNS, Percentile, Profile, to_profile
 from .sampling import Report, time_together
 
 ENERGY_SECONDS = 1.0  # of runs between two readings of the counter
-GPU_RUNS = 50  # whose median tells what the GPU alone needs
+GPU_RUNS = 50  # whose median is the time of the GPU alone
 
 
 @dataclass(frozen=True)
 class File:
-    """An artefact on disk."""
+    """An exported file on disk, with its hash."""
 
     path: Path
     sha256: str
@@ -52,10 +52,10 @@ class Timer:
         at: Percentile = "p50",
         energy: bool = False,
     ) -> dict[str, Profile]:
-        """Time files in turns, each for `seconds` and often enough to tell the percentile `at`.
+        """Time files in turns, each for `seconds` and often enough for the percentile `at`.
 
-        `energy`: also run each alone for a while, to read the processor's counter; where a GPU works, it tells nothing
-        of that, and is not read.
+        `energy`: also run each alone for a while, to read the processor's counter; it does not include a GPU, so it is
+        not read where one works.
         """
         with ExitStack() as opened:
             sessions = {
@@ -64,10 +64,10 @@ class Timer:
             calls: dict[str, Callable[[], object]] = {
                 name: partial(session.run, self.inputs) for name, session in sessions.items()
             }
-            watch, on_cpu = Watch(), self.target.runtime in ON_CPU
+            monitor, on_cpu = LoadMonitor(), self.target.runtime in ON_CPU
             samples = time_together(calls, seconds, self.pause_ms, report, LEAST_RUNS[at])
             gpu = {name: _gpu_ms(session) for name, session in sessions.items()}
-            conditions = {name: watch.conditions(taken, on_cpu) for name, taken in samples.items()}
+            conditions = {name: monitor.conditions(taken, on_cpu) for name, taken in samples.items()}
             spent = {name: _energy_mj(call) if energy and on_cpu else None for name, call in calls.items()}
         return {
             name: to_profile(
@@ -86,14 +86,14 @@ class Timer:
 
 
 def _gpu_ms(session: Session) -> float | None:
-    """Median that the GPU alone computed; None where there is none, or it does not tell."""
+    """Return the median milliseconds of the GPU alone; None where there is no GPU, or it is not measured."""
     measure = getattr(session, "gpu_ms", None)
     return None if measure is None else median(measure() for _ in range(GPU_RUNS))
 
 
 def _energy_mj(call: Callable[[], object]) -> float | None:
-    """Millijoules of one run; None where no counter can be read."""
-    counter = Energy()
+    """Return the millijoules of one run; None where no counter can be read."""
+    counter = EnergyCounter()
     if not counter.known:
         return None
     before, end, runs = counter.read(), time.monotonic() + ENERGY_SECONDS, 0

@@ -23,7 +23,14 @@ import torch
 
 from ..calibration.images import Images
 from ..checks.activations import streams
-from ..checks.gates import NEAR, Streams, first_difference, require_close, require_equal, require_same_in_runtime
+from ..checks.gates import (
+    BLOCK_TOLERANCE,
+    Streams,
+    first_difference,
+    require_close,
+    require_equal,
+    require_same_in_runtime,
+)
 from ..checks.quantisation import calibrate
 from ..evaluate.exported_model import top1
 from ..family.evaluation import Evaluation
@@ -190,7 +197,9 @@ class VariantBuilder:
             self._outputs(exact.graph),
             self._outputs(written.graph),
             precision,
-            where=lambda: first_difference(self._streams(exact.graph), self._streams(written.graph), NEAR[precision]),
+            where=lambda: first_difference(
+                self._streams(exact.graph), self._streams(written.graph), BLOCK_TOLERANCE[precision]
+            ),
         )
         self.progress.note(f"{name}: cosine to fp32 {found.cosine:.6f}")
         exact.graph.unlink()

@@ -20,7 +20,7 @@ from ..correction.cholesky import Factors, columns_of
 from ..elastic.format import Description, Wiring
 from ..elastic.write import write_elastic
 from ..errors import ModelNotUnderstood
-from ..graph.weights import STANDS_IN
+from ..graph.weights import REPLACEMENT
 from ..graph.writer import Blueprint
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
@@ -89,7 +89,7 @@ def corrected_layers(module: nn.Module, ranking: Ranking, plan: Plan, dense: Map
             named = f"blocks.{i}.{name}"
             if layer is None:
                 left = added_by(block, part)
-                found[named + STANDS_IN] = np.zeros(embed, np.float32) if left is None else _array(left)
+                found[named + REPLACEMENT] = np.zeros(embed, np.float32) if left is None else _array(left)
                 continue
             columns = columns_of(np.argsort(np.argsort(layer.order[:keep])), layer.unit)  # from original to rank order
             made = {f"{named}.weight": np.ascontiguousarray(_array(layer.linear.weight)[:, columns].T)}

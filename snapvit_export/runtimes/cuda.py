@@ -1,6 +1,6 @@
-"""The NVIDIA driver, asked directly: is there a GPU, its memory, streams, events and graphs. Light: ctypes.
+"""The NVIDIA driver through ctypes: the GPU, its memory, streams, events and graphs. Light.
 
-TensorRT without a driver gives no clean error, and may end the process; so the driver is asked first, here. All calls
+TensorRT without a driver gives no clean error, and may end the process; so the driver is queried first, here. All calls
 go to libcuda itself, which every machine with a GPU has: no CUDA toolkit and no other package is needed.
 """
 
@@ -19,7 +19,7 @@ from ..errors import SnapvitError
 LIBRARY = "libcuda.so.1"
 ATTRIBUTES = {"major": 75, "minor": 76}  # CUdevice_attribute: compute capability
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
-SPIN = 1  # CU_CTX_SCHED_SPIN: whoever waits for the GPU looks again and again, as a latency wants it
+SPIN = 1  # CU_CTX_SCHED_SPIN: the CPU polls the GPU while it waits, for the lowest latency
 
 
 class NoGPU(SnapvitError):
@@ -47,7 +47,7 @@ class Cuda:
         self.use()
 
     def use(self) -> None:
-        """Make the GPU that of the thread that calls."""
+        """Make the GPU current for the calling thread."""
         self._call("cuCtxSetCurrent", self._context)
 
     def _call(self, name: str, *arguments: Any) -> None:
@@ -62,14 +62,14 @@ class Cuda:
 
     @property
     def name(self) -> str:
-        """Of the GPU."""
+        """The name of the GPU."""
         text = ctypes.create_string_buffer(256)
         self._call("cuDeviceGetName", text, 256, self._device)
         return text.value.decode()
 
     @property
     def capability(self) -> str:
-        """Such as 8.7."""
+        """The compute capability, such as 8.7."""
         found = []
         for number in ATTRIBUTES.values():
             value = ctypes.c_int()
@@ -79,7 +79,7 @@ class Cuda:
 
     @property
     def driver(self) -> str:
-        """The CUDA version that the driver serves."""
+        """The newest CUDA version that the driver supports."""
         value = ctypes.c_int()
         self._call("cuDriverGetVersion", ctypes.byref(value))
         return f"{value.value // 1000}.{value.value % 1000 // 10}"
@@ -91,7 +91,7 @@ class Cuda:
         return size.value
 
     def allocate(self, size: int) -> int:
-        """Bytes on the GPU; the address."""
+        """Allocate bytes on the GPU and return their address."""
         address = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
         return address.value
@@ -106,14 +106,14 @@ class Cuda:
 
 
 class Stream:
-    """Work in order."""
+    """A CUDA stream: work in order."""
 
     def __init__(self, cuda: Cuda, handle: ctypes.c_void_p) -> None:
         self._cuda, self._handle = cuda, handle
 
     @property
     def address(self) -> int:
-        """As TensorRT takes it."""
+        """The handle as TensorRT takes it."""
         return int(self._handle.value or 0)
 
     def to_gpu(self, address: int, array: npt.NDArray[Any]) -> None:
@@ -126,11 +126,11 @@ class Stream:
         self._cuda._call("cuMemcpyDtoHAsync_v2", _pointer(array), ctypes.c_uint64(address), size, self._handle)
 
     def wait(self) -> None:
-        """Until all of it has been done."""
+        """Wait until all work of the stream is done."""
         self._cuda._call("cuStreamSynchronize", self._handle)
 
     def captured(self, work: Callable[[], None]) -> Graph:
-        """What `work` puts onto this stream, as one graph that starts with one call."""
+        """Capture what `work` puts onto this stream, as one graph that starts with one call."""
         graph, runnable = ctypes.c_void_p(), ctypes.c_void_p()
         self._cuda._call("cuStreamBeginCapture_v2", self._handle, RELAXED)
         try:
@@ -138,7 +138,7 @@ class Stream:
         except BaseException:
             self._cuda.library.cuStreamEndCapture(
                 self._handle, ctypes.byref(graph)
-            )  # fails too; the first error counts
+            )  # unchecked: the first error counts
             raise
         self._cuda._call("cuStreamEndCapture", self._handle, ctypes.byref(graph))
         self._cuda._call("cuGraphInstantiateWithFlags", ctypes.byref(runnable), graph, ctypes.c_uint64(0))
@@ -146,7 +146,7 @@ class Stream:
         return Graph(self._cuda, runnable, self._handle)
 
     def elapsed_ms(self, work: Callable[[], None]) -> float:
-        """How long the GPU was busy with `work`, by events on this stream."""
+        """Return how long the GPU was busy with `work`, by events on this stream."""
         events = [ctypes.c_void_p(), ctypes.c_void_p()]
         for event in events:
             self._cuda._call("cuEventCreate", ctypes.byref(event), 0)
@@ -165,7 +165,7 @@ class Stream:
 
 
 class Graph:
-    """Captured work."""
+    """A CUDA graph: captured work."""
 
     def __init__(self, cuda: Cuda, runnable: ctypes.c_void_p, stream: ctypes.c_void_p) -> None:
         self._cuda, self._runnable, self._stream = cuda, runnable, stream
@@ -178,7 +178,7 @@ class Graph:
 
 
 def require_gpu() -> Cuda:
-    """The GPU of this machine, ready for the thread that asks; or a clear error."""
+    """Return the GPU of this machine, ready for the calling thread; a clear error if there is none."""
     found = _first_gpu()
     found.use()
     return found

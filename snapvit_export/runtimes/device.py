@@ -1,6 +1,6 @@
-"""The device card: on what a latency was measured. Light: standard library and msgspec.
+"""The device: a card of the machine that a latency was measured on, and the cores that this process uses. Light.
 
-Keep this process on some cores: one kind of core of a phone's, or one that other work leaves alone. Light.
+`pin_to` keeps the process on some cores: one kind of a phone's cores, or one that other work leaves alone.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import msgspec
 from ..errors import SnapvitError, UsageError
 from ..storage.json import Count, Value
 
-LIMIT = " max"  # end of the names of clocks that the power mode sets; the others tell what a clock was just then
+LIMIT = " max"  # end of the names of clock limits, set by the power mode; the others are clocks of that moment
 
 
 class Accelerator(Value, frozen=True, kw_only=True):
-    """The GPU that did the work, and what drives it; "unknown" where it does not tell."""
+    """The GPU that did the work, and its software; "unknown" where the system does not say."""
 
     name: str
     software: dict[str, str]  # versions: jetpack, l4t, tensorrt, cuda, driver
     power_mode: str
-    clocks_mhz: dict[str, float]  # "gpu" and "cpu0" just then, "gpu max" and "cpu0 max" in this power mode
+    clocks_mhz: dict[str, float]  # "gpu", "cpu0": at that moment; "gpu max", "cpu0 max": in this power mode
     temperatures_c: dict[str, float]
     memory_bytes: Count  # a Jetson's is shared with the processor
-    board: str | None = None  # that carries it: Orins of one name are not of one speed; None: nobody looked
-    sm_count: Count | None = None  # streaming multiprocessors; None: nobody looked
+    board: str | None = None  # that carries it: Orins of one name are not of one speed; None: not recorded
+    sm_count: Count | None = None  # streaming multiprocessors; None: not recorded
 
     def at_rest(self, other: Accelerator | None) -> Accelerator:
-        """The same without what changes from one minute to the next, and without what `other` does not tell."""
+        """Return it without what changes from one minute to the next, and without what `other` does not record."""
         limits = {name: mhz for name, mhz in self.clocks_mhz.items() if name.endswith(LIMIT)}
         board = None if other is None or other.board is None else self.board
         sm_count = None if other is None or other.sm_count is None else self.sm_count
@@ -38,7 +38,7 @@ class Accelerator(Value, frozen=True, kw_only=True):
 
 
 class DeviceCard(Value, frozen=True, kw_only=True):
-    """The machine, as far as it tells; "unknown" where it does not."""
+    """The machine that a latency was measured on; "unknown" where the system does not say."""
 
     cpu: str
     cores: Count  # that this process may use
@@ -50,9 +50,9 @@ class DeviceCard(Value, frozen=True, kw_only=True):
     accelerator: Accelerator | None = None  # None: the processor did the work
 
     def same_machine(self, other: DeviceCard) -> bool:
-        """Whether latencies of one hold for the other: equal in all but heat and what the clocks were just then.
+        """Return True if latencies of one hold for the other: equal in all but temperatures and momentary clocks.
 
-        Files from before know neither board nor number of multiprocessors: what one of the two lacks tells nothing.
+        Older files have neither board nor number of multiprocessors: what one of the two lacks is not compared.
         """
         return self._at_rest(other) == other._at_rest(self)
 
@@ -77,7 +77,7 @@ def this_device(runtime_version: str, accelerator: Accelerator | None = None) ->
 
 
 def usable_cores() -> int:
-    """Cores that this process may use, which can be fewer than the machine has."""
+    """Return the number of cores that this process may use, which can be fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

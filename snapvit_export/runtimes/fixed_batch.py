@@ -1,4 +1,4 @@
-"""Batches of any size through a graph that takes only one size. Light: numpy."""
+"""Run batches of any size through a graph that takes only one size. Light: numpy."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ trtexec builds an engine of every variant and times the engines in turns, in sev
 on all of them. What comes out is what `snapvit fleet` and `snapvit choose --profile` read. An interrupted run goes on.
 
 Latency is the way of one batch: copied to the GPU, computed, copied back (`latencyMs` of runs with copying). What the
-GPU alone computes (`computeMs` of runs without) stands beside it. Throughput is not looked at: trtexec enqueues ahead.
+GPU alone computes (`computeMs` of runs without) stands beside it. Throughput is not reported: trtexec enqueues ahead.
 
 May import: the standard library, nothing of snapvit; grammar of Python 3.8. tests/test_jetson_agent.py holds us to it,
 with a fake trtexec: it tests the plumbing, and says nothing about TensorRT.
@@ -42,12 +42,12 @@ PERCENTILES = {"p50": 50, "p90": 90, "p99": 99}
 LEAST_RUNS = 40  # fewer do not tell a median
 LEAST_ROUNDS = 3
 MOST_KEPT = 1000  # samples of one visit: more would tell no more, and the file is sent around
-DRAWS, COVERS = 400, 0.95  # as in profiling/samples.py
+DRAWS, COVERS = 400, 0.95  # as in profiling/sampling.py
 SLOWED = 0.05  # by so much while timing: heat, or a clock that was lowered
 
 
 class AgentError(Exception):
-    """What could not be done: one line that a person can act on."""
+    """The work could not be done. The text is one line that a person can act on."""
 
     exit_code = 1
 
@@ -62,7 +62,7 @@ class UsageError(AgentError):
 
 
 class Version(NamedTuple):
-    """Of TensorRT."""
+    """A version of TensorRT."""
 
     major: int
     minor: int
@@ -92,7 +92,7 @@ SINCE = {"Gelu": 20, "Attention": 23, "RMSNormalization": 23, "RotaryEmbedding":
 NOT_TAKEN = ("DynamicQuantizeLinear", "MatMulInteger", "ConvInteger")  # marked N in operators.md, to the newest
 
 
-def ceiling_of(version: Version) -> int:
+def highest_opset(version: Version) -> int:
     """The highest opset that this version's parser is documented to read."""
     return max(opset for since, opset in OPSETS.items() if since <= version[:2])
 
@@ -116,7 +116,7 @@ def build_arguments(
     workspace_mb: int | None = None,
     layers: bool = False,
 ) -> list[str]:
-    """What trtexec is told to build an engine; `shape` (images:1x3x224x224) if the graph leaves it open."""
+    """Return trtexec's arguments to build an engine; `shape` (images:1x3x224x224) if the graph leaves it open."""
     words = [f"--onnx={onnx}", f"--saveEngine={engine}", "--skipInference", f"--timingCacheFile={cache}"]
     if version.major == 10:  # from 11 on every network is strongly typed
         words.append("--stronglyTyped")
@@ -138,7 +138,7 @@ def run_arguments(
     shape: str | None = None,
     copying: bool = True,
 ) -> list[str]:
-    """What trtexec is told to time an engine, with copying to and from the GPU or without."""
+    """Return trtexec's arguments to time an engine, with copying to and from the GPU or without."""
     words = [f"--loadEngine={engine}"]
     if version.major == 10:
         words += ["--useCudaGraph", "--useSpinWait"] + ([] if copying else ["--noDataTransfers"])
@@ -152,7 +152,7 @@ def run_arguments(
 def layer_arguments(
     version: Version, engine: Path, profile: Path, info: Path, seconds: float, shape: str | None = None
 ) -> list[str]:
-    """What trtexec is told to time the layers of an engine, in a run of its own."""
+    """Return trtexec's arguments to time the layers of an engine, in a run of its own."""
     words = [f"--loadEngine={engine}", "--dumpProfile", f"--exportProfile={profile}", f"--exportLayerInfo={info}"]
     if version.major == 10:  # 11 always does
         words.append("--separateProfileRun")
@@ -172,8 +172,8 @@ class Times(NamedTuple):
     copied: bool  # whether anything was copied at all
 
 
-class Layer(NamedTuple):
-    """One layer of an engine."""
+class LayerTime(NamedTuple):
+    """The time of one layer of an engine."""
 
     name: str
     median_ms: float
@@ -194,12 +194,12 @@ def parse_times(text: str, where: str) -> Times:
     return Times(latency, compute, copied)
 
 
-def parse_profile(text: str, where: str) -> list[Layer]:
+def parse_profile(text: str, where: str) -> list[LayerTime]:
     """Read what --exportProfile writes: first how often, then an object for every layer."""
     rows = _json(text, where, "--exportProfile")
     try:
         return [
-            Layer(
+            LayerTime(
                 str(row["name"]),
                 _milliseconds(row.get("medianMs", row["averageMs"])),  # before 8.5 there was no median
                 _milliseconds(row["percentage"]),
@@ -271,7 +271,7 @@ def _short(error: BaseException) -> str:
     return f"no {error} in it" if isinstance(error, KeyError) else str(error)[:120]
 
 
-# --- What can be said of samples: as profiling/samples.py does it, in plain Python ------------------------------------
+# --- Statistics of samples: as profiling/sampling.py computes them, in plain Python -----------------------------------
 
 
 def percentile(ordered: Sequence[float], at: float) -> float:
@@ -303,7 +303,7 @@ def intervals(bursts: Sequence[Sequence[float]], percents: Iterable[float]) -> d
 
 
 def noise(bursts: Sequence[Sequence[float]]) -> float:
-    """How much the same engine differs from itself: rounds with even and with odd numbers."""
+    """Return the relative difference of an engine from itself: rounds with even and with odd numbers."""
     if len(bursts) < 2:
         return 0.0
     even, odd = (statistics.median([ms for burst in bursts[n::2] for ms in burst]) for n in (0, 1))
@@ -311,7 +311,7 @@ def noise(bursts: Sequence[Sequence[float]]) -> float:
 
 
 def drift(samples: Sequence[float]) -> float:
-    """How much slower the last third was than the first."""
+    """Return the relative slowdown of the last third against the first."""
     third = max(1, len(samples) // 3)
     return statistics.median(samples[-third:]) / max(statistics.median(samples[:third]), 1e-9) - 1
 
@@ -325,7 +325,7 @@ def evenly(values: Sequence[float], count: int) -> list[float]:
 
 
 class Graph(NamedTuple):
-    """What must be known of an ONNX file before TensorRT sees it."""
+    """The properties of an ONNX file that are checked before TensorRT reads it."""
 
     opset: int
     operators: dict[str, str]  # to the name of the first node
@@ -344,7 +344,7 @@ class Variant(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """What the manifest says that matters here."""
+    """The part of the manifest that timing needs."""
 
     folder: Path
     model: str
@@ -526,14 +526,14 @@ def refuse_untaken(family: Family, version: Version) -> None:
             f"{family.folder}: in int8-dynamic, which scales its inputs while it runs, and TensorRT does not. "
             "Export it with --precision int8-static or fp16"
         )
-    ceiling = ceiling_of(version)
+    highest = highest_opset(version)
     for variant in family.variants:
         graph = variant.graph
-        if graph.opset > ceiling:
-            newer = next((kind for kind in graph.operators if SINCE.get(kind, 0) > ceiling), None)
+        if graph.opset > highest:
+            newer = next((kind for kind in graph.operators if SINCE.get(kind, 0) > highest), None)
             node = f", node {graph.operators[newer] or newer} is {newer}" if newer else ""
             raise AgentError(
-                f"{variant.path}: opset {graph.opset}{node}, and TensorRT {version} reads up to {ceiling}. "
+                f"{variant.path}: opset {graph.opset}{node}, and TensorRT {version} reads up to {highest}. "
                 "Export it with --flavour portable"
             )
         if "Attention" in graph.operators and family.precision == "fp32":  # parses, and then fails to build
@@ -578,8 +578,8 @@ def chosen(family: Family, only: str | None) -> list[Variant]:
 # --- The device -------------------------------------------------------------------------------------------------------
 
 
-def told(*command: str) -> str:
-    """What a program of the system prints; nothing if it is not there or fails."""
+def output_of(*command: str) -> str:
+    """Return what a program of the system prints; nothing if it is not there or fails."""
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -588,7 +588,7 @@ def told(*command: str) -> str:
 
 
 def text_of(path: Path) -> str:
-    """What is in a file of the system; nothing if it cannot be read."""
+    """Return the text of a file of the system; nothing if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").replace("\0", "")
     except OSError:
@@ -609,7 +609,7 @@ def number_of(path: Path) -> float | None:
 
 
 def look(root: Path = ROOT) -> dict[str, Any]:
-    """How warm and how fast everything is just now."""
+    """Return clocks, temperatures and free memory of this moment."""
     return {
         "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "clocks_mhz": clocks(root),
@@ -637,7 +637,7 @@ def clocks(root: Path = ROOT) -> dict[str, float]:
 
 
 def _gpu_places(root: Path) -> list[Path]:
-    """Where the kernel tells the clock of a Jetson's GPU: 17000000.gpu, .ga10b or .gv11b, by board and release."""
+    """Return the kernel's folders of a Jetson's GPU clock: 17000000.gpu, .ga10b or .gv11b, by board and release."""
     patterns = ("sys/class/devfreq/*", "sys/devices/gpu.0/devfreq/*", "sys/devices/platform/gpu.0/devfreq/*")
     places = (place for pattern in patterns for place in sorted(root.glob(pattern)))
     found = {place.name: place for place in places if re.search(r"gpu|g[abpv]\d+b", place.name)}
@@ -670,7 +670,7 @@ def _smi(field: str) -> str:
     """One thing about the first GPU that nvidia-smi knows: for cards in a PC, and newer Jetsons in part."""
     if shutil.which("nvidia-smi") is None:
         return ""
-    text = told("nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits").strip()
+    text = output_of("nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits").strip()
     first = text.split("\n")[0].strip()
     return "" if first.startswith("[") else first  # [N/A], [Not Supported]
 
@@ -688,7 +688,7 @@ def power_modes(root: Path = ROOT) -> dict[int, str]:
 
 def power_mode(root: Path = ROOT) -> str:
     """The name of the power mode that is set: as nvpmodel tells it or, where that needs root, its own file."""
-    asked = re.search(r"NV Power Mode:\s*(\S+)", told("nvpmodel", "-q"))
+    asked = re.search(r"NV Power Mode:\s*(\S+)", output_of("nvpmodel", "-q"))
     if asked is not None:
         return asked.group(1)
     kept = re.search(r"pmode:(\d+)", text_of(root / "var/lib/nvpmodel/status"))
@@ -696,7 +696,7 @@ def power_mode(root: Path = ROOT) -> str:
 
 
 def _watts(name: str) -> float:
-    """How much a mode allows, to compare modes: MAXN and, above it, MAXN_SUPER know no limit, 15W does."""
+    """Return the limit of a power mode, to compare modes: MAXN and, above it, MAXN_SUPER have none, 15W has one."""
     if name.startswith("MAXN"):
         return math.inf if "SUPER" in name else 1e6
     found = re.search(r"(\d+)W", name)
@@ -709,7 +709,7 @@ def software(version: Version, root: Path = ROOT) -> dict[str, str]:
     cuda = re.search(r'"cuda"\s*:\s*{[^}]*"version"\s*:\s*"([\d.]+)"', text_of(root / "usr/local/cuda/version.json"))
     driver = re.search(r"Kernel Module\s.*?(\d+\.\d+(\.\d+)?)", line_of(root / "proc/driver/nvidia/version"))
     found = {
-        "jetpack": told("dpkg-query", "--showformat=${Version}", "--show", "nvidia-jetpack").strip(),
+        "jetpack": output_of("dpkg-query", "--showformat=${Version}", "--show", "nvidia-jetpack").strip(),
         "l4t": f"{release.group(1)}.{release.group(2)}" if release else "",
         "tensorrt": str(version),
         "cuda": cuda.group(1) if cuda else "",
@@ -749,7 +749,7 @@ def _cpu(root: Path) -> str:
 
 
 def warnings_of(card: Mapping[str, Any], root: Path = ROOT) -> list[str]:
-    """What a person should set before timing, and how; only a Jetson is known well enough."""
+    """Return advice on settings to change before timing; only for a Jetson, which is known well enough."""
     if not (root / "etc/nv_tegra_release").exists():
         return []
     found, gpu = [], card["accelerator"]
@@ -772,7 +772,7 @@ def warnings_of(card: Mapping[str, Any], root: Path = ROOT) -> list[str]:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line says."""
+    """The options of the command line."""
 
     family: Path
     out: Path
@@ -792,7 +792,7 @@ class Asked:
 
     @property
     def partial(self) -> Path:
-        """What was measured so far."""
+        """The file with the measurements so far."""
         return self.beside(".partial.json")
 
     @property
@@ -802,7 +802,7 @@ class Asked:
 
     @property
     def engines(self) -> Path:
-        """Where engines are built."""
+        """The folder that engines are built in."""
         return self.keep_engines or self.beside(".engines")
 
 
@@ -862,7 +862,7 @@ class Agent:
         return self.write(visits, layers)
 
     def key(self) -> dict[str, Any]:
-        """What makes two runs the same one; only then one goes on where the other stopped."""
+        """Return the identity of a run: one goes on where another stopped only if both have the same."""
         asked = self.asked
         return {
             "engines": {name: built["sha256"] for name, built in self.builds.items()},  # a new build may be faster
@@ -895,7 +895,7 @@ class Agent:
         return engine
 
     def build_arguments(self, variant: Variant, onnx: Path, engine: Path, folder: Path) -> list[str]:
-        """What trtexec is told; the timing cache is of one device, version and precision."""
+        """Return trtexec's arguments; the timing cache is of one device, version and precision."""
         kind = f"{_plain(self.card['accelerator']['name'])}-{self.version}-{self.family.precision}"
         cache, shape = folder / f"timing-{kind}.cache", self.shape(variant.name)
         return build_arguments(self.version, onnx, engine, cache, shape, self.asked.workspace, self.asked.layers)
@@ -954,7 +954,7 @@ class Agent:
             found.append(parse_times(times.read_text(encoding="utf-8", errors="replace"), f"{name}: {times.name}"))
             times.unlink()
             if copying and not found[-1].copied:  # then its options mean something else than they did
-                raise AgentError(f"{self.trtexec}: copied nothing, though told to. Get an agent for {self.version}")
+                raise AgentError(f"{self.trtexec}: copied nothing, though asked to. Get an agent for {self.version}")
             if re.search(r"--useCudaGraph flag has been ignored|not permitted under CUDA graph", text):
                 self.warn(f"{name}: TensorRT could not record a CUDA graph, so starting its kernels counts too")
         return {
@@ -963,11 +963,11 @@ class Agent:
         }
 
     def shape(self, name: str) -> str | None:
-        """The shape that trtexec must be told for a variant."""
+        """Return the shape that trtexec needs for a variant."""
         return next(shape_of(variant.graph, self.batch) for variant in self.variants if variant.name == name)
 
     def resumed(self) -> dict[str, Any]:
-        """What an interrupted run of the same kind has left, or a beginning."""
+        """Return the state that an interrupted run of the same kind has left, or an empty one."""
         begun = {"format_version": 1, "key": self.key(), "looks": self.looks, "visits": []}
         path = self.asked.partial
         if not path.exists():
@@ -1097,7 +1097,7 @@ class Agent:
 
 
 def _described(path: Path) -> dict[str, Any] | None:
-    """What stands beside an engine; None if nothing that can be read."""
+    """Return the record beside an engine; None if there is none that can be read."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -1175,7 +1175,7 @@ def parse_arguments(words: Sequence[str] | None) -> Asked:
     parser.add_argument(
         "--seconds", type=_number(0.1), default=10.0, help="of each engine, with and without copying (10)"
     )
-    parser.add_argument("--warm-up", type=_number(0), default=1.0, help="seconds before every look (1)")
+    parser.add_argument("--warm-up", type=_number(0), default=1.0, help="seconds before every timing run (1)")
     parser.add_argument("--rounds", type=_number(LEAST_ROUNDS, True), default=5, help="turns of each engine (5)")
     parser.add_argument("--workspace", type=_number(1, True), metavar="MB", help="most memory that a layer may use")
     parser.add_argument(

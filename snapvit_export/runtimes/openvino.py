@@ -1,8 +1,8 @@
 """OpenVINO on the CPU: ONNX graphs with the weights beside them, and its own files, NAME.xml with NAME.bin.
 
-A graph that takes any batch is open for one. With all sizes known a ViT-Ti runs 2 to 6 % faster, and int8 does not
-compile otherwise (2026.4). What was asked for is compared with what OpenVINO made of it: device, threads, and the
-numbers that the products are computed in, since it computes int8 layers that it does not recognise in float32.
+A graph that takes any batch is opened for one. With all sizes known a ViT-Ti runs 2 to 6 % faster, and int8 does not
+compile otherwise (2026.4). The request is compared with what OpenVINO made of it: device, threads, and the
+precision of the matrix products, since it computes int8 layers that it does not recognise in float32.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FRONT_ENDS = {".onnx": "onnx", ".xml": "ir"}
 PRODUCTS = ("FullyConnected", "MatMul", "Convolution")  # layers by OpenVINO's names
 INT8, HALF = ("i8", "u8"), ("bf16", "f16")
 RECOGNISED = 0.9  # of the int8 matrices, at least, must be multiplied in int8
-ADVICE = {  # what OpenVINO says: what to do
+ADVICE = {  # words in OpenVINO's error: advice
     "operations": "Export it with --flavour portable, which every version reads",
     "Unsupported operation": "It was made for a newer version: make it again with this one",
     "external": "Its weights must lie beside it as they were written",
@@ -32,20 +32,20 @@ ADVICE = {  # what OpenVINO says: what to do
 
 
 def version() -> str:
-    """The version of OpenVINO that really loads; an error if it does not."""
+    """Return the version of OpenVINO that really loads; an error if it does not."""
     with needs("running in OpenVINO", extra="openvino"):
         import openvino
     return str(openvino.__version__).partition("-")[0]
 
 
 def settings(threads: int) -> dict[str, Any]:
-    """How a graph is compiled."""
+    """Return the settings that a graph is compiled with."""
     return {
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,  # one batch after the other, each on all threads
         "INFERENCE_NUM_THREADS": threads,
         "INFERENCE_PRECISION_HINT": "f32",  # by itself it takes bf16 even where that is emulated, 30 times slower
-        "ENABLE_CPU_PINNING": False,  # where a process runs is --pin's affair, and two sessions would share a core
+        "ENABLE_CPU_PINNING": False,  # --pin chooses the cores, and two sessions would share one
         "SNIPPETS_MODE": "DISABLE",  # they gain 1 %, and crash on blocks of 256 neurons or fewer (2026.4)
     }
 
@@ -57,7 +57,7 @@ class OpenVinoSession:
     """
 
     def __init__(self, path: Path, threads: int, batch: int = 1) -> None:
-        """`batch`: for which one a graph that takes any is open; others run in as many parts as they need."""
+        """`batch`: the one that a graph that takes any is opened for; others run in as many parts as they need."""
         model, self._where = read_model(path), str(path)
         given = model.inputs[0]
         if given.partial_shape[0].is_dynamic:
@@ -86,7 +86,7 @@ class OpenVinoSession:
             raise SnapvitError(f"{self._where}: OpenVINO cannot run it: {_reason(error)}") from error
 
     def close(self) -> None:
-        """Give back the memory."""
+        """Release its memory."""
         self._request = None
 
     def __enter__(self) -> OpenVinoSession:
@@ -98,14 +98,14 @@ class OpenVinoSession:
 
 @cache
 def core() -> Any:
-    """OpenVINO itself; it counts the cores that a process may use only once, when it is first needed."""
+    """Return OpenVINO's Core; it counts the cores that a process may use only once, at its first use."""
     import openvino
 
     return openvino.Core()
 
 
 def read_model(path: Path) -> Any:
-    """The graph in a file, for OpenVINO to compile or to change."""
+    """Return the graph in a file, for OpenVINO to compile or to change."""
     version()
     if path.suffix not in FRONT_ENDS:
         raise SnapvitError(f"{path}: OpenVINO opens .onnx and .xml files here")
@@ -123,25 +123,25 @@ def read_model(path: Path) -> Any:
 
 @cache
 def _front_ends() -> Any:
-    """What reads files; `core().read_model` would also ask those for other formats, which print what they think."""
+    """Return what reads files; `core().read_model` would also try those for other formats, which print messages."""
     from openvino.frontend import FrontEndManager
 
     return FrontEndManager()
 
 
 def _reason(error: Exception) -> str:
-    """What OpenVINO means to say, and what to do: above its last line it tells in which of its files that happened."""
+    """Return the cause of an OpenVINO error, and advice: lines above the last one name places in its own source."""
     lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
-    said = next((line for line in reversed(lines) if _advice(line)), lines[-1] if lines else first_line(error))
-    return ". ".join(filter(None, (said[:160].rstrip(".! "), _advice(said))))
+    cause = next((line for line in reversed(lines) if _advice(line)), lines[-1] if lines else first_line(error))
+    return ". ".join(filter(None, (cause[:160].rstrip(".! "), _advice(cause))))
 
 
-def _advice(said: str) -> str:
-    return next((advice for words, advice in ADVICE.items() if words in said), "")
+def _advice(cause: str) -> str:
+    return next((advice for words, advice in ADVICE.items() if words in cause), "")
 
 
 def _products(compiled: Any) -> Counter[str]:
-    """In which numbers the products are computed: how many layers of each type."""
+    """Count the layers with matrix products by the precision that they compute in."""
     layers = [node.get_rt_info() for node in compiled.get_runtime_model().get_ops()]
     return Counter(
         layer["runtimePrecision"].astype(str) for layer in layers if layer["layerType"].astype(str) in PRODUCTS
@@ -163,7 +163,7 @@ def _require_as_asked(path: Path, compiled: Any, threads: int) -> None:
 
 
 def _require_honest(path: Path, model: Any, products: Counter[str]) -> None:
-    """Refuse a graph that is computed in other numbers than it is stored in."""
+    """Refuse a graph that is computed in another precision than it is stored in."""
     if half := [kind for kind in HALF if products[kind]]:
         raise SnapvitError(f"{path}: OpenVINO computes parts of it in {half[0]}, which nobody asked for")
     constants = [node for node in model.get_ops() if node.get_type_name() == "Constant"]

@@ -1,4 +1,4 @@
-"""int8 for OpenVINO: NNCF finds the ranges on calibration images and writes what OpenVINO recognises as int8.
+"""int8 for OpenVINO by NNCF: it finds the ranges on calibration images and writes int8 as OpenVINO recognises it.
 
 OpenVINO 2026.4 computes most int8 layers of our own graphs in float32, so this starts from the float32 graph. As in the
 other int8 graphs only the linear layers of the blocks are in int8. What was tried on DeiT-Tiny with 32 images, as least
@@ -10,7 +10,7 @@ and mean cosine to float32 of 64 others:
     and the embedding and the classifier in float32                                    0.990  0.997
     and attention in float32                                                           0.993  0.997   this
 
-Steps about zero (0.986, 0.994) are worse, more images (128: 0.989, 0.997) no better, fewer worse (8: 0.953), and a
+Symmetric ranges (0.986, 0.994) are worse, more images (128: 0.989, 0.997) no better, fewer worse (8: 0.953), and a
 correction of biases changes nothing. Other 32 images move the least by 0.01 and the mean by 0.0003; with all of them
 the last line is nearer than the one above, by 0.0002 in the mean, and a tenth slower on a ViT-Ti.
 """
@@ -37,9 +37,9 @@ from ..storage.atomic import sha256, write_atomically
 from ..storage.json import to_json
 from .openvino import read_model, settings
 
-BLOCKS = "blocks."  # how the names of what may be in int8 begin
-OURS = (BLOCKS, "embed.", "output.", "images", "logits", "features")  # and of all that has a name in the ONNX graph
-METADATA = "framework"  # where OpenVINO keeps that of the ONNX graph
+BLOCKS = "blocks."  # begins the names of layers that may be in int8
+OURS = (BLOCKS, "embed.", "output.", "images", "logits", "features")  # begin all names of the ONNX graph
+METADATA = "framework"  # where OpenVINO keeps the metadata of the ONNX graph
 
 
 def quantise(
@@ -67,7 +67,7 @@ def quantise(
 
 
 def _fold(model: Any) -> None:
-    """Do now what is done to weights alone: NNCF takes the shape that a matrix is stored in for the one it has."""
+    """Fold operations on weights alone: NNCF takes the shape that a matrix is stored in for the one it has."""
     from openvino.passes import ConstantFolding, Manager
 
     passes = Manager()
@@ -76,7 +76,7 @@ def _fold(model: Any) -> None:
 
 
 def _kept_in_floats(path: Path, model: Any) -> list[str]:
-    """All products but those of the linear layers of the blocks, by name."""
+    """Return the names of all products but those of the linear layers of the blocks."""
     products = [node for node in model.get_ops() if node.get_type_name() in ("MatMul", "Convolution")]
     names = [node.get_friendly_name() for node in products if not _is_linear(node)]
     if len(names) == len(products):
@@ -85,7 +85,7 @@ def _kept_in_floats(path: Path, model: Any) -> list[str]:
 
 
 def _is_linear(node: Any) -> bool:
-    """Whether a product of a block is one with a matrix: of all heads at once, not of each."""
+    """Return True if a product of a block is one with a matrix: of all heads at once, not of each."""
     weight = node.input_value(1)
     constant = weight.get_node().get_type_name() == "Constant" and len(weight.get_node().shape) == 2
     return constant and node.get_friendly_name().startswith(BLOCKS) and node.get_type_name() == "MatMul"
@@ -93,7 +93,7 @@ def _is_linear(node: Any) -> bool:
 
 def _quantised(model: Any, kept_in_floats: list[str], images: list[npt.NDArray[Any]], threads: int, path: Path) -> Any:
     with needs("int8 for OpenVINO", extra="openvino"), _quietly(), _without_torch():
-        os.environ.setdefault("NNCF_CI", "1")  # otherwise it tells Google Analytics of every call
+        os.environ.setdefault("NNCF_CI", "1")  # otherwise it reports every call to Google Analytics
         import nncf
         from nncf.quantization.range_estimator import RangeEstimatorParametersSet
 
@@ -118,7 +118,7 @@ def _quantised(model: Any, kept_in_floats: list[str], images: list[npt.NDArray[A
 
 
 def _name_in_order(model: Any) -> None:
-    """Call what has no name of its own by its place; OpenVINO counts all nodes that the process ever made."""
+    """Name nodes without a name of their own by their place; OpenVINO numbers all nodes of the process."""
     for number, node in enumerate(model.get_ordered_ops()):
         if not node.get_friendly_name().startswith(OURS):
             node.set_friendly_name(f"{node.get_type_name()}_{number}")
@@ -143,7 +143,7 @@ def _write(model: Any, out_stem: Path) -> tuple[Path, Path]:
 
 @contextlib.contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """NNCF runs the graph in a Core that it makes, and takes no settings for it: so what it makes has them."""
+    """Give the Core that NNCF makes our settings: it takes none for it."""
     import openvino
 
     class Core(openvino.Core):
@@ -159,7 +159,7 @@ def _threads(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """NNCF prints progress, logs to stdout and makes its own class of loggers that of everybody."""
+    """Silence NNCF, which prints progress, logs to stdout and replaces the class of all loggers."""
     level, kind = logging.root.manager.disable, logging.getLoggerClass()
     logging.disable(logging.WARNING)
     try:
@@ -172,7 +172,7 @@ def _quietly() -> Iterator[None]:
 
 
 class _NoTorch:
-    """A finder and loader of torch that has none."""
+    """A finder and loader that hides torch."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         return ModuleSpec(name, self) if name == "torch" else None  # type: ignore[arg-type]
@@ -181,12 +181,12 @@ class _NoTorch:
         raise ImportError("torch is not used here", name="torch")
 
     def exec_module(self, module: object) -> None:
-        """Never comes to this."""
+        """Never called: `create_module` raises."""
 
 
 @contextlib.contextmanager
 def _without_torch() -> Iterator[None]:
-    """NNCF imports torch wherever it is installed, seconds and hundreds of megabytes, and uses none of it here."""
+    """Hide torch from NNCF, which imports it where it is installed, for seconds and hundreds of megabytes, unused."""
     finder = _NoTorch()
     sys.meta_path.insert(0, finder)
     try:

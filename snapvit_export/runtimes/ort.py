@@ -1,11 +1,11 @@
 """ONNX Runtime, on the CPU or through its CUDA and TensorRT providers on an NVIDIA GPU.
 
-The package for GPUs lists providers that do not load, and then runs on the CPU instead without a word, even for a
-provider that does not exist. So the driver is asked first, falling back is off, for the whole graph and for every node,
-and an open session must name the provider that was asked for.
+The package for GPUs lists providers that do not load, and then runs on the CPU instead without a warning, even for a
+provider that does not exist. So the driver is queried first, falling back is off, for the whole graph and for every
+node, and an open session must name the provider that was asked for.
 
-On a GPU a graph is open for one batch: then no sizes are left to compute, which ONNX Runtime does on the CPU, and the
-whole run is one CUDA graph between an input and outputs that stay where they are.
+On a GPU a graph is opened for one batch: then no sizes are left to compute, which ONNX Runtime does on the CPU, and the
+whole run is one CUDA graph between an input and outputs at fixed addresses.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ LIBRARIES = {CUDA: "libonnxruntime_providers_cuda.so", TENSORRT: "libonnxruntime
 SETTINGS: dict[str, dict[str, str]] = {
     CPU: {},
     CUDA: {
-        "cudnn_conv_algo_search": "EXHAUSTIVE",  # there is one convolution, looked at once
+        "cudnn_conv_algo_search": "EXHAUSTIVE",  # there is one convolution, searched once
         "do_copy_in_default_stream": "1",  # on a stream of their own copies race with the kernels
         "use_tf32": "0",  # fp32 is fp32: TF32 keeps 10 of its 23 bits, and is on by itself
         "enable_cuda_graph": "1",  # a small ViT is hundreds of short kernels: starting them takes longer than they do
     },
     TENSORRT: {
-        "trt_fp16_enable": "0",  # with both off the network is strongly typed: the graph says in which numbers
+        "trt_fp16_enable": "0",  # with both off the network is strongly typed: the graph sets the precision
         "trt_int8_enable": "0",
-        "trt_cuda_graph_enable": "1",  # as above
+        "trt_cuda_graph_enable": "1",  # as for CUDA
         "trt_engine_cache_enable": "1",  # building takes seconds to minutes
-        "trt_timing_cache_enable": "1",  # and what was learnt of one engine serves the next
+        "trt_timing_cache_enable": "1",  # kernel timings of one engine serve the next
     },
 }
 REMEDIES = {
@@ -53,13 +53,13 @@ REMEDIES = {
     TENSORRT: "Install TensorRT 10 where the loader finds it (LD_LIBRARY_PATH) and: pip install "
     "'onnxruntime-gpu[cuda,cudnn]'",
 }
-BATCH = "batch"  # what graphs call it
+BATCH = "batch"  # the name of that size in graphs
 TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
 Outputs = list[npt.NDArray[Any]]
 
 
 def version() -> str:
-    """The version of ONNX Runtime that really loads; an error if it does not, or if two packages share its folder."""
+    """Return the version of ONNX Runtime that loads; an error if none does, or if two packages share a folder."""
     installed = [name for name in ("onnxruntime", "onnxruntime-gpu") if _is_installed(name)]
     if len(installed) == 2:
         raise SnapvitError(
@@ -72,7 +72,7 @@ def version() -> str:
 
 
 def require_provider(runtime: Runtime) -> str:
-    """The provider of a runtime, if this machine has what it needs: the package for it, a driver and a GPU."""
+    """Return the provider of a runtime; an error if this machine lacks its package, a driver or a GPU."""
     found, provider = version(), PROVIDERS[runtime]
     import onnxruntime as ort
 
@@ -98,7 +98,7 @@ class OrtSession:
     """
 
     def __init__(self, path: Path | bytes, threads: int, runtime: Runtime = "onnxruntime", batch: int = 1) -> None:
-        """`batch`: for which one a graph that takes any is open on a GPU; the CPU takes any."""
+        """`batch`: the one that a graph that takes any is opened for on a GPU; the CPU takes any."""
         provider = require_provider(runtime)
         import onnxruntime as ort
 
@@ -118,7 +118,7 @@ class OrtSession:
                 made_by = _made_by() if provider == TENSORRT else ""
                 self._session = self._open(source, options, provider, _settings(provider, path, batch, made_by))
             self._require_known_shapes()
-            self._call = Bound(self._session, "cuda")
+            self._call = BoundSession(self._session, "cuda")
         given = self._session.get_inputs()[0]
         self._input = given.name
         self._batch = given.shape[0] if isinstance(given.shape[0], int) else None  # None: any
@@ -163,7 +163,7 @@ class OrtSession:
         return found
 
     def close(self) -> None:
-        """Give back the memory."""
+        """Release its memory."""
         self._call = self._session = None
 
     def __enter__(self) -> OrtSession:
@@ -173,11 +173,11 @@ class OrtSession:
         self.close()
 
 
-class Bound:
-    """Runs a session whose shapes are all known from one place in a device's memory to another.
+class BoundSession:
+    """A session of known shapes, bound to an input and outputs at fixed addresses in a device's memory.
 
-    Both stay for as long as the session is open, as a CUDA graph wants it. Images are copied there and results back,
-    in plain sight: otherwise ONNX Runtime does it, into new memory every time.
+    They stay for as long as the session is open, as a CUDA graph needs it. Images are copied there and results back
+    explicitly: otherwise ONNX Runtime does it, into new memory every time.
     """
 
     def __init__(self, session: Any, device: str) -> None:
@@ -191,7 +191,7 @@ class Bound:
             self._binding.bind_ortvalue_output(output.name, value)
 
     def __call__(self, images: npt.NDArray[Any]) -> Outputs:
-        if images.shape != self._shape or images.dtype != self._type:  # a copy would look at neither
+        if images.shape != self._shape or images.dtype != self._type:  # a copy would check neither
             raise ValueError(f"it takes {self._shape} {self._type}, not {images.shape} {images.dtype}")
         self._input.update_inplace(np.ascontiguousarray(images))
         self._binding.synchronize_inputs()
@@ -207,16 +207,16 @@ def _on_device(value: Any, device: str) -> Any:
 
 
 def _made_by() -> str:
-    """What else an engine holds for: one version, card and driver, which ONNX Runtime does not look at."""
+    """Return the version, GPU and driver that an engine is valid for, which ONNX Runtime does not check."""
     gpu = require_gpu()
     return f"{version()} {gpu.name} {gpu.capability} {gpu.driver}"
 
 
 def _settings(provider: str, path: Path | bytes, batch: int, made_by: str) -> dict[str, str]:
-    """What a provider is told; with TensorRT also where its caches are.
+    """Return the settings of a provider; with TensorRT also where its caches are.
 
-    It calls an engine after the file and its nodes, and takes another model's for its own if these are alike. So there
-    is a folder for every content, where a graph names the hashes of its weights, and for what it was made by.
+    It names an engine after the file and its nodes, and confuses those of models where these are alike. So there is a
+    folder for every content of a graph, which names the hashes of its weights, and every `made_by`.
     """
     if provider != TENSORRT:
         return SETTINGS[provider]
@@ -231,14 +231,14 @@ def _settings(provider: str, path: Path | bytes, batch: int, made_by: str) -> di
 
 @contextlib.contextmanager
 def _quiet(ort: Any) -> Iterator[None]:
-    """Load CUDA from pip's packages, if it is there, and open a session without words on stdout and stderr."""
+    """Load CUDA from pip's packages, if it is there, and keep stdout and stderr silent while a session opens."""
     with contextlib.redirect_stdout(io.StringIO()):
         ort.preload_dlls()
     ort.set_default_logger_severity(4)
     try:
         yield
     finally:
-        ort.set_default_logger_severity(2)  # as it is by itself
+        ort.set_default_logger_severity(2)  # its default
 
 
 def _why_not_open(provider: str, error: Exception) -> str:
@@ -252,9 +252,9 @@ def _why_not_open(provider: str, error: Exception) -> str:
 
 
 def _why_not_loaded(provider: str) -> str | None:
-    """What the loader says of a provider's library; ONNX Runtime keeps it to its log.
+    """Return the loader's error for a provider's library, which ONNX Runtime only logs; None if it loads.
 
-    Only after ONNX Runtime has tried: these libraries look for their host when they are loaded.
+    Call it only after ONNX Runtime has tried: these libraries look for their host when they are loaded.
     """
     import onnxruntime as ort
 

@@ -1,4 +1,4 @@
-"""Open a file in the runtime of a Target. Light: each runtime is imported when it is asked for."""
+"""Open a file in the runtime of a Target, as a Session. Light: each runtime is imported when it is used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Session(Protocol):
         """Run a batch, (B, 3, H, W) or (B, H, W, 3) bytes, and return the first output (B, features)."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release its memory."""
 
     def __enter__(self) -> Session: ...
 
@@ -45,7 +45,7 @@ def open_session(path: Path, target: Target) -> Session:
 
 
 def version_of(runtime: Runtime) -> str:
-    """The version of a runtime that really loads; an error if it does not."""
+    """Return the version of a runtime that really loads; an error if it does not."""
     if runtime == "openvino":
         from . import openvino
 
@@ -61,7 +61,7 @@ def version_of(runtime: Runtime) -> str:
 
 
 def device_for(runtime: Runtime) -> DeviceCard:
-    """This machine as a runtime sees it, with the GPU if it uses one; an error if the runtime cannot run here."""
+    """Return the card of this machine, with the GPU if the runtime uses one; an error if it cannot run here."""
     found = version_of(runtime)
     if runtime in ON_CPU:
         return this_device(found)

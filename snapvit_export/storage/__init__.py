@@ -1,1 +1,1 @@
-"""Files: atomic writing, strict JSON, checksummed safetensors, many arrays in one mapped file. Light."""
+"""Files: atomic writes, strict JSON, checksummed safetensors, many arrays in one mapped file. Light."""

@@ -1,4 +1,4 @@
-"""Writing so that nothing is ever half there: a temporary name beside the goal, then one rename. Light.
+"""Atomic writes of files and folders: under a temporary name beside the goal, then one rename. Light.
 
 `write_atomically` is for one file, `staged_folder` for a family. Both turn the system's refusals (read-only place,
 full disk) into one line and remove what they had begun.
@@ -27,13 +27,13 @@ _ADVICE = {
 
 
 def cache_folder(what: str) -> Path:
-    """Where things of a kind are kept that can be made again, for this user."""
+    """Return this user's cache folder for one kind of files, all of which can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "snapvit" / what
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Say in one line why `path` could not be written."""
+    """Turn an OSError into one line that says why `path` could not be written."""
     try:
         yield
     except OSError as error:
@@ -72,7 +72,7 @@ def staged_folder(goal: Path, replaceable: Collection[str] | None) -> Iterator[P
         stage = Path(tempfile.mkdtemp(dir=goal.parent, prefix=f".{goal.name}."))
     try:
         yield stage
-        refuse_foreign(goal, replaceable)  # the work took a while: look again
+        refuse_foreign(goal, replaceable)  # the work took a while: check again
         with writing(goal):
             stage.chmod(0o777 & ~_umask())
             _swap(stage, goal)
@@ -109,7 +109,7 @@ def refuse_foreign(goal: Path, replaceable: Collection[str] | None) -> None:
 
 
 def inside(folder: Path, name: str, listed_in: str) -> Path:
-    """The file of that name in `folder`; refuses names and links that leave it. `listed_in`: the file that names it."""
+    """Return the file of that name in `folder`; refuse names and links that leave it. `listed_in`: who names it."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or not path.parts:
         raise FileFormatError(f"{folder / listed_in}: '{name}' leaves the folder")
@@ -120,7 +120,7 @@ def inside(folder: Path, name: str, listed_in: str) -> Path:
 
 
 def sha256(path: Path) -> str:
-    """Hash a file without holding it in memory."""
+    """Return the SHA-256 of a file without holding it in memory."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(1 << 20):

@@ -1,4 +1,4 @@
-"""Sealed files: arrays and a JSON text in one safetensors file, with a hash over both. Light: numpy, safetensors.
+"""Checksummed files: arrays and a JSON text in one safetensors file, with a hash over both. Light.
 
 Any changed byte that matters is noticed. Equal contents give equal files: the metadata has a single key, since
 safetensors writes several in any order.
@@ -21,23 +21,23 @@ from .atomic import write_atomically
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
-def save_sealed(path: Path, kind: str, arrays: Arrays, text: str) -> None:
+def save_checksummed(path: Path, kind: str, arrays: Arrays, text: str) -> None:
     """Write a file of this `kind`; it appears whole or not at all."""
     from safetensors.numpy import save
 
     copies = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    seal = json.dumps({"sha256": _digest(text, copies), "text": text})
-    write_atomically(path, save(copies, metadata={kind: seal}))
+    checked = json.dumps({"sha256": _digest(text, copies), "text": text})
+    write_atomically(path, save(copies, metadata={kind: checked}))
 
 
-def load_sealed(path: Path, kind: str) -> tuple[dict[str, npt.NDArray[Any]], str]:
+def load_checksummed(path: Path, kind: str) -> tuple[dict[str, npt.NDArray[Any]], str]:
     """Read the arrays and the text of a file of this `kind`, after checking that they are what was written."""
     arrays, metadata = _read(path)
     if kind not in metadata:
         raise FileFormatError(f"{path}: not a {kind} file")
     try:
-        seal = json.loads(metadata[kind])
-        written, text = seal["sha256"], seal["text"]
+        checked = json.loads(metadata[kind])
+        written, text = checked["sha256"], checked["text"]
         intact = isinstance(text, str) and written == _digest(text, arrays)
     except (ValueError, TypeError, KeyError, RecursionError):
         intact, text = False, ""

@@ -1,4 +1,4 @@
-"""The one way values become JSON and come back: strict, bounded, and with an error that names the place.
+"""Strict JSON: the one way values are written and read back, bounded, with errors that name the place.
 
 Light: standard library and msgspec.
 """
@@ -15,7 +15,7 @@ from .atomic import write_atomically
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
-Kept = Annotated[int, msgspec.Meta(ge=0, le=10**7)]  # of a size; 0: nothing is left
+Kept = Annotated[int, msgspec.Meta(ge=0, le=10**7)]  # structures kept of a size; 0: none
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 

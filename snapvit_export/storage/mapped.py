@@ -1,8 +1,8 @@
-"""A buffer: many arrays in one plain file, each at a multiple of 4096 bytes, with an index of them. Light: numpy.
+"""Buffers: many arrays in one plain file, page-aligned and memory-mapped, with an index. Light: numpy.
 
-Pages of a file are mapped into memory when they are touched, so opening a buffer copies nothing, and an ONNX graph can
-point into the same file by offset and length. The index is checked before the file is: names, shapes, sizes, alignment,
-bounds, overlaps. Hashes are checked by whoever uses an array first (`check_hash`).
+Every array begins at a multiple of 4096 bytes. Opening a buffer copies nothing, since pages are read when they are
+touched, and an ONNX graph can point into the same file by offset and length. The index is checked before the file is:
+names, shapes, sizes, alignment, bounds, overlaps. Hashes are checked by whoever uses an array first (`check_hash`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Array = npt.NDArray[Any]
 
 
 class Tensor(Value, frozen=True, kw_only=True):
-    """Where one array lies in the file; C order, little endian."""
+    """The place of one array in the file; C order, little endian."""
 
     name: str
     dtype: DataType
@@ -43,7 +43,7 @@ class Tensor(Value, frozen=True, kw_only=True):
 
 
 class Buffer(Value, frozen=True, kw_only=True):
-    """A file and what is in it, in the order of the file."""
+    """A file and the index of its arrays, in the order of the file."""
 
     file: str  # relative to the folder
     size_bytes: Count

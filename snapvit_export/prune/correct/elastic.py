@@ -121,7 +121,7 @@ def correct_module(small: nn.Module, ranking: Ranking, plan: Plan, factors: Fact
             elif keep:
                 raise SnapvitError(f"block {i}: the module lacks its {part}, of which the plan keeps {keep}")
             elif factor.structures:  # otherwise the model lacked it before: what it adds is there
-                put_mean(block, part, factor.corrected(0)[1], factor.gain)
+                put_mean(block, part, factor.corrected(0)[1], factor.layer_scale)
     fold(small)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import FileFormatError, SnapvitError
-from ...storage.checksummed import Arrays, load_sealed, save_sealed
+from ...storage.checksummed import Arrays, load_checksummed, save_checksummed
 
 KIND = "snapvit-checkpoint"
 
@@ -54,14 +54,14 @@ class Checkpoint:
     def save(self, phase: str, arrays: Arrays, rest: Mapping[str, Any]) -> None:
         """Replace the file by this state."""
         described = json.dumps({"settings": self.settings, "phase": phase, "rest": rest})
-        save_sealed(self.path, KIND, arrays, described)
+        save_checksummed(self.path, KIND, arrays, described)
 
     def load(self) -> Saved | None:
         """The state on disk, None if there is none; refused if it is damaged or of another run."""
         if not self.path.exists():
             return None
         try:
-            arrays, described = load_sealed(self.path, KIND)
+            arrays, described = load_checksummed(self.path, KIND)
         except FileFormatError as error:
             raise FileFormatError(f"{error}. Remove it to start again") from error
         content = json.loads(described)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...correction.cholesky import Factor, Factors, no_factor
 from ...correction.moments import Damping, Moments, Statistics
-from ...correction.orders import ORDERS, product
+from ...correction.orders import ORDER_RULES, product
 from ...errors import UsageError
 from ...model.ranking import Order, Ranking
 from ...model.scores import Scores
@@ -34,7 +34,7 @@ def damage_ranking(
 ) -> tuple[Ranking, Factors]:
     """The ranking with its damage curves, and the factors that correct any Plan of it.
 
-    `order` is one of `ORDERS`; "criterion" takes the order of `scores`, "product" that of both together.
+    `order` is one of `ORDER_RULES`; "criterion" takes the order of `scores`, "product" that of both together.
 
     >>> ranking, factors = damage_ranking(model, observe(model, images))
     """
@@ -65,8 +65,8 @@ def ordered_layers(
 ) -> list[tuple[Ordered | None, Ordered | None]]:
     """The attention and the MLP of every block; None for one that the model lacks."""
     check_statistics(model, statistics)
-    if order not in (*ORDERS, "criterion", "product"):
-        raise UsageError(f"no order is called '{order}'. Known: {', '.join((*ORDERS, 'criterion', 'product'))}")
+    if order not in (*ORDER_RULES, "criterion", "product"):
+        raise UsageError(f"no order is called '{order}'. Known: {', '.join((*ORDER_RULES, 'criterion', 'product'))}")
     if scores is None and order in ("criterion", "product"):
         raise UsageError(f"order {order} needs scores")
     found = []
@@ -90,5 +90,5 @@ def _order(layer: Layer, moments: Moments, order: str, scores: Any, damping: Dam
     if order == "criterion":
         return np.argsort(-scores, kind="stable")
     weight = layer.weight if layer.gain is None else layer.weight * layer.gain[:, None]  # (E, d)
-    ordered = ORDERS["backward" if order == "product" else order](weight, moments, layer.unit, damping)
+    ordered = ORDER_RULES["backward" if order == "product" else order](weight, moments, layer.unit, damping)
     return (product(ordered, scores) if order == "product" else ordered).order

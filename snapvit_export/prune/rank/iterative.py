@@ -38,7 +38,7 @@ import torch
 from torch import nn
 
 from ...allocation.costs import flops_costs
-from ...allocation.depth import Cases, Removal
+from ...allocation.depth import DepthAllocator, Removal
 from ...allocation.knapsack import Allocator
 from ...allocation.planner import Planner, check_reach
 from ...allocation.recipe import DEFAULT, RECIPES, Rounds, Settings, uses_scores
@@ -251,7 +251,7 @@ class _Work:
         allocator = (
             Allocator(ranking.damage, *given, most=found.plan)
             if protection_of(self.settings).sublayers
-            else Cases(Removal.of(ranking.damage, ranking.sublayers), *given, anatomy, most=found.plan)
+            else DepthAllocator(Removal.of(ranking.damage, ranking.sublayers), *given, anatomy, most=found.plan)
         )
         return allocator.within(fraction * anatomy.block_flops())
 

@@ -1,1 +1,1 @@
-"""TensorRT: networks parsed and built, engines kept with their record, what a version supports."""
+"""TensorRT: networks parsed and built, engines kept with their record, opsets that a version supports."""

@@ -1,9 +1,9 @@
-"""An engine on disk, beside a record of what it is: a stale or foreign engine is refused, never run. Light.
+"""Engine files: a TensorRT engine beside a record of its origin; a stale or foreign one is never run. Light.
 
-    s30.engine        what TensorRT serialised
+    s30.engine        the serialised engine
     s30.engine.json   of which graph, by which version, for which GPU, with which settings
 
-An engine holds for one graph, one version of TensorRT and one kind of GPU. The timing cache of a device, version and
+An engine is valid for one graph, one version of TensorRT and one kind of GPU. The timing cache of a device, version and
 precision is shared by all engines: building the next variant then takes a part of the time.
 """
 
@@ -22,14 +22,15 @@ from ...target import Precision
 
 SUFFIX = ".engine"
 ANY = "any"  # device of an engine that was built without a GPU
-WHAT_MATTERS = (
+# Fields of a record that decide if an engine may be used.
+COMPARED = (
     *("onnx_sha256", "package", "version", "device", "capability", "precision", "batch", "most_batch"),
     *("workspace_bytes", "level"),
 )
 
 
 class EngineRecord(Value, frozen=True, kw_only=True):
-    """What an engine was made of, by what, for what."""
+    """The graph, TensorRT version, GPU and settings that an engine was built for."""
 
     format_version: Literal[1] = 1
     onnx_sha256: str
@@ -45,11 +46,11 @@ class EngineRecord(Value, frozen=True, kw_only=True):
     workspace_bytes: Count
     level: Count
     products: dict[str, Count]  # matrix products by precision, counted in the parsed network
-    agreed: bool = False  # True: it ran on a GPU and gave what ONNX Runtime gives
+    agreed: bool = False  # True: it ran on a GPU and its outputs agreed with ONNX Runtime's
 
     def differs_from(self, other: EngineRecord) -> str | None:
-        """The first thing in which two records of one engine differ; None if they are of the same."""
-        names = list(WHAT_MATTERS)
+        """Return the first field in which two records of one engine differ; None if they agree."""
+        names = list(COMPARED)
         if self.package == "tensorrt_rtx" and self.device == ANY:  # made to be loaded by any card
             names = [name for name in names if name not in ("device", "capability")]
         for name in names:
@@ -59,17 +60,17 @@ class EngineRecord(Value, frozen=True, kw_only=True):
 
 
 def engine_path(graph: Path) -> Path:
-    """Where the engine of a graph lies."""
+    """Return the path of a graph's engine."""
     return graph.with_suffix(SUFFIX)
 
 
 def record_path(graph: Path) -> Path:
-    """Where its record lies."""
+    """Return the path of that engine's record."""
     return graph.with_suffix(f"{SUFFIX}.json")
 
 
 def engine_files(graph: Path) -> tuple[Path, Path]:
-    """Where the engine of a graph and its record lie, if there is one."""
+    """Return the paths of a graph's engine and of its record, whether they exist or not."""
     return engine_path(graph), record_path(graph)
 
 
@@ -82,7 +83,7 @@ def write_engine(graph: Path, engine: bytes, record: EngineRecord) -> None:
 
 
 def read_engine(graph: Path, wanted: EngineRecord) -> bytes:
-    """The engine of a graph, if it is the one that is wanted here; `wanted.engine_sha256` is not looked at."""
+    """Return the engine of a graph if its record agrees with `wanted`, whose `engine_sha256` is not compared."""
     path = engine_path(graph)
     if not path.is_file() or not record_path(graph).is_file():
         raise FileFormatError(f"{path}: there is no engine of {graph.name} with its record. Build it on this device")
@@ -96,13 +97,13 @@ def read_engine(graph: Path, wanted: EngineRecord) -> bytes:
 
 
 def mark_agreed(graph: Path) -> None:
-    """Write down that the engine of a graph, if it has one, gave what ONNX Runtime gives."""
+    """Record that the outputs of a graph's engine, if it has one, agreed with ONNX Runtime's."""
     if record_path(graph).is_file():
         record = read_json(record_path(graph), EngineRecord)
         write_json(record_path(graph), msgspec.structs.replace(record, agreed=True))
 
 
 def timing_cache_path(device: str, version: str, precision: Precision) -> Path:
-    """One cache for all engines of a device, version and precision, in the user's cache folder."""
+    """Return the path of the cache for all engines of a device, version and precision, in the user's cache folder."""
     key = hashlib.sha256(f"{device}\n{version}\n{precision}".encode()).hexdigest()[:16]
     return cache_folder("timing") / f"{key}.cache"

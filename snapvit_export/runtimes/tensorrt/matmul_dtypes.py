@@ -1,7 +1,7 @@
-"""In what the matrix products of a network compute, and whether that is what it is called. Light: standard library.
+"""Data types of a network's matrix products, and the check that they are its nominal precision. Light.
 
-A builder that is told "fp16" and finds fp32 in the graph may build fp32, run it and be timed under the wrong name. So
-the products are counted in the parsed network, before anything is built.
+A builder that is asked for "fp16" and finds fp32 in the graph may build fp32, run it and be timed under the wrong name.
+So the products are counted in the parsed network, before anything is built.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Census:
-    """All matrix products of a network."""
+class MatmulDtypes:
+    """The matrix products of a network and their data types."""
 
     products: tuple[Product, ...]
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many compute in what."""
+        """The number of products by data type."""
         return dict(sorted(Counter(product.kind for product in self.products).items()))
 
 
-def require_precision(found: Census, precision: Precision, where: str, wide: Collection[str] = ()) -> None:
-    """Refuse a network whose products are not in the precision it is called; `wide`: parts that stay in float32."""
-    told = ", ".join(f"{count} in {kind}" for kind, count in found.counts.items()) or "none"
+def require_precision(found: MatmulDtypes, precision: Precision, where: str, wide: Collection[str] = ()) -> None:
+    """Refuse a network whose products are not in its nominal precision; `wide`: parts that stay in float32."""
+    counts = ", ".join(f"{count} in {kind}" for kind, count in found.counts.items()) or "none"
     if not found.products:
         raise GateFailed(f"{where}: has no matrix products, so it is no {precision} model")
     if precision.startswith("int8"):  # the linear layers of all blocks; attention stays in floats
@@ -47,7 +47,7 @@ def require_precision(found: Census, precision: Precision, where: str, wide: Col
         wrong = [p for p in found.products if p.kind != precision and not (p.kind == "fp32" and _within(p.name, wide))]
     if wrong:
         name, kind = wrong[0].name, wrong[0].kind
-        raise GateFailed(f"{where}: called {precision}, but {name} computes in {kind} (products: {told})")
+        raise GateFailed(f"{where}: called {precision}, but {name} computes in {kind} (products: {counts})")
 
 
 def _within(name: str, parts: Collection[str]) -> bool:

@@ -1,12 +1,11 @@
-"""TensorRT: the only module that touches it. It gets the package, `tensorrt` or `tensorrt_rtx`, as an argument.
+"""TensorRT's API: parse, build, load and run; the only module that calls it. Light: standard library and numpy.
 
-One path from 10.3 to 11.x: the network is strongly typed, so precision lives in the ONNX graph and an engine computes
-in what the graph says. Nothing of TensorRT raises: `None` and False are failures here, told with the first error of its
-log.
+It gets the package, `tensorrt` or `tensorrt_rtx`, as an argument; `tests/tensorrt_bindings/names.py` lists what is used
+of it. One path from 10.3 to 11.x: the network is strongly typed, so the ONNX graph sets the precision of an engine.
+Nothing of TensorRT raises: None and False are failures, reported with the first error of its log.
+
 Parsing and building need no GPU with TensorRT-RTX; everything after `load` does, and whoever calls it has asked
 `cuda.require_gpu` first, since without a driver TensorRT ends the process.
-
-Light: standard library and numpy. `tests/tensorrt_bindings/names.py` lists what is used.
 """
 
 from __future__ import annotations
@@ -21,16 +20,26 @@ from typing import Any
 import numpy as np
 
 from ...errors import SnapvitError
-from .matmul_dtypes import Census, Product
+from .matmul_dtypes import MatmulDtypes, Product
 
 ERRORS = ("INTERNAL_ERROR", "ERROR")  # severities
 KEPT_LINES = 200  # of errors; thousands of other lines come with every build
 Shape = tuple[int, ...]
+DTYPES = {
+    "FLOAT": "fp32",
+    "HALF": "fp16",
+    "BF16": "bf16",
+    "INT8": "int8",
+    "INT32": "int32",
+    "INT64": "int64",
+    "UINT8": "uint8",
+}
+NUMPY = {"fp32": "float32", "fp16": "float16", "int8": "int8", "int32": "int32", "int64": "int64", "uint8": "uint8"}
 
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """How an engine is built."""
+    """Settings that an engine is built with."""
 
     batch: int = 1  # that it is fastest for; the only one, if the graph fixes it
     most_batch: int | None = None  # None: `batch`
@@ -50,38 +59,38 @@ class TensorRT:
 
     @property
     def version(self) -> str:
-        """Such as 10.3.0."""
+        """The version of the package, such as 10.3.0."""
         return str(self.trt.__version__)
 
-    def parse(self, path: Path) -> Parsed:
+    def parse(self, path: Path) -> ParsedNetwork:
         """Read a graph, with the weights beside it, into a strongly typed network."""
         trt = self.trt
         self.log.errors.clear()
         try:
             builder = trt.Builder(self.log)
-        except TypeError as error:  # its way to say that there is none
+        except TypeError as error:  # raised where no builder can be made
             raise SnapvitError(f"TensorRT {self.version} gives no builder: {self.log.cause}") from error
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         parser = trt.OnnxParser(network, self.log)
         if not parser.parse_from_file(str(path)):
             raise SnapvitError(f"{path}: TensorRT {self.version} cannot parse it: {_first_error(parser, self.log)}")
-        if network.num_layers == 0:  # so it takes an empty file
+        if network.num_layers == 0:  # an empty file is parsed without an error
             raise SnapvitError(f"{path}: TensorRT {self.version} finds no layers in it")
-        return Parsed(self, path, builder, network, parser)
+        return ParsedNetwork(self, path, builder, network, parser)
 
-    def load(self, engine: bytes, where: str) -> Engine:
+    def load(self, engine: bytes, where: str) -> LoadedEngine:
         """Make an engine ready to run. Needs a GPU: ask `cuda.require_gpu` before."""
         self.log.errors.clear()
         runtime = self.trt.Runtime(self.log)
         found = runtime.deserialize_cuda_engine(engine)
         if found is None:
             raise SnapvitError(f"{where}: TensorRT {self.version} cannot load it: {self.log.cause}. Build it again")
-        return Engine(self, runtime, found, where)
+        return LoadedEngine(self, runtime, found, where)
 
 
 @dataclass(frozen=True, eq=False)
-class Parsed:
-    """A graph that TensorRT has understood. The builder and the parser must live as long as the network."""
+class ParsedNetwork:
+    """A graph that TensorRT has parsed. The builder and the parser must live as long as the network."""
 
     api: TensorRT
     path: Path
@@ -95,15 +104,15 @@ class Parsed:
         given = self.network.get_input(0)
         return str(given.name), tuple(given.shape)
 
-    def census(self) -> Census:
-        """In what every matrix product computes: an engine that is called fp16 must be it."""
+    def matmul_dtypes(self) -> MatmulDtypes:
+        """Return the data type of every matrix product, to check an engine's nominal precision."""
         trt = self.api.trt
-        names = {getattr(trt.DataType, kind): told for kind, told in DTYPES.items()}
+        names = {getattr(trt.DataType, kind): name for kind, name in DTYPES.items()}
         layers = [self.network.get_layer(n) for n in range(self.network.num_layers)]
         made_by = {layer.get_output(n).name: layer for layer in layers for n in range(layer.num_outputs)}
 
         def origin(tensor: Any, through: Any) -> Any:
-            """The kind of layer that a value comes from, through layers of some kinds, such as a new shape."""
+            """Return the type of the layer that a value comes from, looking through layers of some types."""
             layer = made_by.get(tensor.name)
             while layer is not None and layer.type in through:
                 layer = made_by.get(layer.get_input(0).name)
@@ -120,9 +129,9 @@ class Parsed:
                 kind = "int8" if whole else names.get(read[0].dtype, str(read[0].dtype))
                 of_weight = any(origin(tensor, stored) == trt.LayerType.CONSTANT for tensor in read)
                 found.append(Product(str(layer.name), kind, of_weight))
-        return Census(tuple(found))
+        return MatmulDtypes(tuple(found))
 
-    def build(self, settings: BuildSettings, timing_cache: bytes | None = None) -> Built:
+    def build(self, settings: BuildSettings, timing_cache: bytes | None = None) -> SerialisedEngine:
         """Build and serialise.
 
         `timing_cache` is what an earlier build of the same device and version gave, empty at first; None: use none, as
@@ -133,7 +142,7 @@ class Parsed:
         config = self.builder.create_builder_config()
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace_bytes)
         config.builder_optimization_level = settings.level
-        config.clear_flag(trt.BuilderFlag.TF32)  # on by itself, and keeps 10 of the 23 bits that fp32 is called for
+        config.clear_flag(trt.BuilderFlag.TF32)  # on by default, and keeps only 10 of the 23 bits of fp32
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
         if timing_cache is not None:
             known = config.create_timing_cache(timing_cache) or config.create_timing_cache(b"")
@@ -144,7 +153,7 @@ class Parsed:
         if plan is None:
             raise SnapvitError(f"{self.path}: TensorRT {self.api.version} cannot build it: {log.cause}")
         learnt = b"" if timing_cache is None else bytes(config.get_timing_cache().serialize())
-        return Built(bytes(plan), learnt)
+        return SerialisedEngine(bytes(plan), learnt)
 
     def _add_profile(self, config: Any, settings: BuildSettings) -> None:
         name, shape = self.inputs
@@ -159,15 +168,15 @@ class Parsed:
 
 
 @dataclass(frozen=True)
-class Built:
-    """An engine, and what was learnt of kernels on the way."""
+class SerialisedEngine:
+    """A serialised engine, and the timing cache that its build gave."""
 
     engine: bytes
     timing_cache: bytes
 
 
 @dataclass(frozen=True, eq=False)
-class Engine:
+class LoadedEngine:
     """An engine on the GPU of this machine."""
 
     api: TensorRT
@@ -176,26 +185,28 @@ class Engine:
     where: str
 
     def context(self) -> Context:
-        """One thread's way to run it."""
+        """Make a context, in which one thread runs the engine."""
         found = self.engine.create_execution_context()
         if found is None:
             raise SnapvitError(f"{self.where}: no memory to run it: {self.api.log.cause}")
         return Context(self, found)
 
     def layers(self) -> Any:
-        """What the builder made of the graph, as TensorRT's inspector tells it."""
-        told = self.engine.create_engine_inspector().get_engine_information(self.api.trt.LayerInformationFormat.JSON)
-        return json.loads(told)
+        """Return the layers that the builder made of the graph, from TensorRT's inspector."""
+        described = self.engine.create_engine_inspector().get_engine_information(
+            self.api.trt.LayerInformationFormat.JSON
+        )
+        return json.loads(described)
 
     def tensors(self) -> tuple[str, str]:
-        """The names of the input and of the first output."""
+        """Return the names of the input and of the first output."""
         names = [self.engine.get_tensor_name(n) for n in range(self.engine.num_io_tensors)]
         is_input = {name: self.engine.get_tensor_mode(name) == self.api.trt.TensorIOMode.INPUT for name in names}
         return next(n for n in names if is_input[n]), next(n for n in names if not is_input[n])
 
     def numpy_type(self, name: str) -> np.dtype[Any]:
-        """The type of a tensor's numbers."""
-        kinds = {getattr(self.api.trt.DataType, kind): told for kind, told in DTYPES.items()}
+        """Return the numpy type of a tensor."""
+        kinds = {getattr(self.api.trt.DataType, kind): dtype for kind, dtype in DTYPES.items()}
         return np.dtype(NUMPY[kinds[self.engine.get_tensor_dtype(name)]])
 
 
@@ -203,20 +214,20 @@ class Engine:
 class Context:
     """Addresses that are set once, and runs on a stream."""
 
-    engine: Engine
+    engine: LoadedEngine
     context: Any
 
     def set_shape(self, name: str, shape: Sequence[int]) -> None:
-        """Say how many images there will be."""
+        """Set the shape of an input, and so the number of images."""
         if not self.context.set_input_shape(name, tuple(shape)):
             raise SnapvitError(f"{self.engine.where}: was not built for {shape[0]} images. Build it for that batch")
 
     def shape(self, name: str) -> Shape:
-        """The shape of a tensor, once that of the input is set."""
+        """Return the shape of a tensor, once that of the input is set."""
         return tuple(self.context.get_tensor_shape(name))
 
     def bind(self, addresses: Mapping[str, int]) -> None:
-        """Say where the tensors lie on the GPU."""
+        """Set the addresses of the tensors on the GPU."""
         for name, address in addresses.items():
             if not self.context.set_tensor_address(name, address):
                 raise SnapvitError(f"{self.engine.where}: refuses an address for {name}")
@@ -227,21 +238,9 @@ class Context:
             raise SnapvitError(f"{self.engine.where}: did not run: {self.engine.api.log.cause}")
 
 
-DTYPES = {
-    "FLOAT": "fp32",
-    "HALF": "fp16",
-    "BF16": "bf16",
-    "INT8": "int8",
-    "INT32": "int32",
-    "INT64": "int64",
-    "UINT8": "uint8",
-}
-NUMPY = {"fp32": "float32", "fp16": "float16", "int8": "int8", "int32": "int32", "int64": "int64", "uint8": "uint8"}
-
-
 @cache
 def _logger(trt: Any) -> Any:
-    """One logger for a process, which is all that TensorRT allows: it keeps what is said instead of printing it."""
+    """Return the one logger of the process that TensorRT allows: it keeps errors instead of printing them."""
 
     class Log(trt.ILogger):
         def __init__(self) -> None:
@@ -261,7 +260,7 @@ def _logger(trt: Any) -> Any:
 
 
 def _first_error(parser: Any, log: Any) -> str:
-    """Why a graph was not understood, with the node."""
+    """Return the reason why a graph was not parsed, with the node."""
     if not parser.num_errors:
         return str(log.cause)
     error = parser.get_error(0)

@@ -1,8 +1,8 @@
-"""What each version of TensorRT's ONNX parser takes, asked before it is loaded: opset and operators. Light.
+"""Opsets and operators that each version of TensorRT's ONNX parser supports, checked before parsing. Light.
 
 A parser that meets a newer opset warns, guesses, and may fail much later. Here the file is refused first, with the node
-and what to do. Operators are those that our portable graphs use and that tests build for real; an operator outside
-the table is one that nothing here vouches for.
+and what to do. Operators are those that our portable graphs use and that tests build for real; an operator outside the
+table is untested.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...errors import SnapvitError
 from ...graph.read import read_graph
-from ..jetson_agent import LEAST_VERSION, SINCE, Version, ceiling_of
+from ..jetson_agent import LEAST_VERSION, SINCE, Version, highest_opset
 
 OPERATORS = frozenset(
     {
@@ -54,12 +54,12 @@ def require_parseable(path: Path, version: str) -> None:
         raise SnapvitError(f"TensorRT {version} is too old: {least} or newer is needed, which JetPack 6 brings")
     model = read_graph(path)
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
-    ceiling = ceiling_of(Version(major, minor, 0))
-    if opset > ceiling:
-        newer = [node for node in model.graph.node if SINCE.get(node.op_type, 0) > ceiling]
+    highest = highest_opset(Version(major, minor, 0))
+    if opset > highest:
+        newer = [node for node in model.graph.node if SINCE.get(node.op_type, 0) > highest]
         node = newer[0] if newer else model.graph.node[0]
         raise SnapvitError(
-            f"{path}: opset {opset}, and TensorRT {version} reads up to {ceiling} (node {node.name}, {node.op_type})"
+            f"{path}: opset {opset}, and TensorRT {version} reads up to {highest} (node {node.name}, {node.op_type})"
             ". Export with --flavour portable"
         )
     for node in model.graph.node:

@@ -1,6 +1,6 @@
-"""A variant in TensorRT on this machine's GPU: its engine, built or taken from beside the graph, ready to run.
+"""Run a variant in TensorRT on this machine's GPU: its engine is built, or loaded from beside the graph. Light.
 
-Also the builds that need no GPU: TensorRT-RTX compiles for a GPU that is not there, and times nothing. Light.
+`BuildOnly` builds without a GPU: TensorRT-RTX compiles for one that is not there, and times nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...target import Precision, Target
 from ..cuda import Cuda, Graph, NoGPU, require_gpu
 from ..fixed_batch import in_batches
 from .engine_file import ANY, EngineRecord, read_engine, timing_cache_path, write_engine
-from .matmul_dtypes import Census, require_precision
+from .matmul_dtypes import MatmulDtypes, require_precision
 from .network import BuildSettings, TensorRT
 from .opset_support import require_parseable
 
@@ -34,7 +34,7 @@ NO_GPU_HELP = (
 
 
 def find_package(names: tuple[str, ...] = PACKAGES) -> Any:
-    """The installed package of TensorRT."""
+    """Return the installed package of TensorRT."""
     for name in names:
         try:
             return importlib.import_module(name)
@@ -50,7 +50,7 @@ def find_package(names: tuple[str, ...] = PACKAGES) -> Any:
 
 
 def require_tensorrt() -> tuple[TensorRT, Cuda]:
-    """TensorRT and the GPU that it needs to run; one line that says what is missing and what can be done without."""
+    """Return TensorRT and the GPU that it needs; the error says what is missing and what can be done without it."""
     try:
         cuda = require_gpu()
     except NoGPU as error:
@@ -59,26 +59,26 @@ def require_tensorrt() -> tuple[TensorRT, Cuda]:
 
 
 def version() -> str:
-    """Of the TensorRT that runs here; an error if none does."""
+    """Return the version of the TensorRT that runs here, and its GPU; an error if none does."""
     api, cuda = require_tensorrt()
     return f"{api.version} on {cuda.name}"
 
 
 def build_engine(
     graph: Path, precision: Precision, settings: BuildSettings, api: TensorRT, cuda: Cuda | None
-) -> Census:
+) -> MatmulDtypes:
     """Build the engine of a graph and write it beside, with its record; `cuda` None: for no GPU in particular."""
     require_parseable(graph, _parser_version(api))
     parsed = api.parse(graph)
-    census = parsed.census()
-    require_precision(census, precision, str(graph), _wide_parts(graph))
-    record = _record(graph, precision, settings, api, cuda, census)
+    dtypes = parsed.matmul_dtypes()
+    require_precision(dtypes, precision, str(graph), _wide_parts(graph))
+    record = _record(graph, precision, settings, api, cuda, dtypes)
     learns = cuda is not None and record.package == "tensorrt"
     built = parsed.build(settings, _known_timings(record) if learns else None)
     if learns:
         write_atomically(_timings(record), built.timing_cache)
     write_engine(graph, built.engine, record)
-    return census
+    return dtypes
 
 
 class TensorRTSession:
@@ -105,8 +105,8 @@ class TensorRTSession:
             raise
 
     def _engine(self, path: Path, precision: Precision) -> bytes:
-        """The engine beside the graph, or a new one."""
-        empty = Census(())
+        """Return the engine beside the graph, or a new one."""
+        empty = MatmulDtypes(())
         wanted = _record(path, precision, self._settings, self._api, self._cuda, empty)
         try:
             return read_engine(path, wanted)
@@ -115,7 +115,7 @@ class TensorRTSession:
             return read_engine(path, wanted)
 
     def _prepare(self, path: Path) -> None:
-        """Memory on both sides, addresses, and the graph of one run."""
+        """Allocate memory on both sides, bind its addresses, and capture the graph of one run."""
         self._names = self._engine_object.tensors()
         source, result = self._names
         dims = [d.dim_value for d in read_graph(path).graph.input[0].type.tensor_type.shape.dim[1:]]
@@ -146,7 +146,7 @@ class TensorRTSession:
         return self._output.astype(np.float32)  # a copy: the next run writes there
 
     def gpu_ms(self) -> float:
-        """What the GPU alone needs for one run."""
+        """Return the milliseconds that the GPU alone needs for one run."""
         return self._stream.elapsed_ms(self._launch)
 
     def _launch(self) -> None:
@@ -154,11 +154,11 @@ class TensorRTSession:
         self._graph.launch()
 
     def layers(self) -> Any:
-        """What the builder made of the graph."""
+        """Return the layers that the builder made of the graph."""
         return self._engine_object.layers()
 
     def close(self) -> None:
-        """Give back the memory."""
+        """Release its memory."""
         if self._graph is not None:
             self._graph.close()
         for address in self._memory.values():
@@ -181,7 +181,7 @@ class BuildOnly:
 
     @staticmethod
     def here() -> BuildOnly:
-        """With TensorRT-RTX, the one that builds without a GPU."""
+        """Make it with TensorRT-RTX, which builds without a GPU."""
         try:
             return BuildOnly(TensorRT(find_package(("tensorrt_rtx",))))
         except MissingDependency as error:
@@ -191,16 +191,16 @@ class BuildOnly:
 
     @property
     def version(self) -> str:
-        """As it stands in the manifest of what was only built."""
+        """The version as the manifest of a family that was only built has it."""
         return f"{self.api.trt.__name__} {self.api.version}, built without a GPU"
 
-    def build(self, graph: Path, target: Target) -> Census:
+    def build(self, graph: Path, target: Target) -> MatmulDtypes:
         """Write the engine of a graph and its record."""
         return build_engine(graph, target.precision, BuildSettings(batch=target.batch), self.api, None)
 
 
 def _record(
-    graph: Path, precision: Precision, settings: BuildSettings, api: TensorRT, cuda: Cuda | None, census: Census
+    graph: Path, precision: Precision, settings: BuildSettings, api: TensorRT, cuda: Cuda | None, dtypes: MatmulDtypes
 ) -> EngineRecord:
     return EngineRecord(
         onnx_sha256=sha256(graph),
@@ -214,7 +214,7 @@ def _record(
         most_batch=settings.most_batch or settings.batch,
         workspace_bytes=settings.workspace_bytes,
         level=settings.level,
-        products=census.counts,
+        products=dtypes.counts,
     )
 
 
@@ -229,14 +229,14 @@ def _known_timings(record: EngineRecord) -> bytes:
 
 
 def _wide_parts(graph: Path) -> tuple[str, ...]:
-    """Parts of an fp16 graph that stay in float32, as the graph itself says."""
-    said = {entry.key: entry.value for entry in read_graph(graph).metadata_props}
+    """Return the parts of an fp16 graph that stay in float32, from its metadata."""
+    metadata = {entry.key: entry.value for entry in read_graph(graph).metadata_props}
     try:
-        return tuple(json.loads(said.get("snapvit.float32_parts", "[]")))
+        return tuple(json.loads(metadata.get("snapvit.float32_parts", "[]")))
     except ValueError as error:
-        raise SnapvitError(f"{graph}: says nothing sensible of its parts in float32. Export it again") from error
+        raise SnapvitError(f"{graph}: its metadata on parts in float32 is damaged. Export it again") from error
 
 
 def _parser_version(api: TensorRT) -> str:
-    """TensorRT-RTX counts its own versions; its parser is that of TensorRT 11."""
+    """Return the version of the parser: TensorRT-RTX has its own versions, and the parser of TensorRT 11."""
     return "11.0" if api.trt.__name__ == "tensorrt_rtx" else api.version

@@ -63,14 +63,14 @@ SPLIT_NAMES = {"train": ("train", "trainval"), "valid": ("val", "valid", "valida
 
 
 @dataclass(frozen=True)
-class DataSet:
+class Dataset:
     """Splits with one numbering of classes; `valid` is None where the set has none."""
 
     name: str
     train: Source | None
     valid: Source | None
     test: Source
-    heap: Source | None = None  # all pictures of a source that has no splits itself: train and test are of them
+    unsplit: Source | None = None  # all pictures of a source that has no splits itself: train and test are of them
 
     @property
     def splits(self) -> dict[str, Source]:
@@ -78,23 +78,23 @@ class DataSet:
         named = {"train": self.train, "valid": self.valid, "test": self.test}
         return {name: source for name, source in named.items() if source is not None}
 
-    def at_most(self, images: int | None, seed: int) -> DataSet:
+    def at_most(self, images: int | None, seed: int) -> Dataset:
         """At most so many pictures of each split, the classes in their proportions; None for all."""
         if images is None:
             return self
         fewer = {name: _first(source, images, seed) for name, source in self.splits.items()}
-        heap = None if self.heap is None else _first(self.heap, images, seed)
-        return DataSet(self.name, fewer.get("train"), fewer.get("valid"), fewer["test"], heap)
+        unsplit = None if self.unsplit is None else _first(self.unsplit, images, seed)
+        return Dataset(self.name, fewer.get("train"), fewer.get("valid"), fewer["test"], unsplit)
 
-    def whole(self) -> DataSet:
+    def whole(self) -> Dataset:
         """All that there is as one test split, if nothing must be learnt from and the set has no splits of its own."""
-        return self if self.heap is None else DataSet(self.name, None, None, self.heap)
+        return self if self.unsplit is None else Dataset(self.name, None, None, self.unsplit)
 
 
-def open_data_set(text: str, seed: int = 0) -> DataSet:
+def open_dataset(text: str, seed: int = 0) -> Dataset:
     """The data set that a `--data` value names.
 
-    >>> open_data_set("path/to/pets").test.count
+    >>> open_dataset("path/to/pets").test.count
     10
     """
     splits = _splits(text)
@@ -105,7 +105,7 @@ def open_data_set(text: str, seed: int = 0) -> DataSet:
 
 
 def _splits(text: str) -> dict[str, Source]:
-    """Splits that the source has itself, called train, valid and test; none if it is one heap of pictures."""
+    """Splits that the source has itself, called train, valid and test; none if it is one unsplit of pictures."""
     path = Path(text)
     if text.strip() and path.is_dir():
         return voc_splits(path) if is_voc(path) else _folders(path)
@@ -174,7 +174,7 @@ def _difference(name: str, one: Source, other: Source) -> str:
     return f"{name}: {one.name} and {other.name} number their classes differently. Give all splits the same order"
 
 
-def _arranged(name: str, splits: dict[str, Source], seed: int) -> DataSet:
+def _arranged(name: str, splits: dict[str, Source], seed: int) -> Dataset:
     train, valid, test = (splits.get(split) for split in SPLIT_NAMES)
     if test is None:
         test, valid = valid, None
@@ -182,18 +182,18 @@ def _arranged(name: str, splits: dict[str, Source], seed: int) -> DataSet:
         return split_by_seed(name, train, seed)
     if test is None:
         raise SnapvitError(f"{name}: has no pictures to report on. Give it a test split")
-    return DataSet(name, train, valid, test)
+    return Dataset(name, train, valid, test)
 
 
-def split_by_seed(name: str, source: Source, seed: int) -> DataSet:
+def split_by_seed(name: str, source: Source, seed: int) -> Dataset:
     """A source as its own splits, if it has set some pictures aside, or drawn by seed."""
     if source.held_out is not None:
-        return DataSet(name, replace(source, held_out=None), None, source.held_out)
+        return Dataset(name, replace(source, held_out=None), None, source.held_out)
     if source.count < 2:
         raise UsageError(f"{name}: one picture cannot be learnt from and reported on. Give --data more")
     order = spread(source.labels, source.count, seed)
     cut = min(source.count - 1, round((1 - TEST_SHARE) * source.count))
-    return DataSet(name, source.subset(order[:cut]), None, source.subset(order[cut:]), source)
+    return Dataset(name, source.subset(order[:cut]), None, source.subset(order[cut:]), source)
 
 
 def _first(source: Source, images: int, seed: int) -> Source:

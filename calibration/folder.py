@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from ..errors import SnapvitError
-from .source import Source, by_name, open_picture
+from .source import Source, by_name, open_image
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff"})
 PHOTOS = frozenset({".jpg", ".jpeg"})
@@ -30,7 +30,7 @@ def folder_source(folder: Path) -> Source:
     labels, classes = by_name([names[0] for names in parts]) if nested else (None, [])
     return Source(
         str(folder),
-        open=lambda i: open_picture(paths[i]),
+        open=lambda i: open_image(paths[i]),
         count=len(paths),
         title=lambda i: str(paths[i]),
         labels=labels,

@@ -16,7 +16,7 @@ import re
 from pathlib import Path
 
 from ..errors import SnapvitError, first_line
-from .source import Source, by_name, by_number, open_picture
+from .source import Source, by_name, by_number, open_image
 
 SUFFIXES = frozenset({".txt", ".lst"})
 WHOLE_NUMBER = re.compile("[0-9]{1,9}")  # a longer row of digits is a name
@@ -29,7 +29,7 @@ def list_source(path: Path) -> Source:
     labels, classes = _numbered(names, path) if names[0] else (None, [])
     return Source(
         str(path),
-        open=lambda i: open_picture(paths[i]),
+        open=lambda i: open_image(paths[i]),
         count=len(paths),
         title=lambda i: paths[i],
         labels=labels,

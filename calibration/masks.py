@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ..errors import SnapvitError, first_line
 from .preprocessing import Preprocessing
-from .source import Source, open_picture
+from .source import Source, open_image
 
 PICTURES, MASKS, LISTS = "JPEGImages", "SegmentationClass", "ImageSets/Segmentation"
 
@@ -47,7 +47,7 @@ def _listed(folder: Path, file: str) -> Source:
             f"{path}: '{strange[0]}' is not the bare name of a picture. Write it without folder and .jpg"
         )
     paths = [folder / PICTURES / f"{name}.jpg" for name in names]
-    return Source(str(path), lambda i: open_picture(paths[i]), len(paths), lambda i: str(paths[i]))
+    return Source(str(path), lambda i: open_image(paths[i]), len(paths), lambda i: str(paths[i]))
 
 
 UNKNOWN = 255  # by custom: a pixel that counts for no class

@@ -48,7 +48,7 @@ class Source:
         )
 
 
-def open_picture(path: str | Path) -> Image:
+def open_image(path: str | Path) -> Image:
     """Decode one image file as RGB."""
     from PIL import Image
 

@@ -39,7 +39,7 @@ MEANS_BOTH = frozenset(
 )
 
 
-class Once(TyperCommand):
+class SingleValueCommand(TyperCommand):
     """A command that refuses a second value where there is room for one, instead of forgetting the first in silence."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -61,20 +61,20 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("export", cls=Once)(export.export)
-app.command("rank", cls=Once)(rank.rank)
-app.command("pack", cls=Once)(pack.pack)
-app.command("profile", cls=Once)(profile.profile)
-app.command("choose", cls=Once)(choose.choose)
-app.command("evaluate", cls=Once)(evaluate.evaluate)
-app.command("fleet", cls=Once)(fleet.fleet)
-app.command("validate", cls=Once)(validate.validate)
-app.command("compare", cls=Once)(compare.compare)
-app.command("report", cls=Once)(report.report)
-app.command("inspect", cls=Once)(inspect.inspect)
-app.command("import-scores", cls=Once)(import_scores.import_scores)
-app.command("models", cls=Once)(models.models)
-app.command("doctor", cls=Once)(doctor.doctor)
+app.command("export", cls=SingleValueCommand)(export.export)
+app.command("rank", cls=SingleValueCommand)(rank.rank)
+app.command("pack", cls=SingleValueCommand)(pack.pack)
+app.command("profile", cls=SingleValueCommand)(profile.profile)
+app.command("choose", cls=SingleValueCommand)(choose.choose)
+app.command("evaluate", cls=SingleValueCommand)(evaluate.evaluate)
+app.command("fleet", cls=SingleValueCommand)(fleet.fleet)
+app.command("validate", cls=SingleValueCommand)(validate.validate)
+app.command("compare", cls=SingleValueCommand)(compare.compare)
+app.command("report", cls=SingleValueCommand)(report.report)
+app.command("inspect", cls=SingleValueCommand)(inspect.inspect)
+app.command("import-scores", cls=SingleValueCommand)(import_scores.import_scores)
+app.command("models", cls=SingleValueCommand)(models.models)
+app.command("doctor", cls=SingleValueCommand)(doctor.doctor)
 
 
 def _version(wanted: bool) -> None:

@@ -16,7 +16,7 @@ from helpers.models import make_model_folder
 from snapvit_export.allocation.recipe import correcting_settings
 from snapvit_export.calibration import folder as folder_source
 from snapvit_export.calibration.images import calibration_and_held_out, prepare
-from snapvit_export.evaluate.pareto import Point, dominated
+from snapvit_export.evaluate.pareto import Tradeoff, dominated
 from snapvit_export.family.folder import read_family, write_manifest
 from snapvit_export.family.validation import Validation
 from snapvit_export.prune.models.load import load_model
@@ -81,11 +81,11 @@ def test_the_head_judges_what_did_not_calibrate(snapvit, here, made):
 def test_images_are_decoded_once_and_files_run_once(snapvit, here, monkeypatch):
     opened: list[Path] = []
     ran: list[tuple[str, int]] = []
-    open_picture, features = folder_source.open_picture, module.opened
+    open_image, features = folder_source.open_image, module.open_exported
 
     def counting(path):
         opened.append(path)
-        return open_picture(path)
+        return open_image(path)
 
     class Counted:
         def __init__(self, *given):
@@ -100,8 +100,8 @@ def test_images_are_decoded_once_and_files_run_once(snapvit, here, monkeypatch):
         def __exit__(self, *error):
             return self.context.__exit__(*error)
 
-    monkeypatch.setattr(folder_source, "open_picture", counting)
-    monkeypatch.setattr(module, "opened", Counted)
+    monkeypatch.setattr(folder_source, "open_image", counting)
+    monkeypatch.setattr(module, "open_exported", Counted)
     outcome = snapvit("validate", here / "family", "--data", here / "split", "--by", "head,knn,linear")
     assert outcome.code == 0, outcome.err
     assert len(opened) == len(set(opened)) == 40
@@ -142,7 +142,7 @@ def test_latencies_of_another_file_are_refused(snapvit, here):
 def test_what_is_dominated_is_flagged_by_the_latencies_that_are_shown(snapvit, here):
     assert snapvit("validate", here / "family", "--data", here / "split").code == 0
     manifest = read_family(here / "family")
-    points = {v.name: Point(manifest.latency(v.name)[0], v.evaluation.top1) for v in manifest.variants}
+    points = {v.name: Tradeoff(manifest.latency(v.name)[0], v.evaluation.top1) for v in manifest.variants}
     wanted = dominated(points)
     assert {v.name: v.dominated_by for v in manifest.variants} == {name: wanted.get(name) for name in points}
 

@@ -12,7 +12,7 @@ COMPARISON = "compare.json"
 Axis = Literal["sparsity", "flops"]  # share of prunable parameters that is cut, or of the blocks' FLOPs that is kept
 
 
-class Contestant(Value, frozen=True, kw_only=True):
+class MethodResult(Value, frozen=True, kw_only=True):
     """One method at one size."""
 
     recipe: str
@@ -35,14 +35,14 @@ class Comparison(Value, frozen=True, kw_only=True):
     settings: dict[str, Any]  # by recipe
     axis: Axis
     dense: Evaluation
-    contestants: tuple[Contestant, ...] = ()
+    contestants: tuple[MethodResult, ...] = ()
 
     def continues(self, other: Comparison) -> bool:
         """Whether the contestants of another comparison could stand in this one."""
         same = ("model", "weights_sha256", "calibration", "judged_on", "axis")
         return all(getattr(self, name) == getattr(other, name) for name in same)
 
-    def found(self, recipe: str, asked: float) -> Contestant | None:
+    def found(self, recipe: str, asked: float) -> MethodResult | None:
         """What is known of a method at a size."""
         return next((c for c in self.contestants if (c.recipe, c.asked) == (recipe, asked)), None)
 

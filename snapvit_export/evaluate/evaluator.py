@@ -17,12 +17,12 @@ from typing import Literal, Protocol, get_args
 import msgspec
 import numpy as np
 
-from ..calibration.dataset import DataSet
+from ..calibration.dataset import Dataset
 from ..calibration.images import Images, read_images
 from ..calibration.masks import UNKNOWN, check_masks, numbered, prepare_masks
 from ..calibration.preprocessing import Preprocessing
 from ..errors import SnapvitError, UsageError, needs
-from ..family.evaluation import Evaluation, Found, share
+from ..family.evaluation import Evaluation, MeasuredValues, share
 from ..progress import Progress, Silent
 from . import linear, segmentation
 from .features import Array, Features, MadeBy, Split
@@ -82,11 +82,11 @@ class EvalOptions:
     ignore: Sequence[int] = (UNKNOWN,)  # values in masks that count for no class
 
 
-def check_options(how: EvalOptions) -> None:
+def check_options(options: EvalOptions) -> None:
     """Refuse settings that would change nothing."""
-    if how.classes is not None and how.by is not None and "head" not in how.by:
+    if options.classes is not None and options.by is not None and "head" not in options.by:
         raise UsageError("--classes names the outputs of the head, which is not asked. Add head to --by")
-    if how.features is not None and how.by == ("segment",):
+    if options.features is not None and options.by == ("segment",):
         raise UsageError("--features keeps embeddings, and --by segment needs none. Leave --features out")
 
 
@@ -96,7 +96,7 @@ def parse_metrics(text: str | None) -> tuple[Metric, ...] | None:
         return None
     wanted = [part.strip() for part in text.split(",")]
     if unknown := [part for part in wanted if part not in METRICS]:
-        raise UsageError(f"--by '{unknown[0]}' is not a metric to judge. Known: {', '.join(METRICS)}")
+        raise UsageError(f"--by '{unknown[0]}' is not a metric. Known: {', '.join(METRICS)}")
     return tuple(metric for metric in METRICS if metric in wanted)
 
 
@@ -112,25 +112,25 @@ def parse_ignored(text: str) -> tuple[int, ...]:
 class Evaluator:
     """Images and questions; `columns` are the head's outputs that stand for the data's classes."""
 
-    data: DataSet
+    data: Dataset
     images: dict[str, Images]  # by split
     columns: Columns | None
     metrics: tuple[Metric, ...]  # none: only the fidelity_to to another model is asked
-    how: EvalOptions
+    options: EvalOptions
 
     @staticmethod
-    def set(
-        model: ModelUnderTest, data: DataSet, how: EvalOptions, progress: Progress, label_free: bool = False
+    def prepare(
+        model: ModelUnderTest, data: Dataset, options: EvalOptions, progress: Progress, label_free: bool = False
     ) -> Evaluator:
         """Read the images for models like this one; `label_free`: data that allows no metric at all is fine."""
-        data = data.at_most(how.images, how.seed)
-        columns = _columns(model, data, how, progress)
-        metrics = tuple(how.by) if how.by is not None else _usual(data, columns, progress)
+        data = data.at_most(options.images, options.seed)
+        columns = _columns(model, data, options, progress)
+        metrics = tuple(options.by) if options.by is not None else _usual(data, columns, progress)
         if not metrics and not label_free:
             raise SnapvitError(_nothing(data))
         data = data.whole() if set(metrics) <= {"head"} else data
         _check_data(data, metrics)
-        return Evaluator(data, _read(data, metrics, model.preprocessing, progress), columns, metrics, how)
+        return Evaluator(data, _read(data, metrics, model.preprocessing, progress), columns, metrics, options)
 
     @property
     def test(self) -> Images:
@@ -144,23 +144,23 @@ class Evaluator:
         titles = [title for i in range(source.count) if (title := source.title(i)) not in left_out]
         return [title.removeprefix(f"{source.name}/") for title in titles]  # a report is shared: not where it lay
 
-    def judge(self, extractor: Extractor, progress: Progress | None = None) -> Evaluation:
+    def evaluate(self, extractor: Extractor, progress: Progress | None = None) -> Evaluation:
         """Run a model once and measure what was asked for."""
         progress = progress or Silent()
-        found: Found = {}
+        found: MeasuredValues = {}
         if set(self.metrics) != {"segment"}:
             found |= self.measures(self.features(extractor, progress), progress)
         if "segment" in self.metrics:
             found |= self._segments(extractor, progress)
         return self.evaluation(found)
 
-    def evaluation(self, found: Found) -> Evaluation:
+    def evaluation(self, found: MeasuredValues) -> Evaluation:
         """What was measured, with what it was measured on."""
         return Evaluation.of(found, len(self.test), self.test.source)
 
     def features(self, extractor: Extractor, progress: Progress) -> Features:
         """What the model makes of the images, or what it made of them before."""
-        images, how = self.images, self.how
+        images, options = self.images, self.options
         made_by = MadeBy(
             model=extractor.name,
             weights_sha256=extractor.weights_sha256,
@@ -169,22 +169,22 @@ class Evaluator:
             images={name: part.fingerprint for name, part in images.items()},
             classes=tuple(images["test"].classes),
         )
-        if how.features is not None and how.features.exists():
-            kept = Features.load(how.features)
+        if options.features is not None and options.features.exists():
+            kept = Features.load(options.features)
             if _suits(kept, made_by, images):
-                progress.note(f"features are taken from {how.features}")
+                progress.note(f"features are taken from {options.features}")
                 return kept
-            progress.note(f"{how.features} is of other weights or images and will be replaced")
+            progress.note(f"{options.features} is of other weights or images and will be replaced")
         progress.phase(f"running {extractor.name}", sum(map(len, images.values())))
         splits = {name: _split(extractor, part, name == "test", progress) for name, part in images.items()}
         features = Features(made_by, splits["test"], splits.get("train"), splits.get("valid"))
-        if how.features is not None:
-            features.save(how.features)
+        if options.features is not None:
+            features.save(options.features)
         return features
 
-    def measures(self, features: Features, progress: Progress) -> Found:
+    def measures(self, features: Features, progress: Progress) -> MeasuredValues:
         """Everything that features and class scores tell."""
-        found: Found = {}
+        found: MeasuredValues = {}
         test, metrics = features.test, self.metrics
         if not metrics:
             return found
@@ -204,11 +204,11 @@ class Evaluator:
             found["knn"] = share(neighbours_right(bank.features, bank.targets, test.features, test.targets))
         if "linear" in metrics:
             progress.phase("training a linear probe", linear.EPOCHS)
-            found["linear"] = share(linear_right(features, self.how.seed, progress.advance))
+            found["linear"] = share(linear_right(features, self.options.seed, progress.advance))
         return found
 
-    def _segments(self, extractor: Extractor, progress: Progress) -> Found:
-        data, images, how = self.data, self.images, self.how
+    def _segments(self, extractor: Extractor, progress: Progress) -> MeasuredValues:
+        data, images, options = self.data, self.images, self.options
         parts = {"train": data.train, "test": data.test}
         progress.phase("reading masks", sum(len(images[name]) for name in parts))
         raw = {
@@ -216,17 +216,17 @@ class Evaluator:
             for name, source in parts.items()
             if source is not None
         }
-        masks, values = numbered(raw, how.ignore)
+        masks, values = numbered(raw, options.ignore)
         progress.phase("taking patch tokens", sum(len(images[name]) for name in parts))
         train, test = (extractor.tokens(images[name], progress) for name in parts)
         progress.phase("training a segmenter", segmentation.EPOCHS)
         tally = segmentation.segment(
-            train, masks["train"], test, masks["test"], len(values), how.seed, progress.advance
+            train, masks["train"], test, masks["test"], len(values), options.seed, progress.advance
         )
-        return {"miou": (tally.miou(), tally.standard_error(how.seed))}
+        return {"miou": (tally.miou(), tally.standard_error(options.seed))}
 
 
-def fidelity_to(features: Features, dense: Features) -> Found:
+def fidelity_to(features: Features, dense: Features) -> MeasuredValues:
     """How close a model stays to the dense one, by its class scores or, without a head, its embedding."""
     ours, theirs = features.test, dense.test
     if ours.logits is None or theirs.logits is None:
@@ -234,26 +234,26 @@ def fidelity_to(features: Features, dense: Features) -> Found:
     return fidelity(ours.logits, theirs.logits)
 
 
-def _columns(model: ModelUnderTest, data: DataSet, how: EvalOptions, progress: Progress) -> Columns | None:
+def _columns(model: ModelUnderTest, data: Dataset, options: EvalOptions, progress: Progress) -> Columns | None:
     """The head's outputs that stand for the data's classes; None if the head is not asked, and need not suit."""
-    asked = how.by is not None and "head" in how.by
-    if data.test.labels is None or not (asked or how.by is None):
+    asked = options.by is not None and "head" in options.by
+    if data.test.labels is None or not (asked or options.by is None):
         return None
     try:
-        return columns_for(data.test.classes, model.outputs, model.labels, how.classes)
+        return columns_for(data.test.classes, model.outputs, model.labels, options.classes)
     except SnapvitError as error:
-        if asked or how.classes is not None:
+        if asked or options.classes is not None:
             raise
         progress.note(f"the head is not asked: {error}")
         return None
 
 
-def _usual(data: DataSet, columns: Columns | None, progress: Progress) -> tuple[Metric, ...]:
+def _usual(data: Dataset, columns: Columns | None, progress: Progress) -> tuple[Metric, ...]:
     if data.test.labels is not None and len(data.test.classes) < 2:
         progress.note(f"{data.name}: all images are of one class, so accuracy would say nothing")
         return ()
     metrics: list[Metric] = [] if columns is None else ["head"]
-    if metrics and data.heap is not None:
+    if metrics and data.unsplit is not None:
         return tuple(metrics)  # on all of the images, of which k-NN would take most to learn from
     if data.train is None or data.train.labels is None:
         return tuple(metrics)
@@ -266,12 +266,12 @@ def _usual(data: DataSet, columns: Columns | None, progress: Progress) -> tuple[
     return tuple(metrics)
 
 
-def _nothing(data: DataSet) -> str:
+def _nothing(data: Dataset) -> str:
     why = "has no labels" if data.test.labels is None else "has other classes than the head, and few images to train"
     return f"{data.name}: {why}, so nothing can be judged. Give --classes FILE, --by, or other --data"
 
 
-def _check_data(data: DataSet, metrics: Sequence[Metric]) -> None:
+def _check_data(data: Dataset, metrics: Sequence[Metric]) -> None:
     """Refuse metrics that the data does not allow, before any image is read."""
     if data.test.labels is None and (unlabelled := [metric for metric in metrics if metric != "segment"]):
         raise SnapvitError(f"{data.name}: has no labels, which --by {unlabelled[0]} needs. Give --data a labelled set")
@@ -292,7 +292,7 @@ def _check_data(data: DataSet, metrics: Sequence[Metric]) -> None:
 
 
 def _read(
-    data: DataSet, metrics: Sequence[Metric], preprocessing: Preprocessing, progress: Progress
+    data: Dataset, metrics: Sequence[Metric], preprocessing: Preprocessing, progress: Progress
 ) -> dict[str, Images]:
     """The images of the splits that these metrics look at."""
     wanted = {"head": ("test",), "segment": ("train", "test")}

@@ -48,7 +48,7 @@ def top1(run: Run, images: Images, as_bytes: bool = False) -> Evaluation:
 
 
 @dataclass(frozen=True)
-class About:
+class ExportedInfo:
     """What must be known of a file to feed it and to read its answers."""
 
     name: str
@@ -59,10 +59,10 @@ class About:
 
 
 @dataclass(frozen=True)
-class Artefact:
+class ExportedModel:
     """An exported file that is open: an `exam.Extractor`."""
 
-    about: About
+    info: ExportedInfo
     path: Path
     session: Session
     outputs: int
@@ -71,26 +71,26 @@ class Artefact:
 
     @property
     def name(self) -> str:
-        return self.about.name
+        return self.info.name
 
     @property
     def weights_sha256(self) -> str:
         """Of the graph, which names the hashes of its weight files."""
-        return self.about.sha256
+        return self.info.sha256
 
     @property
     def preprocessing(self) -> Preprocessing:
-        return self.about.preprocessing
+        return self.info.preprocessing
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return self.about.labels
+        return self.info.labels
 
     def features(self, images: Images, progress: Progress | None = None) -> tuple[Array, Array | None]:
         """Embeddings (N, E), and logits (N, C) if the model has a head."""
         progress = progress or Silent()
         parts: list[npt.NDArray[np.float32]] = []
-        for batch in images.inputs(self.batch, self.about.takes_bytes):
+        for batch in images.inputs(self.batch, self.info.takes_bytes):
             parts.append(self.session.run(batch))
             progress.advance(len(batch))
         both = np.concatenate(parts)  # (N, E + C)
@@ -105,23 +105,23 @@ class Artefact:
 
 
 @contextmanager
-def opened(path: Path, target: Target, about: About) -> Iterator[Artefact]:
+def open_exported(path: Path, target: Target, info: ExportedInfo) -> Iterator[ExportedModel]:
     """Open a file as the target runs it, but on all cores: what it says does not depend on them.
 
-    >>> with opened(path, target, about) as artefact: features, logits = artefact.features(images)
+    >>> with open_exported(path, target, info) as exported: features, logits = exported.features(images)
     """
     threads = usable_cores() if target.runtime in ON_CPU else target.threads
     here = msgspec.structs.replace(target, threads=threads)
     shared_scale = target.precision == "int8-dynamic"  # then an answer depends on the others in its batch
     with tapped(path) as tap, open_session(tap.path, here) as session:
         batch = target.batch if shared_scale else BATCH
-        yield Artefact(about, path, session, tap.classes, target.runtime, batch)
+        yield ExportedModel(info, path, session, tap.classes, target.runtime, batch)
 
 
 SUFFIXES = (".onnx", ".xml")
 
 
-def about_file(path: Path) -> tuple[About, Precision]:
+def read_info(path: Path) -> tuple[ExportedInfo, Precision]:
     """Read what an export wrote into the file; a manifest beside it knows the names of ImageNet's classes too."""
     if not path.is_file():
         raise SnapvitError(f"{path}: no such file")
@@ -129,14 +129,14 @@ def about_file(path: Path) -> tuple[About, Precision]:
     if "snapvit.preprocessing" not in said:
         raise FileFormatError(f"{path}: not made by snapvit, so how its images are prepared is not known")
     labels = from_json(said.get("snapvit.labels", "[]"), tuple[str, ...], str(path))
-    about = About(
+    info = ExportedInfo(
         name=f"{said.get('snapvit.model', 'model')} {said.get('snapvit.variant', path.stem)}",
         sha256=sha256(path),
         preprocessing=from_json(said["snapvit.preprocessing"], Preprocessing, str(path)),
         labels=labels or _of_family(path),
         takes_bytes=said.get("snapvit.input", "").startswith("uint8"),
     )
-    return about, check_precision(said.get("snapvit.precision", "fp32"))
+    return info, check_precision(said.get("snapvit.precision", "fp32"))
 
 
 def _of_family(path: Path) -> tuple[str, ...]:

@@ -6,15 +6,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SnapvitError
-from ..family.evaluation import Found, mean, share
+from ..family.evaluation import MeasuredValues, mean, share
 
 
-def fidelity(outputs: npt.ArrayLike, dense: npt.ArrayLike, classifies: bool = True) -> Found:
+def fidelity(outputs: npt.ArrayLike, dense: npt.ArrayLike, classifies: bool = True) -> MeasuredValues:
     """Cosine to the dense outputs and, if they are logits, agreement of the predictions, with standard errors.
 
     >>> fidelity(small_logits, dense_logits)["agreement"]
     """
-    found: Found = {"cosine": mean(cosines(outputs, dense))}
+    found: MeasuredValues = {"cosine": mean(cosines(outputs, dense))}
     if classifies:
         found["agreement"] = share(agreeing(outputs, dense))
     return found

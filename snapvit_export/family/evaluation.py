@@ -21,7 +21,7 @@ from ..storage.json import Count, Value
 
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Measure = Literal["top1", "top5", "knn", "linear", "miou", "agreement", "cosine"]
-Found = dict[Measure, tuple[float, float]]  # what was measured: value and standard error
+MeasuredValues = dict[Measure, tuple[float, float]]  # what was measured: value and standard error
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 HEADLINE: tuple[Measure, ...] = ("top1", "knn", "linear", "miou", "agreement", "cosine")  # the first that is known
 TITLES: dict[Measure, str] = {
@@ -50,7 +50,7 @@ class Evaluation(Value, frozen=True, kw_only=True):
     standard_errors: dict[Measure, Annotated[float, msgspec.Meta(ge=0)]] = msgspec.field(default_factory=dict)
 
     @staticmethod
-    def of(found: Found, images: int, source: str) -> Evaluation:
+    def of(found: MeasuredValues, images: int, source: str) -> Evaluation:
         """What was measured on `images` images of a source."""
         values = {measure: value for measure, (value, _) in found.items()}
         errors = {measure: error for measure, (_, error) in found.items()}

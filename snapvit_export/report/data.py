@@ -1,4 +1,4 @@
-"""The numbers of a report, gathered from manifests: everything a page, a plot or a table shows is in this one value.
+"""The numbers of a report, collected from manifests: everything a page, a plot or a table shows is in this one value.
 
 A latency is the one that the budget was compared with where there is one (`Measurement.latency_ms`: at the machine's
 usual pace), since variants that were timed at different moments can only be told apart there; otherwise it is the
@@ -18,8 +18,7 @@ import numpy as np
 
 from ..budget import Budget
 from ..errors import SnapvitError, UsageError
-from ..evaluate.pareto import Point as Bargain
-from ..evaluate.pareto import dominated
+from ..evaluate.pareto import Tradeoff, dominated
 from ..family.evaluation import HEADLINE, Evaluation, Measure
 from ..family.manifest import Manifest, Measurement, Variant
 from ..family.validation import Validation
@@ -69,7 +68,7 @@ class Point(Value, frozen=True, kw_only=True):
     is_chosen: bool  # in the report's own family; others may have been chosen for another budget
 
 
-class Look(Value, frozen=True, kw_only=True):
+class MeasurementRow(Value, frozen=True, kw_only=True):
     """A measurement on the way to the choice."""
 
     name: str
@@ -99,7 +98,7 @@ class Search(Value, frozen=True, kw_only=True):
     history: tuple[Generation, ...]
 
 
-class SubLayer(Value, frozen=True, kw_only=True):
+class SubLayerRow(Value, frozen=True, kw_only=True):
     """What one attention or MLP does to the stream, and what the model loses without it."""
 
     block: int
@@ -117,7 +116,7 @@ class Widths(Value, frozen=True, kw_only=True):
     neurons: tuple[int, ...]
 
 
-class Numbers(Value, frozen=True, kw_only=True):
+class ReportData(Value, frozen=True, kw_only=True):
     """Everything that a report shows."""
 
     model: str
@@ -131,13 +130,13 @@ class Numbers(Value, frozen=True, kw_only=True):
     decided: bool
     doubt: str | None
     points: tuple[Point, ...]
-    looks: tuple[Look, ...]
+    looks: tuple[MeasurementRow, ...]
     dense_heads: tuple[int, ...]
     dense_neurons: tuple[int, ...]
     widths: tuple[Widths, ...]
     spreads: dict[str, Spread]  # by variant of the own family
     search: Search | None
-    sublayers: tuple[SubLayer, ...]
+    sublayers: tuple[SubLayerRow, ...]
     warnings: tuple[str, ...]
 
     @property
@@ -151,7 +150,7 @@ class Numbers(Value, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Source:
+class LoadedFamily:
     """A family that was read, and where it lies."""
 
     folder: Path
@@ -164,8 +163,8 @@ def plain(text: str) -> str:
     return _STEERING.sub("\ufffd", text.encode("utf-8", "replace").decode())
 
 
-def gather(own: Source, beside: Sequence[Source] = (), budget: Budget | None = None) -> Numbers:
-    """The numbers of a family, and of others of the same model in the same picture."""
+def collect(own: LoadedFamily, beside: Sequence[LoadedFamily] = (), budget: Budget | None = None) -> ReportData:
+    """Collect the numbers of a family, and of others of the same model in the same chart."""
     manifest = own.manifest
     for other in beside:
         if other.manifest.anatomy != manifest.anatomy or other.manifest.model != manifest.model:
@@ -174,17 +173,17 @@ def gather(own: Source, beside: Sequence[Source] = (), budget: Budget | None = N
         theirs_on, ours_on = ({_images(v.evaluation) for v in m.variants} for m in (other.manifest, manifest))
         if theirs_on != ours_on and None not in theirs_on | ours_on:
             raise SnapvitError(f"{other.folder}: was judged on other images. Validate both families on the same --data")
-    sources = [own, *beside]
-    labels = _labels(sources)
+    families = [own, *beside]
+    labels = _labels(families)
     at: Percentile = manifest.choice.limits.at if manifest.choice else "p50"
-    measure = _measure([v for source in sources for v in source.manifest.variants])
+    measure = _measure([v for family in families for v in family.manifest.variants])
     choice = manifest.choice
     points = [
         point
-        for source, label in zip(sources, labels)
-        for point in _points(source.manifest, label, at, measure, choice.variant if choice and source is own else None)
+        for family, label in zip(families, labels)
+        for point in _points(family.manifest, label, at, measure, choice.variant if choice and family is own else None)
     ]
-    return Numbers(
+    return ReportData(
         model=plain(manifest.model),
         families=tuple(labels),
         measure=measure,
@@ -207,13 +206,13 @@ def gather(own: Source, beside: Sequence[Source] = (), budget: Budget | None = N
     )
 
 
-def _labels(sources: Sequence[Source]) -> list[str]:
+def _labels(families: Sequence[LoadedFamily]) -> list[str]:
     """What tells the families apart: precision and runtime, and the folder where those are the same."""
-    targets = [source.manifest.target for source in sources]
+    targets = [family.manifest.target for family in families]
     labels = [f"{target.precision}, {target.runtime}" for target in targets]
     named = [
-        f"{label} ({plain(source.folder.resolve().name)})" if labels.count(label) > 1 else label
-        for label, source in zip(labels, sources)
+        f"{label} ({plain(family.folder.resolve().name)})" if labels.count(label) > 1 else label
+        for label, family in zip(labels, families)
     ]
     return [f"{label} #{i + 1}" if named.count(label) > 1 else label for i, label in enumerate(named)]
 
@@ -246,7 +245,7 @@ def _points(manifest: Manifest, label: str, at: Percentile, measure: Measure | N
         rows.append((variant, *(found or (None, None))))
     qualities = {v.name: _quality(v.evaluation, measure)[0] for v, _, _ in rows}
     by = dominated(
-        {v.name: Bargain(ms, q) for v, ms, _ in rows if ms is not None and (q := qualities[v.name]) is not None}
+        {v.name: Tradeoff(ms, q) for v, ms, _ in rows if ms is not None and (q := qualities[v.name]) is not None}
     )
     return [_point(manifest, label, row, measure, by.get(row[0].name), row[0].name == chosen) for row in rows]
 
@@ -286,11 +285,11 @@ def _point(
     )
 
 
-def _look(measurement: Measurement, measure: Measure | None, manifest: Manifest) -> Look:
+def _look(measurement: Measurement, measure: Measure | None, manifest: Manifest) -> MeasurementRow:
     """Its quality only if that is on the images that the report speaks of: the family may have been validated since."""
     same = _images(measurement.evaluation) in {_images(v.evaluation) for v in manifest.variants}
     quality, error = _quality(measurement.evaluation if same else None, measure)
-    return Look(
+    return MeasurementRow(
         name=plain(measurement.variant),
         sparsity=measurement.sparsity,
         latency_ms=measurement.latency_ms,
@@ -355,9 +354,9 @@ def _search(recipe: dict[str, Any]) -> Search | None:
     return None
 
 
-def _sublayers(recipe: dict[str, Any]) -> tuple[SubLayer, ...]:
+def _sublayers(recipe: dict[str, Any]) -> tuple[SubLayerRow, ...]:
     listed = recipe.get("sublayers")
-    found = [_known(item, SubLayer) for item in listed] if isinstance(listed, list) else []
+    found = [_known(item, SubLayerRow) for item in listed] if isinstance(listed, list) else []
     kept = [item for item in found if item is not None and item.divergence is not None]
     return tuple(msgspec.structs.replace(item, part=plain(item.part)) for item in kept)
 

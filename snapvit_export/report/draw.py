@@ -13,7 +13,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from ..errors import needs
-from .charts.look import FONT, INK, LIGHT, PLOT_WIDTH, Chart, Spec
+from .charts.style import FONT, INK, LIGHT, PLOT_WIDTH, Chart, Spec
 
 VERSION = "6.1"  # of Vega-Lite, in pictures and in pages
 SCALE = 2  # of a PNG, for dense screens

@@ -11,20 +11,20 @@ from urllib.parse import quote
 from ..evaluate.comparison import Comparison
 from ..family.evaluation import TITLES, Evaluation
 from . import text as words
-from .data import Numbers, plain
+from .data import ReportData, plain
 from .terminal import print_rows
 from .variants import variant_table
 
 
-def markdown(numbers: Numbers, plot: str | None) -> str:
+def markdown(report: ReportData, plot: str | None) -> str:
     """The report in Markdown; `plot` is the name of the picture beside it, if there is one."""
-    table = variant_table(numbers)
-    lines = [f"**{text(words.headline(numbers))}**", ""]
-    lines += [f"{text(note)}\n" for note in words.missing(numbers)]
-    if numbers.doubt:
-        lines += [f"Not decided: {text(numbers.doubt)}.", ""]
+    table = variant_table(report)
+    lines = [f"**{text(words.headline(report))}**", ""]
+    lines += [f"{text(note)}\n" for note in words.missing(report)]
+    if report.doubt:
+        lines += [f"Not decided: {text(report.doubt)}.", ""]
     if plot is not None:
-        title = f"{words.measure_title(numbers)} against latency of {numbers.model}"
+        title = f"{words.measure_title(report)} against latency of {report.model}"
         lines += [f"![{text(title)}](<{quote(plot)}>)", ""]
     columns = table["columns"]
     lines.append(line([text(column["title"]) for column in columns]))

@@ -23,10 +23,10 @@ from ..family.manifest import Manifest
 from ..family.validation import Prediction, Sample, Validation
 from . import text as words
 from .charts import all_charts
-from .charts.look import DARK, LIGHT
-from .data import Numbers, Source, plain
+from .charts.style import DARK, LIGHT
+from .data import LoadedFamily, ReportData, plain
 from .draw import as_data, inline_svg, javascript
-from .variants import look_rows, variant_table
+from .variants import measurement_rows, variant_table
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -36,13 +36,13 @@ MOST_OTHERS = 4  # variants that are named for one image; the others are counted
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def page(source: Source, numbers: Numbers) -> str:
+def page(family: LoadedFamily, report: ReportData) -> str:
     """The page of a family."""
     with needs("reports", extra="report"):
         from jinja2 import Environment, StrictUndefined
         from markupsafe import Markup
 
-    charts = all_charts(numbers)
+    charts = all_charts(report)
     style, script = _style(), _script()
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     halves = ("heads", "neurons")
@@ -51,17 +51,17 @@ def page(source: Source, numbers: Numbers) -> str:
         style=Markup(style),
         script=Markup(script),
         specs=Markup(as_data({chart.name: chart.spec for chart in charts})),
-        numbers=numbers,
-        headline=_tight(words.headline(numbers)),
-        tiles=_tiles(numbers),
-        notes=_notes(source.manifest, numbers),
+        report=report,
+        headline=_tight(words.headline(report)),
+        tiles=_tiles(report),
+        notes=_notes(family.manifest, report),
         plots={c.name: _plot(c, Markup(inline_svg(c, *([HALF_WIDTH] if c.name in halves else [])))) for c in charts},
-        table=variant_table(numbers),
-        looks=look_rows(numbers),
-        samples=_samples(source, numbers),
-        samples_note=_samples_note(source.validation),
-        provenance=_provenance(source, numbers),
-        recipe=plain_json(_brief(source.manifest.recipe)),
+        table=variant_table(report),
+        looks=measurement_rows(report),
+        samples=_samples(family, report),
+        samples_note=_samples_note(family.validation),
+        provenance=_provenance(family, report),
+        recipe=plain_json(_brief(family.manifest.recipe)),
         version=__version__,
     )
 
@@ -106,26 +106,24 @@ def _policy(style: str, script: str) -> str:
     return "; ".join(f"{name} {value}" for name, value in rules.items())
 
 
-def _tiles(numbers: Numbers) -> list[dict[str, str]]:
+def _tiles(report: ReportData) -> list[dict[str, str]]:
     """The answer once more, as figures."""
-    dense = next(p for p in numbers.own if p.is_dense)
-    point = words.answer(numbers)
+    dense = next(p for p in report.own if p.is_dense)
+    point = words.answer(report)
     shown = point or dense
     tiles = [("variant" if point else "dense model", shown.name, f"sparsity {shown.sparsity:.2f}")]
     if shown.latency_ms is not None:
         detail = f"{words.interval(shown.between_ms)} ms" if shown.between_ms else ""
-        tiles.append((f"latency {numbers.at}", words.ms(shown.latency_ms), detail))
-    if numbers.budget_ms is not None:
-        part = (
-            "" if not dense.latency_ms else f"{100 * numbers.budget_ms / dense.latency_ms:.0f} % of the dense latency"
-        )
-        tiles.append(("budget", words.budget(numbers.budget_ms), part))
-    if numbers.measure is not None:
-        value, _, error = words.quality(numbers.measure, shown.quality, shown.error).partition(" ± ")
+        tiles.append((f"latency {report.at}", words.ms(shown.latency_ms), detail))
+    if report.budget_ms is not None:
+        part = "" if not dense.latency_ms else f"{100 * report.budget_ms / dense.latency_ms:.0f} % of the dense latency"
+        tiles.append(("budget", words.budget(report.budget_ms), part))
+    if report.measure is not None:
+        value, _, error = words.quality(report.measure, shown.quality, shown.error).partition(" ± ")
         unit = " %" if error.endswith(" %") else ""
-        known = "" if shown.is_dense else f"dense {words.quality(numbers.measure, dense.quality, dense.error)}"
+        known = "" if shown.is_dense else f"dense {words.quality(report.measure, dense.quality, dense.error)}"
         detail = "; ".join(filter(None, [error and f"± {error}", known]))
-        tiles.append((words.measure_title(numbers), value + unit, detail))
+        tiles.append((words.measure_title(report), value + unit, detail))
     tiles.append(("parameters", words.millions(shown.params), _of(shown.params, dense.params)))
     tiles.append(("size", words.megabytes(shown.size_bytes), _of(shown.size_bytes, dense.size_bytes)))
     return [dict(title=title, value=_tight(value), detail=_tight(detail)) for title, value, detail in tiles]
@@ -135,21 +133,21 @@ def _of(value: int, whole: int) -> str:
     return "" if value == whole else f"{100 * value / max(whole, 1):.0f} % of dense"
 
 
-def _notes(manifest: Manifest, numbers: Numbers) -> list[tuple[str, str]]:
+def _notes(manifest: Manifest, report: ReportData) -> list[tuple[str, str]]:
     """What a reader must know before believing the picture."""
-    notes = [("Missing", text) for text in words.missing(numbers)]
-    if numbers.doubt:
-        notes.append(("Not decided", f"{numbers.doubt}."))
-    chosen = numbers.point(numbers.chosen) if numbers.chosen else None
-    if chosen is not None and chosen.dominated_by and numbers.measure:
+    notes = [("Missing", text) for text in words.missing(report)]
+    if report.doubt:
+        notes.append(("Not decided", f"{report.doubt}."))
+    chosen = report.point(report.chosen) if report.chosen else None
+    if chosen is not None and chosen.dominated_by and report.measure:
         text = (
             f"on these images {chosen.dominated_by} is as fast and as good or better than {chosen.name}. The densest "
         )
         notes.append(
             ("Note", f"{text}variant that fits was chosen; differences within the standard error prove nothing.")
         )
-    if numbers.warnings:
-        notes.append(("Beware", "; ".join(numbers.warnings) + "."))
+    if report.warnings:
+        notes.append(("Beware", "; ".join(report.warnings) + "."))
     return [(kind, _tight(text)) for kind, text in notes]
 
 
@@ -167,14 +165,14 @@ def _samples_note(validation: Validation | None) -> str:
     )
 
 
-def _samples(source: Source, numbers: Numbers) -> list[dict[str, Any]]:
-    if source.validation is None:
+def _samples(family: LoadedFamily, report: ReportData) -> list[dict[str, Any]]:
+    if family.validation is None:
         return []
-    dense = source.manifest.dense
-    choice = source.manifest.choice
-    sparsest = max(source.manifest.variants, key=lambda variant: variant.sparsity).name
+    dense = family.manifest.dense
+    choice = family.manifest.choice
+    sparsest = max(family.manifest.variants, key=lambda variant: variant.sparsity).name
     pruned = choice.variant if choice and choice.variant != dense else sparsest
-    return [_sample(sample, dense, pruned) for sample in source.validation.samples]
+    return [_sample(sample, dense, pruned) for sample in family.validation.samples]
 
 
 def _sample(sample: Sample, dense: str, pruned: str) -> dict[str, Any]:
@@ -222,8 +220,8 @@ def _picture(text: str) -> str | None:
     return f"data:image/png;base64,{base64.b64encode(data).decode()}" if data.startswith(PNG) else None
 
 
-def _provenance(source: Source, numbers: Numbers) -> list[dict[str, Any]]:
-    manifest, target = source.manifest, source.manifest.target
+def _provenance(family: LoadedFamily, report: ReportData) -> list[dict[str, Any]]:
+    manifest, target = family.manifest, family.manifest.target
     device = target.device
     timed = [variant.profile for variant in manifest.variants if variant.profile is not None]
     runs = f"{min(p.runs for p in timed)} to {max(p.runs for p in timed)} of each variant" if timed else "none"
@@ -235,14 +233,14 @@ def _provenance(source: Source, numbers: Numbers) -> list[dict[str, Any]]:
         ("memory", f"{device.memory_bytes / 2**30:.1f} GiB"),
         ("system", device.system),
         ("runs", runs),
-        ("compared at", f"{numbers.at} of the wall clock, with 95 % intervals"),
+        ("compared at", f"{report.at} of the wall clock, with 95 % intervals"),
     ]
     if device.accelerator is not None:
         software = ", ".join(f"{name} {version}" for name, version in device.accelerator.software.items())
         measured.insert(3, ("accelerator", f"{device.accelerator.name}, {software}, {device.accelerator.power_mode}"))
     return [
         _part("How it was measured", measured),
-        _part("Model and data", _model(source, numbers)),
+        _part("Model and data", _model(family, report)),
         _part("Files, by SHA-256", _files(manifest)),
     ]
 
@@ -251,8 +249,8 @@ def _part(title: str, facts: list[tuple[str, str]]) -> dict[str, Any]:
     return {"title": title, "facts": [(plain(name), plain(value)) for name, value in facts]}
 
 
-def _model(source: Source, numbers: Numbers) -> list[tuple[str, str]]:
-    manifest, validation = source.manifest, source.validation
+def _model(family: LoadedFamily, report: ReportData) -> list[tuple[str, str]]:
+    manifest, validation = family.manifest, family.validation
     anatomy, recipe = manifest.anatomy, manifest.recipe
     size = "x".join(map(str, anatomy.image))
     facts = [("model", f"{manifest.model}: {len(anatomy.blocks)} blocks of width {anatomy.embed_dim}, {size} pixels")]
@@ -261,7 +259,7 @@ def _model(source: Source, numbers: Numbers) -> list[tuple[str, str]]:
         facts.append(("calibration", ", ".join(f"{name} {value}" for name, value in data.items())))
     if isinstance(recipe.get("weights_sha256"), str):
         facts.append(("weights", recipe["weights_sha256"]))
-    facts.append(("judged on", numbers.judged or "nothing yet"))
+    facts.append(("judged on", report.judged or "nothing yet"))
     if validation is not None:
         facts.append(("validation", f"{validation.images} images of {validation.source}, pixels {validation.sha256}"))
     return facts

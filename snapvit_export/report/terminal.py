@@ -47,20 +47,20 @@ def print_family(manifest: Manifest, file: TextIO | None = None) -> None:
 
 def print_validation(manifest: Manifest, file: TextIO | None = None) -> None:
     """Latency and quality of every variant, with bars; the budget and the chosen one are marked."""
-    from .data import Source, gather
+    from .data import LoadedFamily, collect
     from .terminal import bars, can_write, spread_bars
 
-    numbers = gather(Source(Path(), manifest))
+    report = collect(LoadedFamily(Path(), manifest))
     ascii_only = not can_write(file or sys.stdout, "█▏┊±–")
-    points = numbers.own
-    latencies = bars([p.latency_ms for p in points], numbers.budget_ms, 10, ascii_only)
+    points = report.own
+    latencies = bars([p.latency_ms for p in points], report.budget_ms, 10, ascii_only)
     qualities = spread_bars([p.quality for p in points], 10, ascii_only)
-    title = words.measure_title(numbers) if numbers.measure else "quality"
+    title = words.measure_title(report) if report.measure else "quality"
     columns = [
         ("variant", [p.name for p in points]),
-        (f"{numbers.at} ms", [_number(p.latency_ms, 2) for p in points]),
+        (f"{report.at} ms", [_number(p.latency_ms, 2) for p in points]),
         ("", latencies),
-        (title, [words.quality(numbers.measure, p.quality, p.error) for p in points]),
+        (title, [words.quality(report.measure, p.quality, p.error) for p in points]),
         (" ", qualities),
         ("agrees", [words.share(p.agreement) for p in points]),
         ("cosine", [words.cosine(p.cosine) for p in points]),

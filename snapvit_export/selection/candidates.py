@@ -155,14 +155,14 @@ class Candidates:
         self.progress.phase(f"timing {', '.join(names)}")
         together = names if DENSE in names else [DENSE, *names]
         files = {name: File(self.built[name].path, self.built[name].sha256) for name in together}
-        run = self._timer.time(files, seconds, reported(self.progress, budget_ms), at)
-        self.know(run)
+        run = self._timer.time(files, seconds, live_report(self.progress, budget_ms), at)
+        self.record(run)
         for name in names:
             profile = run[name]
             between = "{:.2f} to {:.2f}".format(*profile.intervals_ms["p50"])
             self.progress.note(f"{name}: p50 {profile.p50_ms:.2f} ms ({between}), p90 {profile.p90_ms:.2f} ms")
 
-    def know(self, run: Mapping[str, Profile]) -> None:
+    def record(self, run: Mapping[str, Profile]) -> None:
         """Take the profiles of one timing run, the dense variant's among them."""
         self.drift.add(run)
         for name, profile in run.items():
@@ -181,7 +181,7 @@ class Candidates:
             return None
         self.progress.phase(f"timing {len(plans)} sample configurations for a latency model")
         files = {name: File(path, sha256(path)) for name, path in graphs.paths.items()}
-        profiles = self._timer.time(files, FIT_SECONDS, reported(self.progress, budget_ms))
+        profiles = self._timer.time(files, FIT_SECONDS, live_report(self.progress, budget_ms))
         for path in graphs.paths.values():
             for file in (path, path.with_suffix(".bin"), *engine_files(path)):
                 file.unlink(missing_ok=True)
@@ -285,7 +285,7 @@ def _described(built: BuiltVariant, anatomy: Anatomy, precision: Precision) -> V
     )
 
 
-def reported(progress: Progress, budget_ms: float | None) -> Report:
+def live_report(progress: Progress, budget_ms: float | None) -> Report:
     """Show the latencies so far, twice a second: drawing must not disturb what is timed."""
     shown = time.monotonic()
 

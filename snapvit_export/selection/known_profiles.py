@@ -53,7 +53,7 @@ def known_candidates(folder: Path, manifest: Manifest, known: FamilyProfile, at:
     built = [BuiltVariant.of(folder, variant) for variant in manifest.variants]
     advice = "export sparser variants and time them there"
     candidates = Candidates(manifest.anatomy, known.target.target, Silent(), built=built, advice=advice)
-    candidates.know(profiles)
+    candidates.record(profiles)
     return candidates
 
 

@@ -32,7 +32,7 @@ from ..progress import Progress
 from ..runtimes.session import device_for
 from ..storage.atomic import writing
 from ..target import Runtime, Target, parse_precision
-from .candidates import BuiltVariant, Candidates, reported
+from .candidates import BuiltVariant, Candidates, live_report
 from .elastic_builder import ElasticBuilder, adopt
 from .known_profiles import FamilyProfile, known_candidates, require_runs
 from .select import select, select_among
@@ -79,7 +79,7 @@ def profile_family(
             require_same_in_runtime(variant.name, folder / variant.file, target, images)
     progress.phase(f"timing {', '.join(files)}")
     timer = Timer(target, device, noise(manifest, target.batch), options.pause_ms)
-    profiles = timer.time(files, seconds, reported(progress, None), "p90", energy=True)
+    profiles = timer.time(files, seconds, live_report(progress, None), "p90", energy=True)
     return FamilyProfile(model=manifest.model, target=MeasuredOn.of(target, device), profiles=profiles)
 
 
@@ -116,7 +116,7 @@ def choose_in_family(
             candidates.time(names, at=limits.at)
         else:
             _require_taken_here(known, candidates, timer, limits.at)
-            candidates.know({name: known.profiles[name] for name in names})
+            candidates.record({name: known.profiles[name] for name in names})
         choice = _choice(candidates, manifest, budget, limits, packed)
         new = [name for name in (choice.variant, choice.next_denser) if name is not None and name not in names]
         for name in new:

@@ -15,7 +15,7 @@ import msgspec
 
 from ..allocation.planner import check_fraction, check_sparsity
 from ..allocation.recipe import Settings
-from ..calibration.dataset import DataSet, open_data_set
+from ..calibration.dataset import Dataset, open_dataset
 from ..calibration.images import calibration_and_held_out, read_images
 from ..errors import SnapvitError, UsageError, needs
 from ..evaluate.comparison import COMPARISON, Axis, Comparison
@@ -73,12 +73,12 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
     calibration, rest = calibration_and_held_out(data_of(request), request.images, request.seed, MOST_HELD_OUT)
     if request.on is None and not rest.count:
         raise SnapvitError(f"{rest.name}: no images are left to judge on. Give fewer --images, or --on another set")
-    data = DataSet(rest.name, None, None, rest) if request.on is None else open_data_set(request.on, request.seed)
+    data = Dataset(rest.name, None, None, rest) if request.on is None else open_dataset(request.on, request.seed)
     progress.phase(f"loading {request.model}")
     model = load_model(request.model, request.checkpoint)
     images = read_images([calibration], model.preprocessing, progress)[0]
     dense = TorchExtractor(model)
-    evaluator = Evaluator.set(dense, data, request.options, progress, label_free=True)
+    evaluator = Evaluator.prepare(dense, data, request.options, progress, label_free=True)
     whole = evaluator.features(dense, progress)
 
     def judge(module: nn.Module) -> Evaluation:

@@ -19,16 +19,16 @@ from pathlib import Path
 
 import msgspec
 
-from ..calibration.dataset import DataSet, open_data_set, split_by_seed
+from ..calibration.dataset import Dataset, open_dataset, split_by_seed
 from ..calibration.digits import BUNDLED as BUNDLED_IMAGES
 from ..calibration.images import calibration_and_held_out
 from ..calibration.preprocessing import Preprocessing
 from ..calibration.source import Source
 from ..errors import FileFormatError, SnapvitError, UsageError, needs
 from ..evaluate.evaluator import EvalOptions, Evaluator, check_options, fidelity_to
-from ..evaluate.exported_model import About, opened
+from ..evaluate.exported_model import ExportedInfo, open_exported
 from ..evaluate.features import Features
-from ..evaluate.pareto import Point, dominated
+from ..evaluate.pareto import Tradeoff, dominated
 from ..evaluate.samples import pick_samples
 from ..family.evaluation import TITLES, Evaluation, Measure
 from ..family.folder import read_family, write_manifest
@@ -73,9 +73,11 @@ def validate(request: ValidateRequest, progress: Progress) -> Manifest:
     _check(request, manifest)
     progress.phase("finding images")
     data = _without_calibration(
-        open_data_set(_data(request, manifest), request.options.seed), request, manifest, progress
+        open_dataset(_data(request, manifest), request.options.seed), request, manifest, progress
     )
-    evaluator = Evaluator.set(_Family(manifest), data, request.options, progress, label_free=not request.needs_labels)
+    evaluator = Evaluator.prepare(
+        _Family(manifest), data, request.options, progress, label_free=not request.needs_labels
+    )
     answers, found = _judged(folder, manifest, target, evaluator, progress)
     parities = _parities(request, folder, manifest, evaluator, answers, progress)
     profiles = _latencies(request, folder, manifest, target, device, progress)
@@ -161,7 +163,7 @@ def _data(request: ValidateRequest, manifest: Manifest) -> str:
     raise UsageError(f"{manifest.model} needs images to be judged on. Give --data FOLDER")
 
 
-def _without_calibration(data: DataSet, request: ValidateRequest, manifest: Manifest, progress: Progress) -> DataSet:
+def _without_calibration(data: Dataset, request: ValidateRequest, manifest: Manifest, progress: Progress) -> Dataset:
     """The data set without pictures that calibrated the family: who fits must not judge."""
     used, seed = dict(manifest.recipe.get("data", {})), manifest.recipe.get("seed")
     name = str(used.get("source", ""))
@@ -176,17 +178,17 @@ def _without_calibration(data: DataSet, request: ValidateRequest, manifest: Mani
         )
         return data
     known = {os.path.realpath(calibrated.title(i)) for i in range(calibrated.count)}
-    parts = {split: _others(source, known) for split, source in {"test": data.test, "heap": data.heap}.items()}
-    test, heap = parts["test"], parts["heap"]
-    before = data.heap or data.test
-    left_out = before.count - (heap or test or before).count
+    parts = {split: _others(source, known) for split, source in {"test": data.test, "unsplit": data.unsplit}.items()}
+    test, unsplit = parts["test"], parts["unsplit"]
+    before = data.unsplit or data.test
+    left_out = before.count - (unsplit or test or before).count
     if not left_out:
         return data
-    if not (heap or test or before).count:
+    if not (unsplit or test or before).count:
         raise SnapvitError(f"{data.name}: all of its images calibrated the family. Give --data others to judge it on")
     progress.note(f"{data.name}: left out {left_out} images that calibrated the family")
-    if heap is not None:
-        return split_by_seed(data.name, heap, request.options.seed)
+    if unsplit is not None:
+        return split_by_seed(data.name, unsplit, request.options.seed)
     assert test is not None
     return replace(data, test=test)
 
@@ -204,14 +206,13 @@ def _judged(
     answers: dict[str, Features] = {}
     found: dict[str, Evaluation] = {}
     for variant in sorted(manifest.variants, key=lambda v: v.name != manifest.dense):
-        about = About(
+        info = ExportedInfo(
             variant.name, variant.sha256, manifest.preprocessing, manifest.labels, manifest.input.type == "uint8"
         )
-        resumable = replace(
-            evaluator, how=replace(evaluator.how, features=folder / f"{KEPT_FEATURES}{variant.name}.safetensors")
-        )
-        with opened(folder / variant.file, target, about) as artefact:
-            features = resumable.features(artefact, progress)
+        kept = folder / f"{KEPT_FEATURES}{variant.name}.safetensors"
+        resumable = replace(evaluator, options=replace(evaluator.options, features=kept))
+        with open_exported(folder / variant.file, target, info) as exported:
+            features = resumable.features(exported, progress)
         answers[variant.name] = replace(features, train=None, valid=None)  # of which nothing more is asked
         measured = evaluator.measures(features, progress) | fidelity_to(features, answers[manifest.dense])
         found[variant.name] = evaluator.evaluation(measured)
@@ -315,7 +316,7 @@ def _described(
     judged = msgspec.structs.replace(manifest, variants=tuple(known), target=on)
     at: Percentile = "p50" if manifest.choice is None else manifest.choice.limits.at
     latencies = {variant.name: judged.latency(variant.name, at) for variant in known}
-    points = {name: Point(ms[0], _headline(found[name])[1]) for name, ms in latencies.items() if ms is not None}
+    points = {name: Tradeoff(ms[0], _headline(found[name])[1]) for name, ms in latencies.items() if ms is not None}
     beaten = dominated(points)
     flagged = [msgspec.structs.replace(v, dominated_by=beaten.get(v.name)) for v in known]
     return msgspec.structs.replace(judged, variants=tuple(flagged))

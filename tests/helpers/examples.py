@@ -20,7 +20,7 @@ from snapvit_export.allocation.planner import Planner
 from snapvit_export.allocation.recipe import make_settings
 from snapvit_export.elastic.folder import Elastic
 from snapvit_export.evaluate.evaluator import EvalOptions
-from snapvit_export.evaluate.exported_model import about_file
+from snapvit_export.evaluate.exported_model import read_info
 from snapvit_export.graph.nodes import Nodes
 from snapvit_export.graph.writer import Blueprint, GraphWriter
 from snapvit_export.model.plan import Plan
@@ -172,7 +172,7 @@ class Names:
 
     @property
     def about(self):
-        return about_file(self.path)[0]
+        return read_info(self.path)[0]
 
     @property
     def block(self):

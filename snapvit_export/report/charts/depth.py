@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..data import Numbers, SubLayer
-from .look import HEAT, PAPER, Chart, Spec, base, tips
+from ..data import ReportData, SubLayerRow
+from .style import HEAT, PAPER, Chart, Spec, base, tips
 
 
-def depth(numbers: Numbers) -> Chart | None:
+def depth(report: ReportData) -> Chart | None:
     """The damage of its loss and the divergence of each sub-layer; None if nobody looked."""
-    found = numbers.sublayers
+    found = report.sublayers
     if not found:
         return None
     rows = [row for measure in MEASURES for row in _rows(found, measure)]
@@ -54,7 +54,7 @@ def depth(numbers: Numbers) -> Chart | None:
         title="What each sub-layer does",
         caption="Damage: how far the dense model's answers move when one attention or MLP is left out and its mean "
         "takes its place. Divergence: the length of what it adds, against that of the stream.",
-        says=f"Strip over {len(found)} sub-layers. The most is lost without the {worst.part} of block {worst.block}.",
+        alt=f"Strip over {len(found)} sub-layers. The most is lost without the {worst.part} of block {worst.block}.",
         spec=spec,
         columns=("block", "part", "divergence", "turned", "damage"),
         rows=tuple((str(s.block), s.part, _text(s.divergence), _text(s.turned), _text(s.damage)) for s in found),
@@ -65,7 +65,7 @@ MEASURES = ("damage", "divergence")
 _DAMAGE = ("damage", "damage")
 
 
-def _rows(found: Sequence[SubLayer], measure: str) -> list[Spec]:
+def _rows(found: Sequence[SubLayerRow], measure: str) -> list[Spec]:
     """A strip for attention and one for the MLPs, shaded by the largest value; none if the measure is not known."""
     values = [getattr(item, measure) for item in found]
     most = max((value for value in values if value is not None), default=0.0)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from .. import text as words
-from ..data import Numbers, Spread
-from .look import FAMILY_COLOURS, INK, Chart, Spec, axis, base, budget_layers, tips
+from ..data import ReportData, Spread
+from .style import FAMILY_COLOURS, INK, Chart, Spec, axis, base, budget_layers, tips
 
 ROW, SMALL_ROW, MANY = 30, 18, 16
 
 
-def latencies(numbers: Numbers) -> Chart | None:
+def latencies(report: ReportData) -> Chart | None:
     """How the runs are spread; None if there are no samples."""
-    if not numbers.spreads:
+    if not report.spreads:
         return None
-    spreads = numbers.spreads
+    spreads = report.spreads
     ends = [ms for spread in spreads.values() for ms in (spread.p1_ms, spread.p99_ms)]
     x = axis(ends, least=0.05 * max(ends), pad=0.04, floor=0.0)
     runs = [
@@ -46,7 +46,7 @@ def latencies(numbers: Numbers) -> Chart | None:
                 "mark": {"type": "tick", "color": INK, "thickness": 2, "size": row * 0.62},
                 "encoding": {"x": {"field": "p50", **scale}, "y": y, "tooltip": _TIPS},
             },
-            *budget_layers(numbers.budget_ms, x),
+            *budget_layers(report.budget_ms, x),
         ],
     )
     return Chart(
@@ -55,7 +55,7 @@ def latencies(numbers: Numbers) -> Chart | None:
         caption="A thin mark is a run as the clock saw it, the box holds the middle half, the dark line is the median. "
         "Variants that were timed at other moments met another pace of the machine, which the intervals allow for. "
         "The slowest runs, beyond the 99th percentile, are left out of the picture.",
-        says=f"Strip plot of the runs of {len(spreads)} variants; the table has their percentiles.",
+        alt=f"Strip plot of the runs of {len(spreads)} variants; the table has their percentiles.",
         spec=spec,
         columns=("variant", "runs", "1st percentile", "quartile", "median", "quartile ", "99th percentile"),
         rows=tuple(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...evaluate.comparison import Comparison, Contestant
+from ...evaluate.comparison import Comparison, MethodResult
 from ...family.evaluation import TITLES
 from .. import text as words
 from ..data import plain
-from .look import FAMILY_COLOURS, FAMILY_SHAPES, MUTED, Chart, Spec, axis, base, tips
+from .style import FAMILY_COLOURS, FAMILY_SHAPES, MUTED, Chart, Spec, axis, base, tips
 
 HEIGHT = 380
 APART = 0.004  # of the axis, between methods at one size
@@ -67,7 +67,7 @@ def methods(comparison: Comparison) -> Chart:
         name="compare",
         title=f"{plain(comparison.model)}, pruned by {len(names)} methods",
         caption=f"On {comparison.dense.images} images of {plain(comparison.dense.source)}; bars are standard errors.",
-        says=f"Lines of {len(names)} pruning methods over size: {', '.join(names)}.",
+        alt=f"Lines of {len(names)} pruning methods over size: {', '.join(names)}.",
         spec=spec,
         columns=("method", comparison.axis, TITLES[measure]),
         rows=tuple((row["method"], row["size"], row["quality"]) for row in rows),
@@ -96,7 +96,7 @@ def _dense(value: float) -> list[Spec]:
     return [{"data": data, **layer} for layer in (rule, text)]
 
 
-def _row(comparison: Comparison, contestant: Contestant, unit: float) -> Spec:
+def _row(comparison: Comparison, contestant: MethodResult, unit: float) -> Spec:
     measure = comparison.measure
     value = (contestant.evaluation.value(measure) or 0.0) * unit
     error = contestant.evaluation.error(measure) * unit

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ..data import Numbers, Widths
-from .look import HEAT, INK, MUTED, PAPER, Chart, Spec, base, tips
+from ..data import ReportData, Widths
+from .style import HEAT, INK, MUTED, PAPER, Chart, Spec, base, tips
 
 Kind = Literal["heads", "neurons"]
 ROW, SMALL_ROW, MANY = 24, 15, 16  # pixels of a row, and from how many rows on it is smaller
 
 
-def widths(numbers: Numbers, kind: Kind) -> Chart:
+def widths(report: ReportData, kind: Kind) -> Chart:
     """The map of one kind."""
-    whole = numbers.dense_heads if kind == "heads" else numbers.dense_neurons
-    rows = [row for variant in numbers.widths for row in _cells(variant, kind, whole)]
-    height = len(numbers.widths) * (ROW if len(numbers.widths) <= MANY else SMALL_ROW)
+    whole = report.dense_heads if kind == "heads" else report.dense_neurons
+    rows = [row for variant in report.widths for row in _cells(variant, kind, whole)]
+    height = len(report.widths) * (ROW if len(report.widths) <= MANY else SMALL_ROW)
     removed = any(row["kept"] == 0 for row in rows)
     spec = base(
         height,
@@ -37,11 +37,11 @@ def widths(numbers: Numbers, kind: Kind) -> Chart:
         title=f"{kind.capitalize()} kept in each block",
         caption=f"Share of the {kind} that each block keeps, from the input on the left to the output on the right."
         + (" A cross: nothing is left of it, the sub-layer is removed." if removed else ""),
-        says=f"Heat map of {len(numbers.widths)} variants by {len(whole)} blocks. "
+        alt=f"Heat map of {len(report.widths)} variants by {len(whole)} blocks. "
         f"Least is kept in block {least['block']} of {least['name']}: {least['text']}.",
         spec=spec,
         columns=("variant", *(f"block {i}" for i in range(len(whole)))),
-        rows=tuple((v.name, *(f"{k} of {n}" for k, n in zip(getattr(v, kind), whole))) for v in numbers.widths),
+        rows=tuple((v.name, *(f"{k} of {n}" for k, n in zip(getattr(v, kind), whole))) for v in report.widths),
     )
 
 

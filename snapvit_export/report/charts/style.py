@@ -80,7 +80,7 @@ class Chart:
     name: str
     title: str
     caption: str
-    says: str  # what the plot shows, in one sentence, for those who hear the page
+    alt: str  # what the plot shows, in one sentence, for those who hear the page
     spec: Spec
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...] = field(default=())

@@ -97,7 +97,7 @@ def test_at_most_so_many_of_each_split_with_all_classes(tmp_path):
 
 def test_one_picture_is_too_few(tmp_path):
     write(tmp_path / "one.jpg")
-    with pytest.raises(UsageError, match="one picture cannot be learnt from and reported on"):
+    with pytest.raises(UsageError, match="one image cannot serve for training and for testing"):
         open_dataset(str(tmp_path))
 
 
@@ -235,7 +235,7 @@ def test_the_layout_of_pascal_voc_is_understood(tmp_path):
     assert len(prepare_masks(data.train, square(), left_out=[data.train.title(0)])) == 1
 
 
-@pytest.mark.parametrize(("val", "says"), [("", "names no images"), ("../p2", "is not the bare name of a picture")])
+@pytest.mark.parametrize(("val", "says"), [("", "names no images"), ("../p2", "is not the bare name of an image")])
 def test_bad_lists_of_voc_are_named(val, says, tmp_path):
     with pytest.raises(SnapvitError, match=f"val.txt: .*{says}"):
         open_dataset(str(make_voc(tmp_path, val=val)))
@@ -245,7 +245,7 @@ def test_bad_lists_of_voc_are_named(val, says, tmp_path):
     ("mask", "says"),
     [
         (np.zeros((9, 7, 3), np.uint8), "is of kind RGB, a mask has one channel"),
-        (np.zeros((9, 8), np.uint8), "is 8x9, its picture 7x9"),
+        (np.zeros((9, 8), np.uint8), "is 8x9, its image 7x9"),
     ],
 )
 def test_bad_masks_are_named(mask, says, tmp_path):

@@ -124,7 +124,7 @@ def test_features_are_kept_and_taken_back_only_for_the_same(snapvit, tiny_folder
     stored = Features.load(kept)
     assert (len(stored.train), len(stored.test), stored.classes) == (30, 10, ("dark", "light"))
     again = snapvit(*command)
-    assert "features are taken from" in again.err
+    assert "features are reused from" in again.err
     assert "running tiny" not in again.err
     assert (again.out, kept.read_bytes()) == (first.out, written)
 
@@ -158,7 +158,7 @@ def test_without_training_images_only_the_head_is_asked(tiny_model, splits):
 
     with pytest.raises(SnapvitError, match="has no training images, which --by knn needs"):
         evaluated(TorchExtractor(tiny_model), alone, EvalOptions(by=("knn",)))
-    with pytest.raises(SnapvitError, match="nothing can be judged. Give --classes FILE"):
+    with pytest.raises(SnapvitError, match="nothing can be evaluated. Give --classes FILE"):
         evaluated(TorchExtractor(tiny_model), alone, EvalOptions())
 
 
@@ -205,7 +205,7 @@ def test_masks_need_no_labels(snapvit, tiny_folder, splits):
     ("options", "code", "says"),
     [
         (["--by", "guessing"], 2, "--by 'guessing' is not a metric. Known: head, knn, linear, segment"),
-        (["--by", "knn", "--classes", "c.txt"], 2, "--classes names the outputs of the head, which is not asked"),
+        (["--by", "knn", "--classes", "c.txt"], 2, "--classes names the outputs of the head, which is not evaluated"),
         (["--by", "segment", "--features", "f"], 2, "--features keeps embeddings, and --by segment needs none"),
         (["--sparsity", "0.3"], 2, "cut along a ranking. Give --ranking FILE"),
         (["--ranking", "r", "--sparsity", "0.3", "--flops", "0.5"], 2, "Give either --sparsity 0.3 or --flops 0.6"),
@@ -215,7 +215,7 @@ def test_masks_need_no_labels(snapvit, tiny_folder, splits):
         (["--ignore", "255,x"], 2, "--ignore '255,x' is not understood"),
         (["--by", "head"], 1, "the data has 2 classes, the head 5 outputs without names. Give --classes FILE"),
         (["--classes", "absent"], 1, "absent: cannot be read as a list of classes"),
-        (["--by", "knn", "--images", "4"], 1, "4 training images, and k-NN asks 20"),
+        (["--by", "knn", "--images", "4"], 1, "4 training images, and k-NN needs 20"),
         (["--by", "segment", "--ignore", "1,2"], 1, "masks need at least two classes"),
     ],
 )
@@ -230,7 +230,7 @@ def test_data_that_does_not_suit_is_one_line(snapvit, tiny_folder, image_folder,
     assert "has no mask. Give --data a folder with masks" in no_masks.error_line
     unlabelled = snapvit("evaluate", tiny_folder, "--data", flat(splits), "--by", "linear")
     assert "has no labels, which --by linear needs" in unlabelled.error_line
-    assert "has no labels, so nothing can be judged" in snapvit("evaluate", tiny_folder, "--data", splits).error_line
+    assert "has no labels, so nothing can be evaluated" in snapvit("evaluate", tiny_folder, "--data", splits).error_line
 
 
 @pytest.fixture

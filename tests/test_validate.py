@@ -234,7 +234,7 @@ def test_what_is_stopped_leaves_the_family_as_it_was_and_goes_on(snapvit, here, 
     assert {name: data for name, data in left.items() if not name.startswith(".validation-")} == before
     outcome = snapvit("validate", here / "family", "--data", here / "split")  # goes on with what was kept
     assert outcome.code == 0, outcome.err
-    assert outcome.err.count("features are taken from") == 3
+    assert outcome.err.count("features are reused from") == 3
     assert "running dense" not in outcome.err
     assert not list((here / "family").glob(".validation-*"))
 
@@ -243,7 +243,7 @@ def test_what_is_stopped_leaves_the_family_as_it_was_and_goes_on(snapvit, here, 
     ("options", "code", "says"),
     [
         (["--by", "segment"], 2, "exported files give no patch tokens"),
-        (["--by", "luck"], 2, "--by 'luck' is not a way to judge"),
+        (["--by", "luck"], 2, "--by 'luck' is not a metric"),
         (["--min-accuracy", "70"], 2, "--min-accuracy '70' is not between 0 and 1"),
         (["--min-accuracy", "high"], 2, "--min-accuracy 'high' is not a number"),
         (["--data", "/nowhere"], 1, "/nowhere: no such image folder"),

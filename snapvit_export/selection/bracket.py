@@ -2,7 +2,7 @@
 
 Candidates are points of a line from dense to sparse, each with a guess of its latency. The guess only says which one to
 build next: it is timed, all guesses are scaled by what it took, and the next one is proposed between what was too slow
-and what fitted. When these are neighbours, they are timed side by side, longer while it cannot be told, and the bracket
+and what fitted. When these are neighbours, they are timed side by side, longer while that does not decide, and the bracket
 moves if that contradicts the first timing run.
 
 A candidate fits when the upper end of its interval meets the budget: then it will meet it tomorrow too. If the next
@@ -126,9 +126,7 @@ def _confirm(fits: int, line: _Line, time: TimeTogether, most_timed: int) -> Bra
             line.learn(fits - 1, denser)
             proposed = line.propose(0, fits)
             if proposed in seen or not line.allows(proposed, most_timed):
-                return Bracket(
-                    fits, fits - 1, decided=False
-                )  # timing runs contradict each other: the sparser one is safe
+                return Bracket(fits, fits - 1, decided=False)  # timing runs disagree: the sparser one is safe
             fits = proposed
         else:
             return Bracket(fits, fits - 1, decided=denser.ms > line.budget_ms)

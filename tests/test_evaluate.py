@@ -139,7 +139,7 @@ def test_features_are_kept_and_taken_back_only_for_the_same(snapvit, tiny_folder
     assert kept.read_bytes() == b"somebody's work"
 
 
-def test_a_ranking_cuts_the_model_that_is_judged(snapvit, tiny_folder, tiny_model, splits, tmp_path):
+def test_a_ranking_cuts_the_model_that_is_evaluated(snapvit, tiny_folder, tiny_model, splits, tmp_path):
     random_ranking(tiny_model.anatomy).save(tmp_path / "r.safetensors")
     kept = {}
     for name, options in (("dense", ()), ("s", ("--sparsity", 0.5)), ("f", ("--flops", 0.6))):
@@ -185,7 +185,7 @@ class Brightness:
         return ((patches - 125) / 16).astype(np.float32)
 
 
-def test_any_extractor_is_judged(splits):
+def test_any_extractor_is_evaluated(splits):
     for path in splits.rglob("*.png"):  # a mask of what is bright
         picture = np.asarray(Image.open(path.with_suffix(".jpg")).convert("L"))
         Image.fromarray(np.where(picture > 125, 2, 1).astype(np.uint8)).save(path)
@@ -225,7 +225,7 @@ def test_requests_that_make_no_sense_are_one_line(options, code, says, snapvit, 
 
 
 def test_data_that_does_not_suit_is_one_line(snapvit, tiny_folder, image_folder, splits):
-    assert "needs images to be judged on. Give --data" in snapvit("evaluate", tiny_folder).error_line
+    assert "needs images to be evaluated on. Give --data" in snapvit("evaluate", tiny_folder).error_line
     no_masks = snapvit("evaluate", tiny_folder, "--data", image_folder, "--by", "segment")
     assert "has no mask. Give --data a folder with masks" in no_masks.error_line
     unlabelled = snapvit("evaluate", tiny_folder, "--data", flat(splits), "--by", "linear")

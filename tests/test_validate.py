@@ -249,7 +249,7 @@ def test_what_is_stopped_leaves_the_family_as_it_was_and_goes_on(snapvit, here, 
         (["--data", "/nowhere"], 1, "/nowhere: no such image folder"),
         (["--profile", "/nowhere.json"], 1, "/nowhere.json: cannot be read"),
         (["--runtime", "abacus"], 2, "no runtime is called 'abacus'"),
-        ([], 2, "needs images to be judged on. Give --data FOLDER"),
+        ([], 2, "needs images to be evaluated on. Give --data FOLDER"),
     ],
 )
 def test_bad_input_is_one_line(snapvit, here, options, code, says):

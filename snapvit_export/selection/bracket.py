@@ -2,8 +2,8 @@
 
 Candidates are points of a line from dense to sparse, each with a guess of its latency. The guess only says which one to
 build next: it is timed, all guesses are scaled by what it took, and the next one is proposed between what was too slow
-and what fitted. When these are neighbours, they are timed side by side, longer while that does not decide, and the bracket
-moves if that contradicts the first timing run.
+and what fitted. When these are neighbours, they are timed side by side, for longer while that does not decide, and the
+bracket moves if that contradicts the first timing run.
 
 A candidate fits when the upper end of its interval meets the budget: then it will meet it tomorrow too. If the next
 denser one lies within the budget but its interval does not, the machine is too noisy to decide between the two; the

@@ -1,4 +1,4 @@
-"""`snapvit evaluate`: how good one model is on a data set, in torch or as an exported file.
+"""`snapvit evaluate`: measures one model on a dataset, in torch or as an exported file.
 
 Importing this is light; torch is loaded when a model is.
 """
@@ -26,7 +26,7 @@ from .inputs import BUNDLED_MODEL
 
 @dataclass(frozen=True)
 class EvaluateRequest:
-    """Which model to judge, cut or not, and options.
+    """A model to evaluate, pruned or not, and the options.
 
     >>> evaluate_model(EvaluateRequest("my-vit", data="path/to/pets", options=EvalOptions(by=["knn"])))
     """
@@ -34,7 +34,7 @@ class EvaluateRequest:
     model: str = BUNDLED_MODEL
     checkpoint: Path | None = None
     data: str | None = None  # None: the bundled digits, for the bundled model
-    ranking: Path | None = None  # cut by it, to one of:
+    ranking: Path | None = None  # prune along it, to a sparsity or to FLOPs
     sparsity: float | None = None
     flops: float | None = None
     options: EvalOptions = field(default_factory=EvalOptions)
@@ -42,7 +42,7 @@ class EvaluateRequest:
 
 
 def evaluate_model(request: EvaluateRequest, progress: Progress | None = None) -> Evaluation:
-    """Load a model, cut it if asked to, and judge it."""
+    """Load a model, prune it if asked to, and evaluate it."""
     progress = progress or Silent()
     ranking = _check(request)
     is_file = Path(request.model).suffix in SUFFIXES
@@ -79,13 +79,13 @@ def _check(request: EvaluateRequest) -> Ranking | None:
 
 def _data(request: EvaluateRequest) -> str:
     if request.data is None and request.model != BUNDLED_MODEL:
-        raise UsageError(f"{request.model} needs images to be judged on. Give --data FOLDER")
+        raise UsageError(f"{request.model} needs images to be evaluated on. Give --data FOLDER")
     return BUNDLED_IMAGES if request.data is None else request.data
 
 
 @contextmanager
 def _exported(request: EvaluateRequest) -> Iterator[Extractor]:
-    """A file of a family, in the runtime that was asked for."""
+    """Open a file of a family in the requested runtime."""
     if request.ranking is not None or request.checkpoint is not None:
         raise UsageError(f"{request.model} is cut and has its weights. Leave --ranking and --checkpoint out")
     path = Path(request.model)

@@ -40,7 +40,7 @@ MEANS_BOTH = frozenset(
 
 
 class SingleValueCommand(TyperCommand):
-    """A command that refuses a second value where there is room for one, instead of forgetting the first in silence."""
+    """A command that refuses a second value of a single-valued option, instead of silently dropping the first."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _, _, given = self.make_parser(ctx).parse_args(args=list(args))
@@ -86,7 +86,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass
@@ -99,7 +99,7 @@ def main() -> None:
         app()
     except SnapvitError as error:
         _refuse(str(error), error.exit_code)
-    except (OSError, UnicodeError, MemoryError) as error:  # what the system refuses outside our own file handling
+    except (OSError, UnicodeError, MemoryError) as error:  # refused by the system outside our own file handling
         _refuse(f"{type(error).__name__}: {error}", 1)
 
 

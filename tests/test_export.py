@@ -418,7 +418,7 @@ def test_bad_sources(snapvit, tiny_folder, tmp_path):
     np.savez(tmp_path / "x.npz", images=np.zeros((4, 3, 8, 8), np.float32))
     (tmp_path / "x.txt").write_text("")
     (tmp_path / "gone.txt").write_text("a.png\nb.png\n")
-    for name, says in (("x.npz", "float32"), ("x.txt", "names no images"), ("gone.txt", "2 of 2 pictures unreadable")):
+    for name, says in (("x.npz", "float32"), ("x.txt", "names no images"), ("gone.txt", "2 of 2 images unreadable")):
         arguments = ["--budget", "10ms", "--model", tiny_folder, "--data", tmp_path / name]
         outcome = snapvit("export", *arguments, "--out", tmp_path / "out")
         assert outcome.code == 1

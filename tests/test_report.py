@@ -71,11 +71,11 @@ def test_numbers_are_those_of_the_manifest():
 
 def test_a_latency_is_the_profiles_where_the_choice_timed_another_file():
     manifest = make_manifest()
-    looks = manifest.choice.measurements
+    measurements = manifest.choice.measurements
     other = msgspec.structs.replace(
-        looks[3], latency_ms=99.0, profile=msgspec.structs.replace(looks[3].profile, sha256="0")
+        measurements[3], latency_ms=99.0, profile=msgspec.structs.replace(measurements[3].profile, sha256="0")
     )
-    choice = msgspec.structs.replace(manifest.choice, measurements=(*looks[:3], other, *looks[4:]))
+    choice = msgspec.structs.replace(manifest.choice, measurements=(*measurements[:3], other, *measurements[4:]))
     point = report_of(msgspec.structs.replace(manifest, choice=choice)).own[3]
     assert point.latency_ms == manifest.variants[3].profile.p50_ms
 
@@ -159,7 +159,7 @@ def test_the_search_of_a_ranking_that_was_given_is_found():
 # Words
 
 
-def test_the_headline_has_the_answer():
+def test_the_headline_has_the_result():
     manifest = make_manifest()
     text = headline(report_of(manifest))
     measured = manifest.choice.measurements[2]
@@ -176,7 +176,7 @@ def test_headlines_of_families_without_a_choice():
     )
     assert headline(report_of(make_manifest(1))).startswith("One variant, dense, 24.")
     assert "No choice was proved" in headline(report_of(make_manifest(5, choice=False), budget="18ms"))
-    assert headline(report_of(make_manifest(5, choice=False), budget="1ms")) == "No variant surely keeps 1 ms."
+    assert headline(report_of(make_manifest(5, choice=False), budget="1ms")) == "No variant surely meets 1 ms."
 
 
 def test_what_is_missing_is_said_with_its_command():
@@ -236,7 +236,7 @@ def test_a_removed_sub_layer_looks_like_nothing_else():
     assert "×" not in svg(charts_of(manifest)["heads"]).decode()
 
 
-def test_without_accuracy_the_picture_shows_flops():
+def test_without_accuracy_the_chart_shows_flops():
     chart = charts_of(make_manifest(4, evaluated=False))["pareto"]
     assert chart.title == "FLOPs kept against latency"
     assert [row["y"] for row in chart.spec["data"]["values"]] == pytest.approx([100, 76.6667, 53.3333, 30], rel=1e-3)
@@ -252,7 +252,7 @@ def test_plots_of_one_and_of_many_variants_are_drawn(count):
         assert all(len(row) == len(chart.columns) for row in chart.rows)
 
 
-def test_pictures_of_their_own_have_colours_and_no_variables():
+def test_charts_of_their_own_have_colours_and_no_variables():
     for chart in charts_of(full()).values():
         text = svg(chart).decode()
         assert "var(" not in text
@@ -340,13 +340,13 @@ def test_predictions_are_marked_in_words():
     assert "≠ dense" in text
 
 
-def test_what_is_no_picture_is_left_out():
+def test_what_is_no_image_is_left_out():
     manifest = make_manifest(3)
     found = make_validation(manifest, count=1)
     for picture in ("?", "aGVsbG8=", ""):
         sample = msgspec.structs.replace(found.samples[0], picture=picture)
         text = page_of(manifest, msgspec.structs.replace(found, samples=(sample,)))
-        assert "(no picture)" in text
+        assert "(no image)" in text
         assert "data:image" not in text
 
 

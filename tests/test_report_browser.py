@@ -123,7 +123,7 @@ def test_hovering_shows_what_the_manifest_says(open_page, count):
         shown = tooltip(found, number)
         assert shown["variant"] == variant.name
         assert shown["latency"] == f"{variant.profile.p50_ms:.2f} ms"
-        assert shown["p90, last look"] == f"{variant.profile.p90_ms:.2f} ms"
+        assert shown["p90, last timing run"] == f"{variant.profile.p90_ms:.2f} ms"
         assert shown["top-1"] == f"{100 * variant.evaluation.top1:.1f} ± 1.0 %"
         assert shown["parameters"] == f"{variant.params / 1e6:.2f} M"
         assert shown["size"] == f"{variant.size_bytes / 1e6:.1f} MB"

@@ -1,9 +1,9 @@
-"""One HTML file with everything: numbers, plots, pictures, and the code that makes the plots answer.
+"""The report as one HTML file: numbers, plots, sample images, and the script that makes the plots interactive.
 
-What keeps strings from becoming markup: the template escapes all that it prints; specifications are JSON in a script
-element in which `<`, `>` and `&` are written as escapes; plots show names as values of rows, tooltips are text nodes.
-Behind that stands a Content-Security-Policy: nothing may be fetched, and the one script and the one style run by their
-hash. Vega's expressions are interpreted, not compiled (`ast`), so `unsafe-eval` is not needed.
+No string becomes markup: the template escapes all that it prints; specifications are JSON in a script element in which
+`<`, `>` and `&` are written as escapes; plots show names as values of rows, and tooltips are text nodes. A
+Content-Security-Policy backs this up: nothing may be fetched, and only one script and one style run, by their hash.
+Vega's expressions are interpreted, not compiled (`ast`), so `unsafe-eval` is not needed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def page(family: LoadedFamily, report: ReportData) -> str:
-    """The page of a family."""
+    """Write the page of a family."""
     with needs("reports", extra="report"):
         from jinja2 import Environment, StrictUndefined
         from markupsafe import Markup
@@ -45,7 +45,7 @@ def page(family: LoadedFamily, report: ReportData) -> str:
     charts = all_charts(report)
     style, script = _style(), _script()
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    halves = ("heads", "neurons")
+    side_by_side = ("heads", "neurons")
     return environment.from_string(_read("page.html")).render(
         policy=_policy(style, script),
         style=Markup(style),
@@ -55,9 +55,11 @@ def page(family: LoadedFamily, report: ReportData) -> str:
         headline=_tight(words.headline(report)),
         tiles=_tiles(report),
         notes=_notes(family.manifest, report),
-        plots={c.name: _plot(c, Markup(inline_svg(c, *([HALF_WIDTH] if c.name in halves else [])))) for c in charts},
+        plots={
+            c.name: _plot(c, Markup(inline_svg(c, *([HALF_WIDTH] if c.name in side_by_side else [])))) for c in charts
+        },
         table=variant_table(report),
-        looks=measurement_rows(report),
+        measurements=measurement_rows(report),
         samples=_samples(family, report),
         samples_note=_samples_note(family.validation),
         provenance=_provenance(family, report),
@@ -86,7 +88,7 @@ def _style() -> str:
 
 @cache
 def _script() -> str:
-    """Libraries and our own lines as one script that no part of it can end early."""
+    """Return libraries and our own script as one, in which nothing can end the script element early."""
     text = f"{javascript()}\n{_read('page.js')}".replace("\r\n", "\n").replace("\r", "\n")
     return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
@@ -107,9 +109,9 @@ def _policy(style: str, script: str) -> str:
 
 
 def _tiles(report: ReportData) -> list[dict[str, str]]:
-    """The answer once more, as figures."""
+    """Return the main figures of the result."""
     dense = next(p for p in report.own if p.is_dense)
-    point = words.answer(report)
+    point = words.best_variant(report)
     shown = point or dense
     tiles = [("variant" if point else "dense model", shown.name, f"sparsity {shown.sparsity:.2f}")]
     if shown.latency_ms is not None:
@@ -134,7 +136,7 @@ def _of(value: int, whole: int) -> str:
 
 
 def _notes(manifest: Manifest, report: ReportData) -> list[tuple[str, str]]:
-    """What a reader must know before believing the picture."""
+    """Return what a reader must know before trusting the charts."""
     notes = [("Missing", text) for text in words.missing(report)]
     if report.doubt:
         notes.append(("Not decided", f"{report.doubt}."))
@@ -152,7 +154,7 @@ def _notes(manifest: Manifest, report: ReportData) -> list[tuple[str, str]]:
 
 
 def _tight(text: str) -> str:
-    """The text with numbers and their units on one line."""
+    """Keep numbers and their units on one line."""
     return re.sub(r"(?<=[0-9±]) (?=ms|±|%|[0-9M])", "\u00a0", text).replace("top-1", "top\u20111")
 
 
@@ -161,7 +163,7 @@ def _samples_note(validation: Validation | None) -> str:
         return ""
     return (
         f"{len(validation.samples)} of the {validation.images} images of {plain(validation.source)} on which the "
-        f"variants were judged, in {validation.runtime}. ✓ right, ✗ wrong, ≠ not what the dense model says."
+        f"variants were evaluated, in {validation.runtime}. ✓ right, ✗ wrong, ≠ not the dense model's prediction."
     )
 
 
@@ -176,12 +178,16 @@ def _samples(family: LoadedFamily, report: ReportData) -> list[dict[str, Any]]:
 
 
 def _sample(sample: Sample, dense: str, pruned: str) -> dict[str, Any]:
-    said = sample.predictions
-    reference = said.get(dense)
-    lines = [_line(name, said[name], sample, reference) for name in dict.fromkeys((dense, pruned)) if name in said]
+    predictions = sample.predictions
+    reference = predictions.get(dense)
+    lines = [
+        _line(name, predictions[name], sample, reference)
+        for name in dict.fromkeys((dense, pruned))
+        if name in predictions
+    ]
     others = {
         name: found
-        for name, found in said.items()
+        for name, found in predictions.items()
         if name not in (dense, pruned) and reference is not None and found.label != reference.label
     }
     label = None if sample.label is None else plain(sample.label)
@@ -189,10 +195,10 @@ def _sample(sample: Sample, dense: str, pruned: str) -> dict[str, Any]:
     return {
         "title": plain(sample.title),
         "label": label,
-        "picture": _picture(sample.picture),
+        "picture": _data_url(sample.picture),
         "alt": f"Image {plain(sample.title)}{known}",
         "lines": lines,
-        "more": _list([f"{plain(name)} says {plain(found.label)}" for name, found in others.items()]),
+        "more": _list([f"{plain(name)} predicts {plain(found.label)}" for name, found in others.items()]),
     }
 
 
@@ -211,8 +217,8 @@ def _line(name: str, found: Prediction, sample: Sample, reference: Prediction | 
     return {"variant": plain(name), "label": plain(found.label), "probability": percent, "marks": marks}
 
 
-def _picture(text: str) -> str | None:
-    """A data address of a PNG; None for what is not one."""
+def _data_url(text: str) -> str | None:
+    """Return the data URL of a PNG; None for anything else."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -259,7 +265,7 @@ def _model(family: LoadedFamily, report: ReportData) -> list[tuple[str, str]]:
         facts.append(("calibration", ", ".join(f"{name} {value}" for name, value in data.items())))
     if isinstance(recipe.get("weights_sha256"), str):
         facts.append(("weights", recipe["weights_sha256"]))
-    facts.append(("judged on", report.judged or "nothing yet"))
+    facts.append(("evaluated on", report.judged or "nothing yet"))
     if validation is not None:
         facts.append(("validation", f"{validation.images} images of {validation.source}, pixels {validation.sha256}"))
     return facts
@@ -271,7 +277,7 @@ def _files(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _brief(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The recipe without the long lists, which the plots show."""
+    """Shorten the long lists of a recipe, which the plots show."""
 
     def short(part: Any) -> Any:
         if isinstance(part, dict):
@@ -284,5 +290,5 @@ def _brief(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain_json(value: object) -> str:
-    """Indented JSON as text."""
+    """Write indented JSON as plain text."""
     return "\n".join(plain(line) for line in json.dumps(value, indent=1, ensure_ascii=False).splitlines())

@@ -1,4 +1,4 @@
-"""The wording of a report: units, intervals, and the sentence with the answer. Light."""
+"""The wording of a report: numbers with units and intervals, and the sentence with the result. Light."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ UNKNOWN = "–"
 
 
 def ms(value: float | None) -> str:
-    """Milliseconds with the digits that mean something."""
+    """Format milliseconds with their significant digits."""
     if value is None:
         return UNKNOWN
     return f"{value:.2f} ms" if value < 100 else f"{value:.0f} ms"
@@ -31,7 +31,7 @@ def budget(value: float) -> str:
 
 
 def quality(measure: Measure | None, value: float | None, error: float | None) -> str:
-    """A share in per cent with its standard error; a cosine as it is."""
+    """Format a share in per cent with its standard error; a cosine as it is."""
     if value is None:
         return UNKNOWN
     if measure == "cosine":
@@ -68,7 +68,7 @@ def measure_title(report: ReportData) -> str:
 
 
 def headline(report: ReportData) -> str:
-    """The answer in one or two sentences."""
+    """Write the result in one or two sentences."""
     if report.chosen is not None:
         return _choice(report)
     timed = [p for p in report.own if p.latency_ms is not None]
@@ -80,17 +80,17 @@ def headline(report: ReportData) -> str:
         ends = [f"{p.name}, {latency(p.latency_ms, p.between_ms)}" for p in (dense, fast)]
         several = f"{len(report.own)} variants of {report.model}: from {ends[0]}, to {ends[1]}"
         return f"{several}{_against(fast, dense, report)}." if len(timed) > 1 else f"One variant, {ends[0]}."
-    best = answer(report)
+    best = best_variant(report)
     if best is None:
-        return f"No variant surely keeps {budget(report.budget_ms)}."
+        return f"No variant surely meets {budget(report.budget_ms)}."
     return (
-        f"{best.name} is the densest variant that keeps {budget(report.budget_ms)}: "
+        f"{best.name} is the densest variant that meets {budget(report.budget_ms)}: "
         f"{latency(best.latency_ms, best.between_ms)}{_against(best, dense, report)}. No choice was proved."
     )
 
 
-def answer(report: ReportData) -> Point | None:
-    """The chosen variant; without a choice the densest that surely keeps the budget, if there is one."""
+def best_variant(report: ReportData) -> Point | None:
+    """Return the chosen variant; without a choice the densest that surely meets the budget, if there is one."""
     if report.chosen is not None:
         return report.point(report.chosen)
     limit = report.budget_ms
@@ -113,7 +113,7 @@ def _choice(report: ReportData) -> str:
 
 
 def _against(point: Point, dense: Point, report: ReportData) -> str:
-    """How good it is, beside the dense model."""
+    """Write the quality of a variant, beside that of the dense model."""
     if point.quality is None or point is dense:
         return ""
     text = f", with {measure_title(report)} {quality(report.measure, point.quality, point.error)}"
@@ -122,11 +122,11 @@ def _against(point: Point, dense: Point, report: ReportData) -> str:
 
 
 def missing(report: ReportData) -> list[str]:
-    """What the report cannot show, and the command that gives it."""
+    """Return notes on missing measurements, with the commands that take them."""
     notes = []
     if all(point.latency_ms is None for point in report.own):
         notes.append("No latency was measured. This measures it: snapvit choose FAMILY --budget 10ms")
     if report.measure is None:
-        text = "Accuracy is missing: the picture shows the share of FLOPs kept instead."
+        text = "Accuracy is missing: the chart shows the share of FLOPs kept instead."
         notes.append(f"{text} This measures it: snapvit validate FAMILY --data DIR")
     return notes

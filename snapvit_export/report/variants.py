@@ -1,4 +1,4 @@
-"""The table of variants, for the page and for Markdown: columns of which nothing is known are left out. Light."""
+"""The table of variants, for the page and for Markdown; columns without any value are left out. Light."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from . import text as words
 from .data import Point, ReportData
 
-Reader = Callable[[Point], tuple[Any, str]]  # what to sort by, and the text
+Reader = Callable[[Point], tuple[Any, str]]  # a sort key, and the text
 
 
 def variant_table(report: ReportData) -> dict[str, Any]:
-    """Caption, columns and rows of all variants in the report."""
+    """Return caption, columns and rows of all variants in the report."""
     columns = _columns(report)
     rows = [
         {
@@ -37,7 +37,7 @@ def _cell(pair: tuple[Any, str], is_words: bool) -> dict[str, Any]:
 
 
 def _columns(report: ReportData) -> list[tuple[str, bool, Reader]]:
-    """Title, whether it holds words, and how a point is read."""
+    """Return for each column its title, True if it holds words, and its reader."""
     measure, title = report.measure, words.measure_title(report)
     candidates: list[tuple[bool, str, bool, Reader]] = [
         (True, "variant", True, lambda p: (p.name, p.name)),
@@ -83,11 +83,11 @@ def _interval(point: Point) -> tuple[float | None, str]:
 
 
 def _verdict(point: Point, report: ReportData) -> tuple[str | None, str]:
-    """Whether it keeps the budget, by its whole interval; the choice's own verdict where there is one."""
+    """Return yes if the whole interval meets the budget, or no; the choice's own verdict where there is one."""
     assert report.budget_ms is not None
-    looked = {look.name: look.fits for look in report.looks} if point.family == report.families[0] else {}
-    if point.name in looked:
-        fits = looked[point.name]
+    verdicts = {row.name: row.fits for row in report.looks} if point.family == report.families[0] else {}
+    if point.name in verdicts:
+        fits = verdicts[point.name]
     elif point.between_ms is None:
         return None, words.UNKNOWN
     else:
@@ -98,18 +98,18 @@ def _verdict(point: Point, report: ReportData) -> tuple[str | None, str]:
 
 
 def measurement_rows(report: ReportData) -> dict[str, Any]:
-    """All measurements on the way to the choice."""
+    """Return columns and rows of all measurements on the way to the choice."""
     columns = ["variant", "sparsity", f"latency {report.at}", "95 % interval, ms", words.measure_title(report)]
     rows = [
         (
-            look.name,
-            f"{look.sparsity:.3f}",
-            words.ms(look.latency_ms),
-            words.interval(look.between_ms),
-            words.quality(report.measure, look.quality, look.error),
-            look.correction or "none",
-            "yes" if look.fits else "no",
+            row.name,
+            f"{row.sparsity:.3f}",
+            words.ms(row.latency_ms),
+            words.interval(row.between_ms),
+            words.quality(report.measure, row.quality, row.error),
+            row.correction or "none",
+            "yes" if row.fits else "no",
         )
-        for look in report.looks
+        for row in report.looks
     ]
     return {"columns": [*columns, "correction", "fits"], "rows": rows}

@@ -1,4 +1,4 @@
-"""A report of a family as files: read, gathered, and written whole or not at all."""
+"""Writes the report of a family in the requested formats, each file whole or not at all."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def report(
 def render(
     family: LoadedFamily, report: ReportData, stem: str, kind: Format, with_plots: bool = False
 ) -> dict[str, bytes]:
-    """The files of one format by name."""
+    """Return the files of one format by name."""
     if kind == "html":
         return {f"{stem}.html": page(family, report).encode()}
     if kind == "json":
@@ -65,7 +65,7 @@ def render(
 
 
 def _refuse_models(family: Path, paths: Sequence[Path]) -> None:
-    """A report never takes the place of a file that the family is made of."""
+    """Refuse to overwrite a file that the family is made of."""
     names = set(own_files(family) or ()) - set(report_files())
     models = {(family / name).resolve() for name in names}
     if taken := [path for path in paths if path.resolve() in models]:

@@ -16,7 +16,7 @@ from .widths import widths
 
 
 def all_charts(report: ReportData) -> list[Chart]:
-    """The charts that there are numbers for, in the order of the page."""
+    """Return the charts that there is data for, in the order of the page."""
     kinds = (widths(report, "heads"), widths(report, "neurons"))
     found = (pareto(report), proof(report), *kinds, latencies(report), search(report), depth(report))
     return [chart for chart in found if chart is not None]

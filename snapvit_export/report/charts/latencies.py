@@ -1,4 +1,4 @@
-"""All runs of each variant on one line: a mark for a run, a box from quartile to quartile, a line at the median."""
+"""Strip plot of all runs of each variant: a mark for a run, a box between quartiles, a line at the median."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROW, SMALL_ROW, MANY = 30, 18, 16
 
 
 def latencies(report: ReportData) -> Chart | None:
-    """How the runs are spread; None if there are no samples."""
+    """Draw the distribution of the runs; None if there are no samples."""
     if not report.spreads:
         return None
     spreads = report.spreads
@@ -53,8 +53,8 @@ def latencies(report: ReportData) -> Chart | None:
         name="latencies",
         title="Latency of single runs",
         caption="A thin mark is a run as the clock saw it, the box holds the middle half, the dark line is the median. "
-        "Variants that were timed at other moments met another pace of the machine, which the intervals allow for. "
-        "The slowest runs, beyond the 99th percentile, are left out of the picture.",
+        "Variants that were timed at other moments saw another machine drift, which the intervals allow for. "
+        "The slowest runs, beyond the 99th percentile, are left out of the plot.",
         alt=f"Strip plot of the runs of {len(spreads)} variants; the table has their percentiles.",
         spec=spec,
         columns=("variant", "runs", "1st percentile", "quartile", "median", "quartile ", "99th percentile"),

@@ -1,4 +1,4 @@
-"""Methods against each other: quality over size, a line for each, with standard errors; the dense model as a rule."""
+"""Chart of `snapvit compare`: quality over size, a line per method with standard errors, and the dense model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])  # after the colours have been u
 
 
 def methods(comparison: Comparison) -> Chart:
-    """The picture of a comparison."""
+    """Draw the results of a comparison."""
     measure = comparison.measure
     unit = 1.0 if measure == "cosine" else 100.0
     rows = [_row(comparison, c, unit) for c in comparison.contestants]
@@ -96,18 +96,18 @@ def _dense(value: float) -> list[Spec]:
     return [{"data": data, **layer} for layer in (rule, text)]
 
 
-def _row(comparison: Comparison, contestant: MethodResult, unit: float) -> Spec:
+def _row(comparison: Comparison, result: MethodResult, unit: float) -> Spec:
     measure = comparison.measure
-    value = (contestant.evaluation.value(measure) or 0.0) * unit
-    error = contestant.evaluation.error(measure) * unit
-    size = contestant.sparsity if comparison.axis == "sparsity" else contestant.flops_ratio
+    value = (result.evaluation.value(measure) or 0.0) * unit
+    error = result.evaluation.error(measure) * unit
+    size = result.sparsity if comparison.axis == "sparsity" else result.flops_ratio
     return {
-        "method": plain(contestant.recipe),
+        "method": plain(result.recipe),
         "x": 100 * size,
         "y": value,
         "down": max(0.0, value - error),
         "up": min(unit, value + error),
         "size": f"{100 * size:.1f} %",
-        "quality": words.quality(measure, contestant.evaluation.value(measure), contestant.evaluation.error(measure)),
-        "cut": contestant.correction or "none",
+        "quality": words.quality(measure, result.evaluation.value(measure), result.evaluation.error(measure)),
+        "cut": result.correction or "none",
     }

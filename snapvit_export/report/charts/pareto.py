@@ -1,9 +1,8 @@
-"""Quality against latency: every variant with its intervals, the front, the budget, and the chosen one in a ring.
+"""Chart of quality against latency: all variants with intervals, the Pareto front, the budget, the chosen one.
 
-Where the names of points go: beside them, never over each other or over a point.
-
-Greedy, most important first; a name that finds no free place is left out, since hovering and the table have it.
-Judged at the width of a phone: what is free there is free everywhere.
+Names of points are placed beside them, never over each other or over a point: greedily, the most important first. A
+name that finds no free place is left out, since the tooltip and the table have it. Places are computed for the width of
+a phone: what is free there is free everywhere.
 """
 
 from __future__ import annotations
@@ -31,7 +30,24 @@ from .style import (
     with_halo,
 )
 
-WIDTH, LABEL_HEIGHT = 270, 340  # pixels of the plot that is judged
+HEIGHT = 380
+LABEL = 18  # letters of a name beside its point
+TIPS = (
+    ("name", "variant"),
+    ("family", "family"),
+    ("latency", "latency"),
+    ("between", "95 % interval"),
+    ("p90", "p90, last timing run"),
+    ("quality", "quality"),
+    ("kept", "FLOPs kept"),
+    ("params", "parameters"),
+    ("gflops", "GFLOPs"),
+    ("size", "size"),
+    ("precision", "precision"),
+    ("sparsity", "sparsity"),
+    ("beaten", "dominated by"),
+)
+WIDTH, LABEL_HEIGHT = 270, 340  # pixels of the plot that labels are placed in
 LETTER, LINE = 7.2, 14  # of a label
 PLACES = (("left", 9, -9), ("right", -9, -9), ("left", 9, 11), ("right", -9, 11), ("center", 0, -17), ("center", 0, 18))
 DOT = 7
@@ -39,8 +55,8 @@ FAR = 20  # above a point whose label finds no free place and must be there
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A label and where it goes, relative to its point."""
+class PlacedLabel:
+    """A label and its offset from its point."""
 
     index: int
     align: str
@@ -48,8 +64,8 @@ class Placed:
     dy: int
 
 
-def place(points: Sequence[tuple[float, float, str]], order: Sequence[int], sure: int = 0) -> list[Placed]:
-    """Places for the labels of points (x, y from 0 to 1, the text), tried in that order; the first `sure` get one."""
+def place(points: Sequence[tuple[float, float, str]], order: Sequence[int], sure: int = 0) -> list[PlacedLabel]:
+    """Place the labels of points (x, y from 0 to 1, text), tried in that order; the first `sure` always get a place."""
     dots = [_around(x * WIDTH, (1 - y) * LABEL_HEIGHT) for x, y, _ in points]
     taken: list[tuple[float, float, float, float]] = []
     found = []
@@ -60,13 +76,13 @@ def place(points: Sequence[tuple[float, float, str]], order: Sequence[int], sure
             box = _box(x * WIDTH + dx, (1 - y) * LABEL_HEIGHT + dy, align, len(text) * LETTER)
             if box[0] >= 0 and box[2] <= WIDTH and box[1] >= -4 and not any(_overlap(box, other) for other in others):
                 taken.append(box)
-                found.append(Placed(index, align, dx, dy))
+                found.append(PlacedLabel(index, align, dx, dy))
                 break
         else:
             if rank < sure:
                 align = "left" if x < 0.3 else "right" if x > 0.7 else "center"
                 taken.append(_box(x * WIDTH, (1 - y) * LABEL_HEIGHT - FAR, align, len(text) * LETTER))
-                found.append(Placed(index, align, 0, -FAR))
+                found.append(PlacedLabel(index, align, 0, -FAR))
     return found
 
 
@@ -83,27 +99,8 @@ def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float,
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
-HEIGHT = 380
-LABEL = 18  # letters of a name beside its point
-TIPS = (
-    ("name", "variant"),
-    ("family", "family"),
-    ("latency", "latency"),
-    ("between", "95 % interval"),
-    ("p90", "p90, last look"),
-    ("quality", "quality"),
-    ("kept", "FLOPs kept"),
-    ("params", "parameters"),
-    ("gflops", "GFLOPs"),
-    ("size", "size"),
-    ("precision", "precision"),
-    ("sparsity", "sparsity"),
-    ("beaten", "dominated by"),
-)
-
-
 def pareto(report: ReportData) -> Chart | None:
-    """The picture of the whole family; None if nothing was timed."""
+    """Draw all variants of the report; None if nothing was timed."""
     shown = [p for p in report.points if p.latency_ms is not None and _y(p, report) is not None]
     if not shown:
         return None
@@ -128,7 +125,7 @@ def pareto(report: ReportData) -> Chart | None:
             },
         },
         layer=[
-            *_room(report, x),
+            *_budget_region(report, x),
             *budget_layers(report.budget_ms, x),
             *_front(rows),
             *_bars(report),
@@ -208,7 +205,7 @@ def _row(point: Point, report: ReportData) -> Spec:
 
 
 def _by_family(report: ReportData, values: tuple[str, ...]) -> Spec:
-    """A colour or a shape for each family, with one legend for all layers if there are several."""
+    """Encode a colour or a shape for each family, with one legend for all layers if there are several."""
     count = len(report.families)
     return {
         "field": "family",
@@ -218,8 +215,8 @@ def _by_family(report: ReportData, values: tuple[str, ...]) -> Spec:
     }
 
 
-def _room(report: ReportData, x: Axis) -> list[Spec]:
-    """What keeps the budget, faintly."""
+def _budget_region(report: ReportData, x: Axis) -> list[Spec]:
+    """Shade the region that meets the budget."""
     if report.budget_ms is None:
         return []
     data = {"values": [{"from": x.low, "to": report.budget_ms}]}
@@ -234,7 +231,7 @@ def _room(report: ReportData, x: Axis) -> list[Spec]:
 
 
 def _front(rows: list[Spec]) -> list[Spec]:
-    """The variants that nothing beats, joined; families of one such variant have no line."""
+    """Join the variants that are not dominated; families of one such variant have no line."""
     kept = [row for row in rows if not row["dominated"]]
     if len(kept) < 2:
         return []
@@ -258,7 +255,7 @@ def _bars(report: ReportData) -> list[Spec]:
 
 
 def _dots(report: ReportData) -> list[Spec]:
-    """Full where nothing beats them, hollow where something does, and a ring around the chosen one."""
+    """Draw points: full if not dominated, hollow if dominated, and a ring around the chosen one."""
     colour, shape = _by_family(report, FAMILY_COLOURS), _by_family(report, FAMILY_SHAPES)
     hollow: Spec = {
         "transform": [{"filter": {"field": "dominated", "equal": True}}],
@@ -279,7 +276,7 @@ def _dots(report: ReportData) -> list[Spec]:
 
 
 def _names(report: ReportData, shown: list[Point], rows: list[Spec], x: Axis, y: Axis) -> list[Spec]:
-    """Names of the chosen one, the dense ones, and of the others where there is room; a mark for each place."""
+    """Write the names of the chosen one, the dense ones, and of the others where there is room."""
     spots = [(x.at(row["x"]), y.at(row["y"]), row["label"]) for row in rows]
     rank = sorted(range(len(shown)), key=lambda i: (not shown[i].is_chosen, not shown[i].is_dense, i))
     layers: list[Spec] = []
@@ -306,7 +303,7 @@ def _names(report: ReportData, shown: list[Point], rows: list[Spec], x: Axis, y:
 
 
 def _hover(report: ReportData) -> Spec:
-    """Large invisible points on top: easy to hit, also with a thumb."""
+    """Draw large invisible points on top, which are easy to hit, also with a thumb."""
     fields = [(name, words.measure_title(report) if name == "quality" else title) for name, title in TIPS]
     if len(report.families) == 1:
         fields = [pair for pair in fields if pair[0] != "family"]

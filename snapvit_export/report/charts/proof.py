@@ -1,4 +1,4 @@
-"""The proof of a choice: the chosen variant and the next denser one with their intervals, against the budget."""
+"""Chart of the proof: the chosen variant and the next denser one with their intervals, against the budget."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ ROW = 56
 
 
 def proof(report: ReportData) -> Chart | None:
-    """Both intervals and the budget; None without a choice."""
-    by_name = {look.name: look for look in report.looks}
+    """Draw both intervals and the budget; None without a choice."""
+    by_name = {row.name: row for row in report.looks}
     names = [name for name in (report.next_denser, report.chosen) if name in by_name]
     if report.budget_ms is None or report.chosen not in by_name:
         return None
-    looks = [by_name[name] for name in names if name is not None]
-    ends = [ms for look in looks for ms in look.between_ms] + [report.budget_ms]
+    compared = [by_name[name] for name in names if name is not None]
+    ends = [ms for measured in compared for ms in measured.between_ms] + [report.budget_ms]
     x = axis(ends, least=0.02 * report.budget_ms, pad=0.18, floor=0.0)
-    rows = [_row(look, report) for look in looks]
+    rows = [_row(measured, report) for measured in compared]
     position = {
         "type": "quantitative",
         "scale": x.scale,
@@ -57,8 +57,8 @@ def proof(report: ReportData) -> Chart | None:
     return Chart(
         name="proof",
         title="Proof of the choice",
-        caption="The variant before and behind the budget, timed side by side; points are the latency at the machine's "
-        "usual pace, bars its 95 % interval. A variant fits when the whole bar keeps the budget.",
+        caption="The variants on both sides of the budget, timed side by side; points are latencies corrected for "
+        "machine drift, bars their 95 % intervals. A variant fits when its whole bar meets the budget.",
         alt=" ".join(f"{row['name']}: {row['latency']}, interval {row['between']}, {row['fits']}." for row in rows),
         spec=spec,
         columns=("variant", f"latency {report.at}", "95 % interval", "verdict"),
@@ -66,14 +66,14 @@ def proof(report: ReportData) -> Chart | None:
     )
 
 
-def _row(look: MeasurementRow, report: ReportData) -> Spec:
+def _row(measured: MeasurementRow, report: ReportData) -> Spec:
     return {
-        "name": look.name,
-        "ms": look.latency_ms,
-        "low": look.between_ms[0],
-        "high": look.between_ms[1],
-        "latency": words.ms(look.latency_ms),
-        "between": f"{words.interval(look.between_ms)} ms",
-        "fits": "fits" if look.fits else "does not surely fit",
-        "verdict": f"{words.ms(look.latency_ms)}{', chosen' if look.name == report.chosen else ''}",
+        "name": measured.name,
+        "ms": measured.latency_ms,
+        "low": measured.between_ms[0],
+        "high": measured.between_ms[1],
+        "latency": words.ms(measured.latency_ms),
+        "between": f"{words.interval(measured.between_ms)} ms",
+        "fits": "fits" if measured.fits else "does not surely fit",
+        "verdict": f"{words.ms(measured.latency_ms)}{', chosen' if measured.name == report.chosen else ''}",
     }

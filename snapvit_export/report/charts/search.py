@@ -1,4 +1,4 @@
-"""How a search went: the best fitness so far, and the mean of each generation."""
+"""Chart of the search for a ranking: the best fitness so far, and the mean of each generation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HEIGHT = 240
 
 
 def search(report: ReportData) -> Chart | None:
-    """Fitness by evaluations; None if nothing was searched."""
+    """Draw fitness by evaluations; None if there was no search."""
     found = report.search
     if found is None:
         return None

@@ -1,7 +1,7 @@
-"""What each block keeps in each variant, as two maps (Figure 8 of the SnapViT paper): heads, and neurons.
+"""Heat maps of the heads and neurons that each block of each variant keeps (Figure 8 of the SnapViT paper).
 
-Ten shades for shares, so that two cells can be compared by eye; a sub-layer of which nothing is left is no shade at
-all but an empty cell with a cross.
+Ten shades for shares, so that two cells can be compared by eye; a sub-layer that is removed has no shade but an
+empty cell with a cross.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROW, SMALL_ROW, MANY = 24, 15, 16  # pixels of a row, and from how many rows on 
 
 
 def widths(report: ReportData, kind: Kind) -> Chart:
-    """The map of one kind."""
+    """Draw the heat map of heads or of neurons."""
     whole = report.dense_heads if kind == "heads" else report.dense_neurons
     rows = [row for variant in report.widths for row in _cells(variant, kind, whole)]
     height = len(report.widths) * (ROW if len(report.widths) <= MANY else SMALL_ROW)
@@ -36,7 +36,7 @@ def widths(report: ReportData, kind: Kind) -> Chart:
         name=kind,
         title=f"{kind.capitalize()} kept in each block",
         caption=f"Share of the {kind} that each block keeps, from the input on the left to the output on the right."
-        + (" A cross: nothing is left of it, the sub-layer is removed." if removed else ""),
+        + (" A cross: the sub-layer is removed." if removed else ""),
         alt=f"Heat map of {len(report.widths)} variants by {len(whole)} blocks. "
         f"Least is kept in block {least['block']} of {least['name']}: {least['text']}.",
         spec=spec,
@@ -84,14 +84,14 @@ def _shades(kind: Kind) -> Spec:
 
 
 def _crosses() -> list[Spec]:
-    gone = [{"filter": {"field": "kept", "equal": 0}}]
+    removed = [{"filter": {"field": "kept", "equal": 0}}]
     empty: Spec = {
-        "transform": gone,
+        "transform": removed,
         "mark": {"type": "rect", "color": PAPER, "stroke": MUTED, "strokeWidth": 1, "strokeDash": [2, 2]},
         "encoding": {},
     }
     cross: Spec = {
-        "transform": [*gone, {"calculate": "'×'", "as": "cross"}],
+        "transform": [*removed, {"calculate": "'×'", "as": "cross"}],
         "mark": {"type": "text", "color": INK, "fontSize": 13, "fontWeight": 700, "baseline": "middle"},
         "encoding": {"text": {"field": "cross", "type": "nominal"}},
     }

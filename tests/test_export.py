@@ -403,14 +403,14 @@ def test_data_may_be_given_several_times(run, tmp_path, image_folder):
     assert manifest.variant("dense").evaluation is None  # several sources have no common labels
 
 
-def test_a_few_unreadable_pictures_are_told_and_counted(run, tmp_path, image_folder):
+def test_a_few_unreadable_images_are_named_and_counted(run, tmp_path, image_folder):
     for path in list(image_folder.rglob("*.png"))[:2]:
         path.write_bytes(b"not a picture")
     outcome = run("--sparsity", "0.3", "--images", 60)
     assert outcome.code == 0, outcome.err
     used = read_family(tmp_path / "out").recipe["data"]
     assert (used["images"], used["unreadable"]) == (58, 2)
-    line = next(line for line in outcome.err.splitlines() if "unreadable pictures: " in line)
+    line = next(line for line in outcome.err.splitlines() if "unreadable images: " in line)
     assert line.count(".png") == 2
 
 

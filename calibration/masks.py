@@ -113,7 +113,7 @@ def numbered(masks: dict[str, Masks], ignore: Collection[int] = (UNKNOWN,)) -> t
             f"masks need at least two classes beside what is ignored, these have {seen}. Change --ignore"
         )
     if len(present) > UNKNOWN:
-        raise SnapvitError(f"masks have {len(present)} classes, at most {UNKNOWN} can be told apart. Give --ignore 255")
+        raise SnapvitError(f"masks have {len(present)} classes, at most {UNKNOWN} are supported. Give --ignore 255")
     numbers = np.full(256, UNKNOWN, np.uint8)
     numbers[present] = np.arange(len(present))
     return {split: numbers[part] for split, part in masks.items()}, tuple(present)

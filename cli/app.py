@@ -28,8 +28,8 @@ from . import (
     validate,
 )
 
-# Options that name a source, a file or a list: whoever gives a second one means both. Of settings (--images, --out) the
-# last one counts, as everywhere on a command line: so an alias can be overridden.
+# Options that name a source, a file or a list: a user who gives a second one means both. Of settings (--images, --out)
+# the last one counts, as everywhere on a command line: so an alias can be overridden.
 MEANS_BOTH = frozenset(
     f"--{name}"
     for name in (

@@ -67,6 +67,6 @@ def pack(
         print(to_json(summary).decode(), end="")
         return
     size = f"{packed.weights.size_bytes / 1e6:.1f} MB"
-    repair = f"correction {correction.buffer.size_bytes / 1e6:.1f} MB" if correction else "no correction"
+    corrected = f"correction {correction.buffer.size_bytes / 1e6:.1f} MB" if correction else "no correction"
     print(f"{out}: {packed.model}, {len(packed.anatomy.blocks)} blocks, {len(packed.weights.tensors)} tensors, {size}")
-    print(f"  {repair}")
+    print(f"  {corrected}")

@@ -130,7 +130,7 @@ class ReportData(Value, frozen=True, kw_only=True):
     decided: bool
     doubt: str | None
     points: tuple[Point, ...]
-    looks: tuple[MeasurementRow, ...]  # all candidates that were timed for the choice
+    looks: tuple[MeasurementRow, ...]  # candidates that were timed for the choice; a key of report.json
     dense_heads: tuple[int, ...]
     dense_neurons: tuple[int, ...]
     widths: tuple[Widths, ...]

@@ -7,6 +7,8 @@ from ..data import ReportData, Spread
 from .style import FAMILY_COLOURS, INK, Chart, Spec, axis, base, budget_layers, tips
 
 ROW, SMALL_ROW, MANY = 30, 18, 16
+_NAMES: Spec = {"title": None, "ticks": False, "domain": False, "grid": False, "labelLimit": 90}
+_TIPS = tips(("name", "variant"), ("median", "median"), ("middle", "middle half"), ("far", "99th percentile"))
 
 
 def latencies(report: ReportData) -> Chart | None:
@@ -63,10 +65,6 @@ def latencies(report: ReportData) -> Chart | None:
             for name, s in spreads.items()
         ),
     )
-
-
-_NAMES: Spec = {"title": None, "ticks": False, "domain": False, "grid": False, "labelLimit": 90}
-_TIPS = tips(("name", "variant"), ("median", "median"), ("middle", "middle half"), ("far", "99th percentile"))
 
 
 def _box(name: str, spread: Spread) -> Spec:

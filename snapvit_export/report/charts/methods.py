@@ -24,7 +24,7 @@ def methods(comparison: Comparison) -> Chart:
     dense = (comparison.dense.value(measure) or 0.0) * unit
     names = list(dict.fromkeys(row["method"] for row in rows))
     x = axis([row["x"] for row in rows], least=5.0)
-    for row in rows:  # side by side, so that bars at one size can be told apart
+    for row in rows:  # side by side, so that bars at one size can be distinguished
         row["x"] += (names.index(row["method"]) - (len(names) - 1) / 2) * APART * (x.high - x.low)
     y = axis([*(row[end] for row in rows for end in ("down", "up")), dense], least=0.02 * unit, floor=0.0, most=unit)
     title = TITLES[measure] + ("" if measure == "cosine" else ", %")

@@ -52,6 +52,7 @@ LETTER, LINE = 7.2, 14  # of a label
 PLACES = (("left", 9, -9), ("right", -9, -9), ("left", 9, 11), ("right", -9, 11), ("center", 0, -17), ("center", 0, 18))
 DOT = 7
 FAR = 20  # above a point whose label finds no free place and must be there
+_ABOVE = {"titleAnchor": "start", "titleX": 0, "titleY": -22, "titleBaseline": "bottom", "titlePadding": 0}
 
 
 @dataclass(frozen=True)
@@ -143,9 +144,6 @@ def pareto(report: ReportData) -> Chart | None:
         columns=("variant", "family", f"latency {report.at}", "95 % interval", title.split(",")[0]),
         rows=tuple((r["name"], r["family"], r["latency"], r["between"], r["quality"]) for r in rows),
     )
-
-
-_ABOVE = {"titleAnchor": "start", "titleX": 0, "titleY": -22, "titleBaseline": "bottom", "titlePadding": 0}
 
 
 def _y(point: Point, report: ReportData) -> float | None:

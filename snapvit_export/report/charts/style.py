@@ -72,6 +72,24 @@ INK, MUTED, GRID, PAPER, BUDGET, FITS = (
 )
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 PLOT_WIDTH = 720  # pixels of a plot in a file of its own
+_TEXT = {"labelFont": FONT, "titleFont": FONT, "labelColor": MUTED, "titleColor": INK, "labelFontSize": 12}
+_CONFIG: Spec = {
+    "view": {"stroke": None},
+    "font": FONT,
+    "axis": {
+        **_TEXT,
+        "titleFontSize": 12,
+        "titleFontWeight": 600,
+        "titlePadding": 10,
+        "domainColor": GRID,
+        "tickColor": GRID,
+        "gridColor": GRID,
+        "labelPadding": 6,
+        "labelLimit": 110,
+    },
+    "legend": {**_TEXT, "titleFontSize": 12, "titleFontWeight": 600, "labelLimit": 260, "symbolStrokeWidth": 2},
+    "text": {"font": FONT, "fontSize": 12, "color": INK},
+}
 
 
 @dataclass(frozen=True)
@@ -99,26 +117,6 @@ def base(height: int, **parts: Any) -> Spec:
         "config": _CONFIG,
         **parts,
     }
-
-
-_TEXT = {"labelFont": FONT, "titleFont": FONT, "labelColor": MUTED, "titleColor": INK, "labelFontSize": 12}
-_CONFIG: Spec = {
-    "view": {"stroke": None},
-    "font": FONT,
-    "axis": {
-        **_TEXT,
-        "titleFontSize": 12,
-        "titleFontWeight": 600,
-        "titlePadding": 10,
-        "domainColor": GRID,
-        "tickColor": GRID,
-        "gridColor": GRID,
-        "labelPadding": 6,
-        "labelLimit": 110,
-    },
-    "legend": {**_TEXT, "titleFontSize": 12, "titleFontWeight": 600, "labelLimit": 260, "symbolStrokeWidth": 2},
-    "text": {"font": FONT, "fontSize": 12, "color": INK},
-}
 
 
 @dataclass(frozen=True)

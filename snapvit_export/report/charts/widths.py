@@ -13,6 +13,8 @@ from .style import HEAT, INK, MUTED, PAPER, Chart, Spec, base, tips
 
 Kind = Literal["heads", "neurons"]
 ROW, SMALL_ROW, MANY = 24, 15, 16  # pixels of a row, and from how many rows on it is smaller
+_BLOCKS: Spec = {"title": "block", "labelAngle": 0, "labelOverlap": True, "ticks": False, "domain": False}
+_NAMES: Spec = {"title": None, "ticks": False, "domain": False, "labelLimit": 90}
 
 
 def widths(report: ReportData, kind: Kind) -> Chart:
@@ -43,10 +45,6 @@ def widths(report: ReportData, kind: Kind) -> Chart:
         columns=("variant", *(f"block {i}" for i in range(len(whole)))),
         rows=tuple((v.name, *(f"{k} of {n}" for k, n in zip(getattr(v, kind), whole))) for v in report.widths),
     )
-
-
-_BLOCKS: Spec = {"title": "block", "labelAngle": 0, "labelOverlap": True, "ticks": False, "domain": False}
-_NAMES: Spec = {"title": None, "ticks": False, "domain": False, "labelLimit": 90}
 
 
 def _cells(variant: Widths, kind: Kind, whole: tuple[int, ...]) -> list[Spec]:

@@ -171,7 +171,7 @@ class Names:
         return [(plan, self.timer.time({"s30": self.s30}, 0.05)["s30"]) for plan in shares]
 
     @property
-    def about(self):
+    def info(self):
         return read_info(self.path)[0]
 
     @property

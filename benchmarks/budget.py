@@ -86,8 +86,9 @@ def main() -> None:
     packed, manifest = Elastic.load(args.elastic), read_family(args.family)
     device = MeasuredOn.of(TARGET, this_device(ort.version())).device
     print(f"{manifest.model} on {device.cpu}, one thread, ONNX Runtime {device.runtime_version}\n")
-    print("| budget | ms | chosen | ms by the choice | decided | in a new process | within | nets timed | model off by "
-          "| FLOPs of the best of the grid | kept |" + (" beside others | verdict |" if args.hogs else ""))  # fmt: skip
+    print("| budget | ms | chosen | ms by the choice | decided | in a new process | within | files timed "
+          "| model off by | FLOPs of the best of the grid | kept |"
+          + (" beside others | verdict |" if args.hogs else ""))  # fmt: skip
     print("|---" * (13 if args.hogs else 11) + "|")
     times: dict[str, float] = {}
     for share in args.budgets.split(","):

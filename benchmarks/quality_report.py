@@ -21,8 +21,8 @@ PLOTTED = {
 
 NEIGHBOURS = """Features of the pre-logits embedding, k = 20, calibrated on the first half of the ImageNet images.
 What wins above should not be tuned to one classifier. ± is one standard error. On tiny-imagenet, whose 64 pixels
-blown up to 224 are far from the pictures that calibrated, gradient scores without any correction do as well from 0.82
-to 0.60: calibrate on pictures like those to come.
+blown up to 224 are far from the calibration images, gradient scores without any correction do as well from 0.82
+to 0.60: calibrate on images like those to come.
 """
 FITNESS = """`benchmarks/fitness.py`: random factors on the damage curves, all Plans at the same FLOPs and corrected
 elastically. Each fitness is a loss on the calibration half, so -1 is best; accuracy is on the other half.
@@ -33,10 +33,10 @@ INTRODUCTION = """# Quality at equal cost, without retraining
 Written by `benchmarks/quality.py` from what it measured; the command is in its docstring. DeiT-Tiny with its published
 weights and 500 ImageNet images, one each of 500 classes: half of them calibrate, the others report, and then the other
 way round (two halves of one split). Cost is the FLOPs of the blocks relative to dense. No row sees a label but those of
-Torch-Pruning. ± is one standard error of the share of right answers; differences of two rows on the same images are
+Torch-Pruning. ± is one standard error of the share of right predictions; differences of two rows on the same images are
 known somewhat better than that. The few constants of the default recipe (order, shares of the tokens, share and damping
 of the refit, size of the search) were tried out on the first half before, so that half flatters it a little. `halves`
-says how many halves a row was measured on.
+is the number of halves that a row was measured on.
 
 ![top-1 against FLOPs](quality.svg)
 
@@ -57,9 +57,9 @@ LEGEND = """
 | searched, refit | joint, backward, and the search: `--evaluations 104` | refitted |
 | idap | flow divergence along the published line, then a sixth of the sub-layers, then width again | as they were |
 | idap, refit | the same | refitted |
-| joint, in rounds, refit | joint, backward order, looked at again after every round of cuts | refitted |
-| default, width alone | the ranking of default, no sub-layer may go whole: `--no-depth` | refitted |
-| **default** | joint, backward order, sub-layers may go whole: `--recipe default` | refitted |
+| joint, in rounds, refit | joint, backward order, measured again after every round of cuts | refitted |
+| default, width alone | the ranking of default, no sub-layer is removable: `--no-depth` | refitted |
+| **default** | joint, backward order, sub-layers are removable: `--recipe default` | refitted |
 | torch-pruning | Torch-Pruning 1.6.1, heads and MLP, as its example does | as they were |
 | ..., head_share 0.5, normalizer none | a setting that suits it better, found on these images | as they were |
 
@@ -70,9 +70,9 @@ READINGS = """Readings. Correction and allocation matter most: the joint allocat
 0.60 what the published search keeps at 0.72. On the published search's own Plans, elastic correction keeps more than
 the released left-to-right one from 0.60 down. A refit adds little at 0.72 and most where much is cut; fitting along
 the cut stream gives a part of that. That the class token counts more in the statistics shows in the cosine at every
-cost, not in top-1. Backward and pivoted order cannot be told apart; variance is behind them by cosine from 0.72 down,
+cost, not in top-1. Backward and pivoted order show no difference; variance is behind them by cosine from 0.72 down,
 and gradient scores are clearly worse. A search helps the elastic correction from 0.60 down; to a refit it adds
-nothing that these images could tell. Flow divergence (idap) is between random and the gradients, and a refit helps it
+nothing that these images could show. Flow divergence (idap) is between random and the gradients, and a refit helps it
 much. FLOPs count all blocks in full, so they do not show what depth is good for: the default removes something at 0.72
 alone, with the same top-1; at equal latency it gains at every budget ([benchmarks.md](benchmarks.md#depth)).
 
@@ -91,7 +91,7 @@ def write_report(rows: list[dict], neighbours: list[dict], fitness: str, order: 
     if neighbours:
         parts += ["\n## Other data: k nearest neighbours\n\n", NEIGHBOURS, _neighbour_table(neighbours)]
     if fitness:
-        parts += ["\n## Which fitness foretells accuracy\n\n", FITNESS, fitness]
+        parts += ["\n## Fitness as a predictor of accuracy\n\n", FITNESS, fitness]
     (folder / "quality.md").write_text("".join(parts))
     _plot(table, folder / "quality.svg")
 

@@ -1,1 +1,1 @@
-"""Images for calibration and for reporting: sources, each model's preprocessing, fingerprints. Light: no torch."""
+"""Images to calibrate and to evaluate on: sources, a model's preprocessing, fingerprints. Light: no torch."""

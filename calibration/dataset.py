@@ -1,17 +1,18 @@
-"""A data set for judging features: a part to learn from, a part to choose by, and a part that only reports.
+"""A dataset to evaluate on: the train, validation and test splits that a `--data` value names.
+
+Probes learn from the training split and choose by the validation split; the test split only reports.
 
 | `--data` | splits |
 |---|---|
 | folder with `train` or `trainval`, and `val` or `test` | these; with `val` alone, that is the test split |
 | folder in the layout of Pascal VOC | `train` and `val`, without labels |
 | `.npz` with `train_images`, `test_images`, ... | these |
-| `hf:owner/name`, or the plain name of a known set | those of the hub |
+| `hf:owner/name`, or the plain name of a known set (`KNOWN_SETS`) | those of the Hugging Face hub |
 | `digits` | its own |
 | any other source | a fifth of it is the test split, by seed, each class in its proportion |
 
-A class has the same number in all splits, so all must have the same classes.
-
-The data sets of the SnapViT paper by plain name: where the Hugging Face hub has them, as parquet files.
+A class has the same number in all splits, so all must have the same classes. The known sets are those of the SnapViT
+paper that the hub has as parquet files.
 """
 
 from __future__ import annotations
@@ -29,10 +30,13 @@ from .open_source import open_source
 from .sampling import spread
 from .source import Source
 
+TEST_SHARE = 0.2  # of a source that has no splits of its own
+SPLIT_NAMES = {"train": ("train", "trainval"), "valid": ("val", "valid", "validation"), "test": ("test",)}
+
 
 @dataclass(frozen=True)
 class KnownSet:
-    """A data set on the hub: its splits, and the column that holds the classes."""
+    """A dataset on the hub: its splits, and the column that holds the classes."""
 
     repository: str
     train: str
@@ -54,47 +58,43 @@ ALIASES = {"imagenet": "imagenet-1k", "pets": "oxford-pets", "aircraft": "fgvc-a
 
 
 def known_set(name: str) -> KnownSet | None:
-    """The data set of this plain name, if there is one."""
+    """The dataset of this plain name, if there is one."""
     return KNOWN_SETS.get(ALIASES.get(name, name))
 
 
-TEST_SHARE = 0.2  # of a source that has no splits of its own
-SPLIT_NAMES = {"train": ("train", "trainval"), "valid": ("val", "valid", "validation"), "test": ("test",)}
-
-
 @dataclass(frozen=True)
-class DataSet:
+class Dataset:
     """Splits with one numbering of classes; `valid` is None where the set has none."""
 
     name: str
     train: Source | None
     valid: Source | None
     test: Source
-    heap: Source | None = None  # all pictures of a source that has no splits itself: train and test are of them
+    unsplit: Source | None = None  # all images of a source without splits: train and test are drawn from them
 
     @property
     def splits(self) -> dict[str, Source]:
-        """Those that there are, by name."""
+        """The splits that the dataset has, by name."""
         named = {"train": self.train, "valid": self.valid, "test": self.test}
         return {name: source for name, source in named.items() if source is not None}
 
-    def at_most(self, images: int | None, seed: int) -> DataSet:
-        """At most so many pictures of each split, the classes in their proportions; None for all."""
+    def at_most(self, images: int | None, seed: int) -> Dataset:
+        """Return the dataset with at most so many images of each split, classes in proportion; None for all."""
         if images is None:
             return self
         fewer = {name: _first(source, images, seed) for name, source in self.splits.items()}
-        heap = None if self.heap is None else _first(self.heap, images, seed)
-        return DataSet(self.name, fewer.get("train"), fewer.get("valid"), fewer["test"], heap)
+        unsplit = None if self.unsplit is None else _first(self.unsplit, images, seed)
+        return Dataset(self.name, fewer.get("train"), fewer.get("valid"), fewer["test"], unsplit)
 
-    def whole(self) -> DataSet:
-        """All that there is as one test split, if nothing must be learnt from and the set has no splits of its own."""
-        return self if self.heap is None else DataSet(self.name, None, None, self.heap)
+    def whole(self) -> Dataset:
+        """Return an unsplit dataset as one test split, where nothing has to be trained; others as they are."""
+        return self if self.unsplit is None else Dataset(self.name, None, None, self.unsplit)
 
 
-def open_data_set(text: str, seed: int = 0) -> DataSet:
-    """The data set that a `--data` value names.
+def open_dataset(text: str, seed: int = 0) -> Dataset:
+    """Open the dataset that a `--data` value names.
 
-    >>> open_data_set("path/to/pets").test.count
+    >>> open_dataset("path/to/pets").test.count
     10
     """
     splits = _splits(text)
@@ -105,7 +105,7 @@ def open_data_set(text: str, seed: int = 0) -> DataSet:
 
 
 def _splits(text: str) -> dict[str, Source]:
-    """Splits that the source has itself, called train, valid and test; none if it is one heap of pictures."""
+    """Splits that the source has itself, called train, valid and test; none if it is unsplit."""
     path = Path(text)
     if text.strip() and path.is_dir():
         return voc_splits(path) if is_voc(path) else _folders(path)
@@ -145,7 +145,7 @@ def _usual(repository: str) -> dict[str, Source]:
 
 
 def _named(there: Collection[str], where: str) -> dict[str, str]:
-    """Which of the usual names each split has here."""
+    """Map each split to the one of its usual names that is there."""
     found = {}
     for split, names in SPLIT_NAMES.items():
         present = [name for name in names if name in there]
@@ -174,26 +174,26 @@ def _difference(name: str, one: Source, other: Source) -> str:
     return f"{name}: {one.name} and {other.name} number their classes differently. Give all splits the same order"
 
 
-def _arranged(name: str, splits: dict[str, Source], seed: int) -> DataSet:
+def _arranged(name: str, splits: dict[str, Source], seed: int) -> Dataset:
     train, valid, test = (splits.get(split) for split in SPLIT_NAMES)
     if test is None:
         test, valid = valid, None
     if test is None and train is not None:
         return split_by_seed(name, train, seed)
     if test is None:
-        raise SnapvitError(f"{name}: has no pictures to report on. Give it a test split")
-    return DataSet(name, train, valid, test)
+        raise SnapvitError(f"{name}: has no images to report on. Give it a test split")
+    return Dataset(name, train, valid, test)
 
 
-def split_by_seed(name: str, source: Source, seed: int) -> DataSet:
-    """A source as its own splits, if it has set some pictures aside, or drawn by seed."""
+def split_by_seed(name: str, source: Source, seed: int) -> Dataset:
+    """Split a source by seed, or as it is split itself if it has set some images aside."""
     if source.held_out is not None:
-        return DataSet(name, replace(source, held_out=None), None, source.held_out)
+        return Dataset(name, replace(source, held_out=None), None, source.held_out)
     if source.count < 2:
-        raise UsageError(f"{name}: one picture cannot be learnt from and reported on. Give --data more")
+        raise UsageError(f"{name}: one image cannot serve for training and for testing. Give --data more")
     order = spread(source.labels, source.count, seed)
     cut = min(source.count - 1, round((1 - TEST_SHARE) * source.count))
-    return DataSet(name, source.subset(order[:cut]), None, source.subset(order[cut:]), source)
+    return Dataset(name, source.subset(order[:cut]), None, source.subset(order[cut:]), source)
 
 
 def _first(source: Source, images: int, seed: int) -> Source:

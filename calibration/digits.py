@@ -1,7 +1,7 @@
 """The bundled images: scikit-learn's handwritten digits, which need no network.
 
 1797 grey images of 8x8 pixels. The first 1297 are the training split (the bundled model learnt from them, and
-calibration draws from them); the last 500 are held out and only ever report accuracy. The order is the data set's
+calibration draws from them); the last 500 are held out and only ever report accuracy. The order is the dataset's
 own, so the split is the same on every machine.
 """
 
@@ -22,7 +22,7 @@ Split = Literal["train", "held-out"]
 
 
 def load(split: Split) -> tuple[list[Image], list[int]]:
-    """Return the images of one split as 8x8 RGB pictures, and their labels 0..9."""
+    """Return the images of one split as 8x8 RGB, and their labels 0..9."""
     with needs("the bundled digits", extra="prune"):
         from sklearn.datasets import load_digits
     from PIL import Image
@@ -35,11 +35,11 @@ def load(split: Split) -> tuple[list[Image], list[int]]:
 
 
 def digit_source(split: Split) -> Source:
-    pictures, labels = load(split)
+    images, labels = load(split)
     return Source(
         BUNDLED,
-        open=pictures.__getitem__,
-        count=len(pictures),
+        open=images.__getitem__,
+        count=len(images),
         title=lambda i: f"{BUNDLED} {split} image {i}",
         labels=labels,
         classes=[str(digit) for digit in range(10)],
@@ -47,5 +47,5 @@ def digit_source(split: Split) -> Source:
 
 
 def bundled_digits() -> Source:
-    """The training split, with the other one set aside."""
+    """Return the training split as a source, with the held-out split set aside in it."""
     return replace(digit_source("train"), held_out=digit_source("held-out"))

@@ -1,6 +1,6 @@
-"""A folder of pictures, flat or with one sub-folder per class.
+"""A folder of images, flat or with one sub-folder per class.
 
-A `.png` beside a `.jpg` of the same name is its mask (`masks`), not a picture.
+A `.png` beside a `.jpg` of the same name is its mask (`masks`), not an image of its own.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ import os
 from pathlib import Path
 
 from ..errors import SnapvitError
-from .source import Source, by_name, open_picture
+from .source import Source, by_name, open_image
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff"})
 PHOTOS = frozenset({".jpg", ".jpeg"})
 
 
 def folder_source(folder: Path) -> Source:
-    """All pictures below a folder. Pictures in one sub-folder per class have that class as their label."""
+    """All images below a folder. Images in one sub-folder per class have that class as their label."""
     if not os.path.isdir(folder):
         raise SnapvitError(f"{folder}: no such image folder. Give --data a folder of images, or leave it out")
     found = {path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()}
     masks = {path.with_suffix(".png") for path in found if path.suffix.lower() in PHOTOS}
-    # paths themselves sort otherwise on Windows
+    # Parts are sorted, not paths: those sort otherwise on Windows.
     parts = sorted(path.relative_to(folder).parts for path in found - masks)
     if not parts:
         raise SnapvitError(f"{folder}: holds no images ({', '.join(sorted(SUFFIXES))}). Give --data another folder")
@@ -30,7 +30,7 @@ def folder_source(folder: Path) -> Source:
     labels, classes = by_name([names[0] for names in parts]) if nested else (None, [])
     return Source(
         str(folder),
-        open=lambda i: open_picture(paths[i]),
+        open=lambda i: open_image(paths[i]),
         count=len(paths),
         title=lambda i: str(paths[i]),
         labels=labels,

@@ -1,4 +1,4 @@
-"""A data set of the Hugging Face hub: `hf:owner/name` or `hf:name`, and if it is not `train`, `:split`.
+"""A dataset of the Hugging Face hub: `hf:owner/name` or `hf:name`, and if it is not `train`, `:split`.
 
 Needs the package `datasets`, which is only imported here, when asked for. It keeps what it fetches, and where a local
 folder is called `owner/name` it takes that instead. Versions before 4 ran programs from the hub and are refused.
@@ -35,22 +35,22 @@ def from_hub(name: str, label: str | None = None) -> Source:
 
 
 def splits_on_hub(repository: str) -> list[str]:
-    """The names of the splits that a data set has."""
+    """The names of the splits that a dataset has."""
     with _fetching(f"{PREFIX}{repository}") as datasets:
         return list(datasets.get_dataset_split_names(repository))
 
 
 def parse_name(name: str) -> tuple[str, str | None]:
-    """`owner/name:split` in its two parts; the split is None if it is not said."""
+    """Split `owner/name:split` into its two parts; the split is None if it is not given."""
     parts = NAME.fullmatch(name)
     if parts is None:
-        raise UsageError(f"{PREFIX}{name} is not the name of a data set. Write {PREFIX}owner/name or add :split")
+        raise UsageError(f"{PREFIX}{name} is not the name of a dataset. Write {PREFIX}owner/name or add :split")
     return parts["name"], parts["split"]
 
 
 @contextmanager
 def _fetching(title: str) -> Iterator[Any]:
-    """The package, and one line for whatever it raises."""
+    """Yield the package `datasets`, and turn whatever it raises into one line."""
     datasets = _package(title)
     _hush(datasets)
     try:
@@ -64,25 +64,25 @@ def hf_source(dataset: Dataset, name: str, label: str | None = None) -> Source:
     """Wrap a Dataset: its first column of type Image, and its ClassLabel column `label`, or its first if it has one."""
     datasets = _package(name)
     dataset = dataset.with_format(None)
-    image = _column(dataset, datasets.Image)
+    image_column = _column(dataset, datasets.Image)
     if label is not None and not isinstance(dataset.features.get(label), datasets.ClassLabel):
         columns = ", ".join(dataset.column_names)
         raise SnapvitError(
-            f"{name}: has no column of classes called {label} (it has: {columns}). Give --data another data set"
+            f"{name}: has no column of classes called {label} (it has: {columns}). Give --data another dataset"
         )
     label = label or _column(dataset, datasets.ClassLabel)
-    if image is None:
+    if image_column is None:
         columns = ", ".join(dataset.column_names)
-        raise SnapvitError(f"{name}: has no column of images (it has: {columns}). Give --data another data set")
+        raise SnapvitError(f"{name}: has no column of images (it has: {columns}). Give --data another dataset")
     if not len(dataset):
-        raise SnapvitError(f"{name}: holds no images. Give --data another data set or split")
-    pictures = dataset.select_columns([image]).cast_column(image, datasets.Image())
+        raise SnapvitError(f"{name}: holds no images. Give --data another dataset or split")
+    images = dataset.select_columns([image_column]).cast_column(image_column, datasets.Image())
     labels, classes = _labels(dataset, label)
 
     def title(i: int) -> str:
         return f"{name} image {i}"
 
-    return Source(name, lambda i: _open(pictures, image, i, title(i)), len(pictures), title, labels, classes)
+    return Source(name, lambda i: _open(images, image_column, i, title(i)), len(images), title, labels, classes)
 
 
 def _package(what: str) -> Any:
@@ -97,7 +97,7 @@ def _package(what: str) -> Any:
 
 
 def _hush(datasets: Any) -> None:
-    """Keep bars and retries off standard error: --quiet must be quiet, and a failure is told in our one line."""
+    """Keep bars and retries off standard error: --quiet must be quiet, and a failure is reported in our one line."""
     datasets.disable_progress_bars()
     for name in ("datasets", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -117,10 +117,10 @@ def _labels(dataset: Dataset, column: str | None) -> tuple[list[int] | None, lis
     return labels, list(dataset.features[column].names)
 
 
-def _open(pictures: Dataset, column: str, i: int, title: str) -> Image:
+def _open(images: Dataset, column: str, i: int, title: str) -> Image:
     try:
-        picture = pictures[i][column]
-        rgb = None if picture is None else picture.convert("RGB")
+        image = images[i][column]
+        rgb = None if image is None else image.convert("RGB")
     except Exception as error:  # damaged files make the decoders raise whatever they like
         raise unreadable(title, first_line(error)) from error
     if rgb is None:

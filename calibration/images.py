@@ -1,7 +1,7 @@
-"""Pictures made ready for a model, and the choice of them. Light: numpy.
+"""Images sampled by seed, decoded, and made ready for a model, with a fingerprint of what was used. Light: numpy.
 
-Sampling is by seed, the same on every machine, and what was used is told by a fingerprint: where from, how many, how
-many could not be read, and a hash of the pixels.
+A sample is the same on every machine. The fingerprint records the source, the number of images, how many of them could
+not be read, and a hash of the pixels.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from .sampling import equal_parts, mixed, shuffled, without_repeats
 from .source import Source as Source
 from .source import UnreadableImage
 
-MOST_UNREADABLE = 0.05  # share of the pictures: a few damaged files are life, more are a mistake
-SHOWN_UNREADABLE = 5  # names of pictures; the others are counted
+MOST_UNREADABLE = 0.05  # share of the images: a few damaged files are common, more are a mistake
+SHOWN_UNREADABLE = 5  # names of images; the others are counted
 
 
 @dataclass(frozen=True)
 class Images:
-    """Pictures resized and cropped for one model, decoded once; normalised batch by batch."""
+    """Images resized and cropped for one model, decoded once; normalised batch by batch."""
 
     pixels: npt.NDArray[np.uint8]  # (N, H, W, 3)
     labels: npt.NDArray[np.int64] | None  # (N,)
     preprocessing: Preprocessing
     source: str
     classes: Sequence[str] = ()
-    unreadable: tuple[str, ...] = ()  # names of the pictures that were left out
+    unreadable: tuple[str, ...] = ()  # names of the images that were left out
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -47,23 +47,23 @@ class Images:
             yield self.preprocessing.normalise(self.pixels[start : start + size])  # (<=size, 3, H, W)
 
     def inputs(self, size: int, as_bytes: bool) -> Iterator[npt.NDArray[Any]]:
-        """What a graph is fed with that takes bytes, (<=size, H, W, 3), or normalised pixels as `batches` gives."""
+        """Inputs of a graph: bytes, (<=size, H, W, 3), or the normalised pixels that `batches` gives."""
         if not as_bytes:
             return self.batches(size)
         return (self.pixels[start : start + size] for start in range(0, len(self), size))
 
     def first(self, count: int) -> Images:
-        """The first `count` pictures, or all if there are fewer."""
+        """The first `count` images, or all if there are fewer."""
         return self.only(slice(count))
 
     def only(self, rows: slice | Sequence[int]) -> Images:
-        """These pictures alone."""
+        """These images alone."""
         labels = None if self.labels is None else self.labels[rows]
         return replace(self, pixels=self.pixels[rows], labels=labels, unreadable=())
 
     @cached_property
     def fingerprint(self) -> dict[str, str | int]:
-        """Which pictures these are: where from, how many, how many left out, and a hash of what the model sees."""
+        """The source, the number of images, how many were left out, and a hash of the pixels that the model sees."""
         digest = hashlib.sha256(np.ascontiguousarray(self.pixels).data).hexdigest()
         counts = {"images": len(self), "unreadable": len(self.unreadable)}
         return {"source": self.source, **counts, "sha256": digest}
@@ -72,7 +72,7 @@ class Images:
 def calibration_and_held_out(
     data: str | Sequence[str], count: int, seed: int, most_held_out: int
 ) -> tuple[Source, Source]:
-    """Split one source or several by seed: `count` pictures to calibrate on, and others, never the same, to report on.
+    """Split one source or several by seed: `count` images to calibrate on, and others, never the same, to report on.
 
     Several sources give equal parts, and no labels.
     """
@@ -97,7 +97,7 @@ def _opened(data: Sequence[str]) -> list[Source]:
 
 
 def _split(source: Source, part: int, seed: int) -> tuple[Source, Source]:
-    """`part` pictures to calibrate on, and what may report: what the source has set aside, or else all the others."""
+    """Return `part` images to calibrate on, and those to report on: set aside by the source, or all the others."""
     order = shuffled(source.count, seed)
     return source.subset(order[:part]), source.held_out or source.subset(order[part:])
 
@@ -108,9 +108,9 @@ def prepare(
     progress: Callable[[], None] = lambda: None,
     on_unreadable: Callable[[Sequence[str]], None] = lambda names: None,
 ) -> Images:
-    """Decode, resize and crop every picture of a source once.
+    """Decode, resize and crop every image of a source once.
 
-    Pictures that cannot be read are left out and their names go to `on_unreadable`, unless they are too many.
+    Images that cannot be read are left out and their names go to `on_unreadable`, unless they are too many.
     """
     height, width = preprocessing.input_size[1:]
     pixels = np.empty((source.count, height, width, 3), np.uint8)
@@ -133,12 +133,12 @@ def prepare(
 def _refuse_many(unreadable: Sequence[str], count: int) -> None:
     if len(unreadable) <= MOST_UNREADABLE * count:
         return
-    share = f"{len(unreadable)} of {count} pictures unreadable; up to {MOST_UNREADABLE:.0%} would be left out"
+    share = f"{len(unreadable)} of {count} images unreadable; up to {MOST_UNREADABLE:.0%} would be left out"
     raise SnapvitError(f"{unreadable[0]} ({share})")
 
 
 def read_images(split: Sequence[Source], preprocessing: Preprocessing, progress: Progress) -> list[Images]:
-    """Decode the pictures of each source once."""
+    """Decode the images of each source once."""
     progress.phase("reading images", sum(part.count for part in split))
     left_out = partial(_note_unreadable, progress)
     return [prepare(part, preprocessing, progress.advance, left_out) for part in split]
@@ -147,4 +147,4 @@ def read_images(split: Sequence[Source], preprocessing: Preprocessing, progress:
 def _note_unreadable(progress: Progress, names: Sequence[str]) -> None:
     shown = ", ".join(names[:SHOWN_UNREADABLE])
     more = f" and {len(names) - SHOWN_UNREADABLE} more" if len(names) > SHOWN_UNREADABLE else ""
-    progress.note(f"unreadable pictures: {shown}{more}")
+    progress.note(f"unreadable images: {shown}{more}")

@@ -1,12 +1,12 @@
-"""A list file: one picture per line, and after a tab its label.
+"""A list file: one image per line, and after a tab its label.
 
-    # blank lines and lines like this one are passed over
+    # blank lines and lines like this one are skipped
     cats/one.jpg<TAB>cat
     /elsewhere/two.jpg<TAB>dog
 
 A path is relative to the folder of the list file, or absolute. Labels that are all whole numbers are class numbers;
-otherwise they are names, numbered in alphabetical order. A picture that is named twice counts once, so that it cannot
-be calibrated on and reported on.
+otherwise they are names, numbered in alphabetical order. An image that is named twice counts once, so that it cannot
+serve for calibration and for reporting.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import re
 from pathlib import Path
 
 from ..errors import SnapvitError, first_line
-from .source import Source, by_name, by_number, open_picture
+from .source import Source, by_name, by_number, open_image
 
 SUFFIXES = frozenset({".txt", ".lst"})
 WHOLE_NUMBER = re.compile("[0-9]{1,9}")  # a longer row of digits is a name
 
 
 def list_source(path: Path) -> Source:
-    """The pictures that a list file names. A missing picture is only found out when it is opened."""
+    """The images that a list file names. A missing image is only found out when it is opened."""
     labelled = _entries(path)
     paths, names = list(labelled), list(labelled.values())
     labels, classes = _numbered(names, path) if names[0] else (None, [])
     return Source(
         str(path),
-        open=lambda i: open_picture(paths[i]),
+        open=lambda i: open_image(paths[i]),
         count=len(paths),
         title=lambda i: paths[i],
         labels=labels,
@@ -38,14 +38,14 @@ def list_source(path: Path) -> Source:
 
 
 def _entries(path: Path) -> dict[str, str]:
-    """Picture → label, in the order of the lines; the label is empty where there is none."""
+    """Map image paths to labels, in the order of the lines; a label is empty where there is none."""
     found: dict[str, str] = {}
     for number, line in enumerate(_text(path).split("\n"), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         name, label = _parsed(line, f"{path}, line {number}")
-        picture = os.path.normpath(path.parent / name)
-        if found.setdefault(picture, label) != label:
+        image = os.path.normpath(path.parent / name)
+        if found.setdefault(image, label) != label:
             raise SnapvitError(f"{path}, line {number}: {name} has another label than before. Give it one")
         if bool(label) != bool(next(iter(found.values()))):
             raise SnapvitError(f"{path}, line {number}: labels are on some lines only. Give every line one, or none")

@@ -1,12 +1,11 @@
-"""Masks: for every pixel of a picture the number of its class. Light: numpy.
+"""Segmentation masks, which give every pixel of an image its class, and the layout of Pascal VOC. Light: numpy.
 
-The mask of a picture is a `.png` with one channel: of the same name beside a `.jpg`, or in `SegmentationClass` where
-the picture is in `JPEGImages`, as Pascal VOC has it. Some values mean no class (a border, 255) and are passed over; the
-others become 0, 1, ... in rising order. A mask is resized and cropped as its picture is, taking the nearest pixel.
+The mask of an image is a `.png` with one channel: of the same name beside a `.jpg`, or in `SegmentationClass` where
+the image is in `JPEGImages`, as Pascal VOC has it. There `ImageSets/Segmentation` lists the images of each split, and
+`val.txt` is the test split: the labels of the official one were never published.
 
-The layout of Pascal VOC: `JPEGImages`, `SegmentationClass`, and which pictures in `ImageSets/Segmentation`.
-
-`val.txt` is what the set reports on: its test labels were never given out.
+Some values mean no class (a border, 255) and are ignored; the others become 0, 1, ... in rising order. A mask is
+resized and cropped as its image is, taking the nearest pixel.
 """
 
 from __future__ import annotations
@@ -19,18 +18,20 @@ import numpy.typing as npt
 
 from ..errors import SnapvitError, first_line
 from .preprocessing import Preprocessing
-from .source import Source, open_picture
+from .source import Source, open_image
 
-PICTURES, MASKS, LISTS = "JPEGImages", "SegmentationClass", "ImageSets/Segmentation"
+IMAGES, MASKS, LISTS = "JPEGImages", "SegmentationClass", "ImageSets/Segmentation"  # folders of Pascal VOC
+UNKNOWN = 255  # by custom: a pixel that counts for no class
+Masks = npt.NDArray[np.uint8]  # (N, H, W)
 
 
 def is_voc(folder: Path) -> bool:
-    """Whether a folder has this layout."""
-    return all((folder / part).is_dir() for part in (PICTURES, MASKS, LISTS))
+    """Return True for a folder in the layout of Pascal VOC."""
+    return all((folder / part).is_dir() for part in (IMAGES, MASKS, LISTS))
 
 
 def voc_splits(folder: Path) -> dict[str, Source]:
-    """Pictures with masks: `train`, and `val` as the test split. They have no labels."""
+    """Return the splits of a Pascal VOC folder: `train`, and `val` as the test split. They have no labels."""
     return {split: _listed(folder, file) for split, file in (("train", "train.txt"), ("test", "val.txt"))}
 
 
@@ -43,28 +44,22 @@ def _listed(folder: Path, file: str) -> Source:
     if not names:
         raise SnapvitError(f"{path}: names no images. Write one name per line, without .jpg")
     if strange := [name for name in names if "/" in name or "\\" in name or name.startswith(".")]:
-        raise SnapvitError(
-            f"{path}: '{strange[0]}' is not the bare name of a picture. Write it without folder and .jpg"
-        )
-    paths = [folder / PICTURES / f"{name}.jpg" for name in names]
-    return Source(str(path), lambda i: open_picture(paths[i]), len(paths), lambda i: str(paths[i]))
-
-
-UNKNOWN = 255  # by custom: a pixel that counts for no class
-Masks = npt.NDArray[np.uint8]  # (N, H, W)
+        raise SnapvitError(f"{path}: '{strange[0]}' is not the bare name of an image. Write it without folder and .jpg")
+    paths = [folder / IMAGES / f"{name}.jpg" for name in names]
+    return Source(str(path), lambda i: open_image(paths[i]), len(paths), lambda i: str(paths[i]))
 
 
 def mask_of(title: str) -> Path:
-    """Where the mask of a picture is."""
-    picture = Path(title)
-    folder = picture.parent
-    if folder.name == PICTURES and (folder.parent / MASKS).is_dir():
-        return folder.parent / MASKS / f"{picture.stem}.png"
-    return picture.with_suffix(".png")
+    """Return the path of the mask of an image."""
+    image = Path(title)
+    folder = image.parent
+    if folder.name == IMAGES and (folder.parent / MASKS).is_dir():
+        return folder.parent / MASKS / f"{image.stem}.png"
+    return image.with_suffix(".png")
 
 
 def check_masks(source: Source) -> None:
-    """Refuse a source with a picture that has no mask."""
+    """Refuse a source with an image that has no mask."""
     for title in map(source.title, range(source.count)):
         if mask_of(title) == Path(title) or not mask_of(title).is_file():
             layouts = "a .png beside each .jpg, or Pascal VOC"
@@ -77,7 +72,7 @@ def prepare_masks(
     left_out: Collection[str] = (),
     progress: Callable[[], None] = lambda: None,
 ) -> Masks:
-    """The masks of a source's pictures, but for those `left_out`, with their values as they are: (N, H, W)."""
+    """Read the masks of a source's images, except those `left_out`, with their values as they are: (N, H, W)."""
     height, width = preprocessing.input_size[1:]
     wanted = [i for i in range(source.count) if source.title(i) not in left_out]
     masks = np.empty((len(wanted), height, width), np.uint8)
@@ -87,10 +82,10 @@ def prepare_masks(
     return masks
 
 
-def _size(picture: str) -> tuple[int, int]:
+def _size(image: str) -> tuple[int, int]:
     from PIL import Image
 
-    with Image.open(picture) as file:  # only its header: it was decoded before
+    with Image.open(image) as file:  # only its header: it was decoded before
         return file.size
 
 
@@ -105,12 +100,12 @@ def _read(path: Path, size: tuple[int, int], preprocessing: Preprocessing) -> np
     if mask.mode not in ("L", "P"):
         raise SnapvitError(f"{path}: is of kind {mask.mode}, a mask has one channel of bytes. Save class numbers in it")
     if mask.size != size:
-        raise SnapvitError(f"{path}: is {mask.size[0]}x{mask.size[1]}, its picture {size[0]}x{size[1]}. Mend it")
+        raise SnapvitError(f"{path}: is {mask.size[0]}x{mask.size[1]}, its image {size[0]}x{size[1]}. Mend it")
     return preprocessing.mask(mask)
 
 
 def numbered(masks: dict[str, Masks], ignore: Collection[int] = (UNKNOWN,)) -> tuple[dict[str, Masks], tuple[int, ...]]:
-    """The masks of all splits with classes 0, 1, ... instead of their values, UNKNOWN if ignored; and the values."""
+    """Replace the values of all masks by classes 0, 1, ..., or UNKNOWN if ignored; return them and the values."""
     present = sorted(set(np.concatenate([np.unique(part) for part in masks.values()]).tolist()) - set(ignore))
     if len(present) < 2:
         seen = ", ".join(map(str, present)) or "none"
@@ -118,7 +113,7 @@ def numbered(masks: dict[str, Masks], ignore: Collection[int] = (UNKNOWN,)) -> t
             f"masks need at least two classes beside what is ignored, these have {seen}. Change --ignore"
         )
     if len(present) > UNKNOWN:
-        raise SnapvitError(f"masks have {len(present)} classes, at most {UNKNOWN} can be told apart. Give --ignore 255")
+        raise SnapvitError(f"masks have {len(present)} classes, at most {UNKNOWN} are supported. Give --ignore 255")
     numbers = np.full(256, UNKNOWN, np.uint8)
     numbers[present] = np.arange(len(present))
     return {split: numbers[part] for split, part in masks.items()}, tuple(present)

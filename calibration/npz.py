@@ -28,12 +28,12 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def npz_source(path: Path) -> Source:
-    """The pictures of an `.npz` file."""
+    """Open the images of an `.npz` file."""
     return _source(path, _load(path, ("",)), "")
 
 
 def npz_splits(path: Path) -> dict[str, Source]:
-    """The splits of an `.npz` file by name, with the same classes in all; none if it has only `images`."""
+    """Open the splits of an `.npz` file by name, with the same classes in all; none if it has only `images`."""
     arrays = _load(path, [f"{split}_" for split in SPLITS])
     splits = {split: _source(path, arrays, f"{split}_") for split in SPLITS if f"{split}_images" in arrays}
     most = max((source.classes for source in splits.values()), key=len, default=())  # numbers: the longer has all
@@ -48,7 +48,7 @@ def _source(path: Path, arrays: Arrays, prefix: str) -> Source:
         labels, classes = _checked_labels(arrays[f"{prefix}labels"], len(pixels), f"{prefix}labels", path)
     return Source(
         str(path),
-        open=lambda i: _picture(pixels[i]),
+        open=lambda i: _image(pixels[i]),
         count=len(pixels),
         title=lambda i: f"{path} {prefix}image {i}",
         labels=labels,
@@ -56,7 +56,7 @@ def _source(path: Path, arrays: Arrays, prefix: str) -> Source:
     )
 
 
-def _picture(pixels: npt.NDArray[np.uint8]) -> Image:
+def _image(pixels: npt.NDArray[np.uint8]) -> Image:
     from PIL import Image
 
     return Image.fromarray(pixels).convert("RGB")
@@ -81,7 +81,7 @@ def _checked_images(arrays: Arrays, name: str, path: Path) -> npt.NDArray[np.uin
         raise SnapvitError(f"{path}: holds no array called {name}. Save it with numpy.savez(file, {name}=...)")
     images = arrays[name]
     colour, grey = images.ndim == 4 and images.shape[-1] == 3, images.ndim == 3
-    if images.dtype != np.uint8 or not (colour or grey) or _one_picture(images):
+    if images.dtype != np.uint8 or not (colour or grey) or _is_single_image(images):
         found = f"{name} are {images.dtype} of shape {images.shape}"
         raise SnapvitError(f"{path}: {found}. Save them as uint8 of shape (N, H, W, 3), or (N, H, W) if grey")
     if not images.size:
@@ -89,8 +89,8 @@ def _checked_images(arrays: Arrays, name: str, path: Path) -> npt.NDArray[np.uin
     return images
 
 
-def _one_picture(images: npt.NDArray[np.uint8]) -> bool:
-    """Whether this is a single (H, W, 3), which would pass for many grey pictures three pixels wide."""
+def _is_single_image(images: npt.NDArray[np.uint8]) -> bool:
+    """Detect a single (H, W, 3), which would pass for many grey images three pixels wide."""
     return images.ndim == 3 and images.shape[-1] == 3
 
 

@@ -1,4 +1,4 @@
-"""What `--data` may say, and which kind of source that is."""
+"""Opens the source of images that a `--data` value names: a folder, a list, an `.npz` file, the hub or the digits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 
 from ..errors import SnapvitError, UsageError
-from . import hub
-from . import list_file as listing
+from . import hub, list_file
 from .digits import BUNDLED, bundled_digits
 from .folder import folder_source
 from .npz import npz_source
@@ -15,7 +14,7 @@ from .source import Source
 
 
 def open_source(text: str) -> Source:
-    """The source that a `--data` value names.
+    """Open the source that a `--data` value names.
 
     >>> open_source("path/to/images").count
     20
@@ -35,8 +34,8 @@ def _at_path(path: Path) -> Source:
         return folder_source(path)
     if suffix == ".npz":
         return npz_source(path)
-    if suffix in listing.SUFFIXES:
-        return listing.list_source(path)
+    if suffix in list_file.SUFFIXES:
+        return list_file.list_source(path)
     if os.path.isfile(path):
         raise SnapvitError(f"{path}: holds no images. Give --data a folder, a .txt or .lst list, or an .npz file")
     return folder_source(path)

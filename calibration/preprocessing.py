@@ -23,7 +23,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0, le=10)]
 
 
 class Preprocessing(Value, frozen=True, kw_only=True):
-    """What must happen to a picture before the model sees it."""
+    """The steps from a decoded image to a model's input."""
 
     input_size: tuple[Size, Size, Size]  # channels, height, width
     interpolation: Literal["bilinear", "bicubic", "nearest", "lanczos", "box", "hamming"] = "bicubic"
@@ -37,7 +37,7 @@ class Preprocessing(Value, frozen=True, kw_only=True):
         return np.asarray(self._placed(image.convert("RGB"), self.interpolation))
 
     def mask(self, mask: Image) -> npt.NDArray[np.uint8]:
-        """Resize and crop a mask as its picture, without mixing classes: uint8 (H, W)."""
+        """Resize and crop a mask as its image, without mixing classes: uint8 (H, W)."""
         return np.asarray(self._placed(mask, "nearest"))
 
     def _placed(self, image: Image, interpolation: str) -> Image:
@@ -58,7 +58,7 @@ class Preprocessing(Value, frozen=True, kw_only=True):
 
 
 def _covering(size: tuple[int, int], goal: tuple[int, int]) -> tuple[int, int]:
-    """Height and width with the picture's own proportions that just cover `goal`; `size` is (width, height)."""
+    """Height and width with the image's own proportions that just cover `goal`; `size` is (width, height)."""
     width, height = size
     if goal[0] * width <= goal[1] * height:  # the width is the tighter side
         return int(goal[1] * height / width), goal[1]

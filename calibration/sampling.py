@@ -1,4 +1,4 @@
-"""Which pictures are taken: by seed, the same on every machine, and from several sources in equal parts."""
+"""Sampling of images by seed: the same on every machine, and from several sources in equal parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def shuffled(count: int, seed: int) -> list[int]:
 
 
 def spread(labels: Sequence[int] | None, count: int, seed: int) -> list[int]:
-    """0..count-1 in an order by seed of which every beginning has the classes in their proportions.
+    """0..count-1 in an order by seed; every prefix of it has the classes in their proportions.
 
     >>> order = spread(labels, len(labels), seed=0)      # order[:cut] and order[cut:] are a stratified split
     """
@@ -32,7 +32,7 @@ def spread(labels: Sequence[int] | None, count: int, seed: int) -> list[int]:
 
 
 def equal_parts(total: int, sizes: Sequence[int]) -> list[int]:
-    """How many to take of each: all alike, give or take one; who has less gives all, and the others make up for it."""
+    """Numbers to take of each: equal, give or take one; a small source gives all it has, the others make up for it."""
     parts = [0] * len(sizes)
     remaining = total
     smallest_first = sorted(range(len(sizes)), key=sizes.__getitem__)
@@ -43,25 +43,25 @@ def equal_parts(total: int, sizes: Sequence[int]) -> list[int]:
 
 
 def mixed(sources: Sequence[Source], seed: int) -> Source:
-    """All pictures of several sources in one order by seed, so that every batch has some of each; without labels."""
+    """All images of several sources in one order by seed, so that every batch has some of each; without labels."""
     if len(sources) == 1:
         return sources[0]
-    pictures = [(source, i) for source in sources for i in range(source.count)]
-    order = shuffled(len(pictures), seed)
+    images = [(source, i) for source in sources for i in range(source.count)]
+    order = shuffled(len(images), seed)
 
     def pick(i: int) -> tuple[Source, int]:
-        return pictures[order[i]]
+        return images[order[i]]
 
     return Source(
         " + ".join(source.name for source in sources if source.count),
         open=lambda i: pick(i)[0].open(pick(i)[1]),
-        count=len(pictures),
+        count=len(images),
         title=lambda i: pick(i)[0].title(pick(i)[1]),
     )
 
 
 def without_repeats(sources: Sequence[Source]) -> Iterator[Source]:
-    """The sources, each without the pictures that one before it has: a list may name files of a folder beside it."""
+    """The sources, each without the images that one before it has: a list may name files of a folder beside it."""
     seen: set[str] = set()
     for source in sources:
         names = [os.path.abspath(source.title(i)) for i in range(source.count)]

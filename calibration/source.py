@@ -1,6 +1,7 @@
-"""What every kind of image source gives: pictures that open by number. Light: Pillow only when one is opened.
+"""The interface of all image sources: images that open by number, with class labels where these are known. Light.
 
-Labels become class numbers: names in alphabetical order, numbers as they are.
+Labels become class numbers here: names in alphabetical order, numbers as they are. Pillow is imported only when an
+image is opened.
 """
 
 from __future__ import annotations
@@ -16,25 +17,27 @@ from ..errors import SnapvitError, first_line
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+MOST_CLASSES = 100_000  # a larger number is an identity or a mistake, not a class
+
 
 class UnreadableImage(SnapvitError):
-    """One picture cannot be decoded; `prepare` leaves it out if few others are like it."""
+    """One image cannot be decoded; `prepare` leaves it out if few others are like it."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Pictures that open on demand; `labels` are class numbers, `classes` their names."""
+    """Images that open on demand; `labels` are class numbers, `classes` their names."""
 
     name: str
     open: Callable[[int], Image]  # raises UnreadableImage
     count: int
-    title: Callable[[int], str]  # names one picture, and no other
+    title: Callable[[int], str]  # names one image, and no other
     labels: Sequence[int] | None = None
     classes: Sequence[str] = ()
     held_out: Source | None = None  # set aside by the source itself, for reporting only
 
     def subset(self, rows: Sequence[int]) -> Source:
-        """The same source with only these pictures, in this order."""
+        """The same source with only these images, in this order."""
         chosen = [int(row) for row in rows]
         labels = None if self.labels is None else [self.labels[row] for row in chosen]
         return Source(
@@ -48,7 +51,7 @@ class Source:
         )
 
 
-def open_picture(path: str | Path) -> Image:
+def open_image(path: str | Path) -> Image:
     """Decode one image file as RGB."""
     from PIL import Image
 
@@ -63,9 +66,6 @@ def open_picture(path: str | Path) -> Image:
 
 def unreadable(title: str, reason: str) -> UnreadableImage:
     return UnreadableImage(f"{title}: cannot be read as an image ({reason}). Mend or remove it")
-
-
-MOST_CLASSES = 100_000  # a larger number is an identity or a mistake, not a class
 
 
 def by_name(names: Sequence[str]) -> tuple[list[int], list[str]]:

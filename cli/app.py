@@ -28,8 +28,8 @@ from . import (
     validate,
 )
 
-# Options that name a source, a file or a list: whoever gives a second one means both. Of settings (--images, --out) the
-# last one counts, as everywhere on a command line: so an alias can be overridden.
+# Options that name a source, a file or a list: a user who gives a second one means both. Of settings (--images, --out)
+# the last one counts, as everywhere on a command line: so an alias can be overridden.
 MEANS_BOTH = frozenset(
     f"--{name}"
     for name in (
@@ -39,8 +39,8 @@ MEANS_BOTH = frozenset(
 )
 
 
-class Once(TyperCommand):
-    """A command that refuses a second value where there is room for one, instead of forgetting the first in silence."""
+class SingleValueCommand(TyperCommand):
+    """A command that refuses a second value of a single-valued option, instead of silently dropping the first."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _, _, given = self.make_parser(ctx).parse_args(args=list(args))
@@ -61,20 +61,20 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("export", cls=Once)(export.export)
-app.command("rank", cls=Once)(rank.rank)
-app.command("pack", cls=Once)(pack.pack)
-app.command("profile", cls=Once)(profile.profile)
-app.command("choose", cls=Once)(choose.choose)
-app.command("evaluate", cls=Once)(evaluate.evaluate)
-app.command("fleet", cls=Once)(fleet.fleet)
-app.command("validate", cls=Once)(validate.validate)
-app.command("compare", cls=Once)(compare.compare)
-app.command("report", cls=Once)(report.report)
-app.command("inspect", cls=Once)(inspect.inspect)
-app.command("import-scores", cls=Once)(import_scores.import_scores)
-app.command("models", cls=Once)(models.models)
-app.command("doctor", cls=Once)(doctor.doctor)
+app.command("export", cls=SingleValueCommand)(export.export)
+app.command("rank", cls=SingleValueCommand)(rank.rank)
+app.command("pack", cls=SingleValueCommand)(pack.pack)
+app.command("profile", cls=SingleValueCommand)(profile.profile)
+app.command("choose", cls=SingleValueCommand)(choose.choose)
+app.command("evaluate", cls=SingleValueCommand)(evaluate.evaluate)
+app.command("fleet", cls=SingleValueCommand)(fleet.fleet)
+app.command("validate", cls=SingleValueCommand)(validate.validate)
+app.command("compare", cls=SingleValueCommand)(compare.compare)
+app.command("report", cls=SingleValueCommand)(report.report)
+app.command("inspect", cls=SingleValueCommand)(inspect.inspect)
+app.command("import-scores", cls=SingleValueCommand)(import_scores.import_scores)
+app.command("models", cls=SingleValueCommand)(models.models)
+app.command("doctor", cls=SingleValueCommand)(doctor.doctor)
 
 
 def _version(wanted: bool) -> None:
@@ -86,7 +86,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass
@@ -99,7 +99,7 @@ def main() -> None:
         app()
     except SnapvitError as error:
         _refuse(str(error), error.exit_code)
-    except (OSError, UnicodeError, MemoryError) as error:  # what the system refuses outside our own file handling
+    except (OSError, UnicodeError, MemoryError) as error:  # refused by the system outside our own file handling
         _refuse(f"{type(error).__name__}: {error}", 1)
 
 

@@ -1,4 +1,4 @@
-"""`snapvit choose`: the variant of a family that keeps a budget on this machine."""
+"""`snapvit choose`: the densest variant of a family that meets a budget on this machine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from . import options
 
 
 def choose(
-    family: Annotated[Path, typer.Argument(help="A family folder; its manifest gets the answer.")],
-    budget: Annotated[str, typer.Option(help="Latency to keep: 10ms, 60% (of dense) or 100fps.")],
-    at: Annotated[str, typer.Option(help="Percentile that must keep the budget: p50, p90 or p99.")] = "p50",
+    family: Annotated[Path, typer.Argument(help="A family folder; the choice goes into its manifest.")],
+    budget: Annotated[str, typer.Option(help="Latency to meet: 10ms, 60% (of dense) or 100fps.")],
+    at: Annotated[str, typer.Option(help="Percentile that must meet the budget: p50, p90 or p99.")] = "p50",
     max_size: Annotated[Optional[str], typer.Option(help="Also at most this size, graph and weights: 12MB.")] = None,
     max_params: Annotated[Optional[str], typer.Option(help="Also at most so many parameters: 3.5M.")] = None,
     elastic: Annotated[
@@ -30,7 +30,7 @@ def choose(
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Time a family here and choose the densest variant that keeps the budget, with the proof in its manifest."""
+    """Time a family here and choose the densest variant that meets the budget, with the proof in its manifest."""
     from ..budget import Budget
     from ..runtimes.device import pin_to
     from ..selection.known_profiles import FamilyProfile
@@ -41,10 +41,10 @@ def choose(
 
     limits, wanted = parsing.limits(at, max_size, max_params), Budget.parse(budget)
     pin_to(pin)
-    way = TimingOptions(None if runtime is None else check_runtime(runtime), threads, batch, pause)
+    timing = TimingOptions(None if runtime is None else check_runtime(runtime), threads, batch, pause)
     known = None if profile is None else FamilyProfile.load(profile)
     with shown(quiet) as progress:
-        manifest = choose_in_family(family, wanted, limits, way, progress, elastic, known)
+        manifest = choose_in_family(family, wanted, limits, timing, progress, elastic, known)
     if as_json:
         from ..storage.json import to_json
 

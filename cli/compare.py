@@ -22,14 +22,16 @@ def compare(
         Optional[list[str]], typer.Option(help="Images to calibrate on, as in export. May be repeated.")
     ] = None,
     on: Annotated[
-        Optional[str], typer.Option(help="Data set to judge on, as in evaluate; without it, what calibration left.")
+        Optional[str], typer.Option(help="Dataset to evaluate on, as in evaluate; without it, what calibration left.")
     ] = None,
-    by: Annotated[Optional[str], typer.Option(help="head, knn, linear, or several. What suits by default.")] = None,
+    by: Annotated[Optional[str], typer.Option(help="head, knn, linear, or several. By default what suits.")] = None,
     classes: Annotated[
         Optional[Path], typer.Option(help="Names of the head's classes: the first word of line i is class i.")
     ] = None,
     images: Annotated[int, typer.Option(min=1, max=10**7, help="To calibrate on, the same for all.")] = 256,
-    judged: Annotated[Optional[int], typer.Option(min=1, max=10**7, help="Images of each split at most.")] = None,
+    judged: Annotated[
+        Optional[int], typer.Option(min=1, max=10**7, help="Images of each split to evaluate on, at most.")
+    ] = None,
     evaluations: Annotated[
         Optional[int], typer.Option(min=1, max=10**6, help="Of recipes that search; otherwise as they have it.")
     ] = None,
@@ -40,7 +42,7 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers instead of a table.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Prune a model by several methods to the same sizes, judge all on the same images, and draw the picture."""
+    """Prune a model by several methods to the same sizes, evaluate all on the same images, and draw a chart."""
     from ..errors import UsageError
     from ..evaluate.evaluator import EvalOptions, parse_metrics
     from ..workflows.compare import CompareRequest, run_comparison

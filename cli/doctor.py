@@ -1,4 +1,4 @@
-"""`snapvit doctor`: what is here, what really loads, what is missing for which command."""
+"""`snapvit doctor`: versions, runtimes that really load, and what each command lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`snapvit evaluate`: how good a model is on a data set."""
+"""`snapvit evaluate`: the quality of a model on a dataset."""
 
 from __future__ import annotations
 
@@ -15,40 +15,41 @@ def evaluate(
         str, typer.Argument(help="A timm name, a folder saved by us, a .onnx of a family, or 'bundled'.")
     ] = "bundled",
     by: Annotated[
-        Optional[str], typer.Option(help="head, knn, linear, segment, or several: knn,linear. What suits by default.")
+        Optional[str], typer.Option(help="head, knn, linear, segment, or several: knn,linear. By default what suits.")
     ] = None,
     data: Annotated[
         Optional[str],
-        typer.Option(help="Data set: folder with train and test, cifar10, hf:owner/name, .npz, 'digits'."),
+        typer.Option(help="Dataset: folder with train and test, cifar10, hf:owner/name, .npz, 'digits'."),
     ] = None,
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
     classes: Annotated[
         Optional[Path], typer.Option(help="Names of the head's classes: the first word of line i is class i.")
     ] = None,
-    ranking: Annotated[Optional[Path], typer.Option(help="Cut along this ranking, without correction.")] = None,
+    ranking: Annotated[Optional[Path], typer.Option(help="Prune along this ranking, without correction.")] = None,
     sparsity: Annotated[Optional[float], typer.Option(help="Fraction of prunable parameters to cut.")] = None,
     flops: Annotated[Optional[float], typer.Option(help="Fraction of the blocks' FLOPs to keep.")] = None,
     features: Annotated[
-        Optional[Path], typer.Option(help="Keep features in this file; taken from it if they are the same.")
+        Optional[Path],
+        typer.Option(help="Keep features in this file, and reuse them if weights and images are the same."),
     ] = None,
     images: Annotated[Optional[int], typer.Option(min=1, max=10**7, help="Images of each split at most.")] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="For splits, the choice of images and probes.")] = 0,
     ignore: Annotated[str, typer.Option(help="Values of masks that count for no class: 255,3")] = "255",
     runtime: Annotated[
-        Optional[str], typer.Option(help="That runs an exported file: onnxruntime, openvino, ... as in export.")
+        Optional[str], typer.Option(help="Runs an exported file: onnxruntime, openvino, ... as in export.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Judge a model by its own head, nearest neighbours, a linear probe or segmentation, with standard errors."""
+    """Evaluate a model by its own head, nearest neighbours, a linear probe or segmentation, with standard errors."""
     from ..evaluate.evaluator import EvalOptions, parse_ignored, parse_metrics
     from ..target import check_runtime
     from ..workflows.evaluate import EvaluateRequest, evaluate_model
     from .progress import shown
 
-    judging = EvalOptions(parse_metrics(by), classes, features, images, seed, parse_ignored(ignore))
+    options = EvalOptions(parse_metrics(by), classes, features, images, seed, parse_ignored(ignore))
     used = None if runtime is None else check_runtime(runtime)
-    request = EvaluateRequest(model, checkpoint, data, ranking, sparsity, flops, judging, used)
+    request = EvaluateRequest(model, checkpoint, data, ranking, sparsity, flops, options, used)
     with shown(quiet) as progress:
         found = evaluate_model(request, progress)
     if as_json:

@@ -1,4 +1,4 @@
-"""`snapvit export`: the whole way, from a model to a family folder."""
+"""`snapvit export`: from a model and images to a family folder."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import typer
 
 
 def export(
-    budget: Annotated[Optional[str], typer.Option(help="Latency to keep: 10ms, 60% (of dense) or 100fps.")] = None,
-    at: Annotated[str, typer.Option(help="Percentile that must keep the budget: p50, p90 or p99.")] = "p50",
+    budget: Annotated[Optional[str], typer.Option(help="Latency to meet: 10ms, 60% (of dense) or 100fps.")] = None,
+    at: Annotated[str, typer.Option(help="Percentile that must meet the budget: p50, p90 or p99.")] = "p50",
     max_size: Annotated[
         Optional[str], typer.Option(help="Also at most this size, graph and weights: 12MB, 500kB or 1.5GB.")
     ] = None,
@@ -59,13 +59,11 @@ def export(
     ] = None,
     precision: Annotated[
         Optional[str],
-        typer.Option(help="Numbers to compute with: fp32, fp16, int8 (the runtime's kind), int8-dynamic, int8-static."),
+        typer.Option(help="Precision to compute in: fp32, fp16, int8 (the runtime's kind), int8-dynamic, int8-static."),
     ] = None,
     flavour: Annotated[
         Optional[str],
-        typer.Option(
-            help="ort (ONNX Runtime 1.23 or newer) or portable (opset 17); otherwise as the runtime likes it."
-        ),
+        typer.Option(help="ort (ONNX Runtime 1.23 or newer) or portable (opset 17); otherwise what suits the runtime."),
     ] = None,
     static_batch: Annotated[
         bool, typer.Option("--static-batch", help="Graphs take exactly --batch images instead of any number.")

@@ -1,4 +1,4 @@
-"""`snapvit fleet`: one family, one variant for each of many devices."""
+"""`snapvit fleet`: one variant of a family for each of many devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def fleet(
         str, typer.Option(help="Device and latency: cpu=40ms,orin.json=10ms. A file of `snapvit profile`, or cpu.")
     ],
     family: Annotated[Path, typer.Argument(help="A family folder.")] = Path("snapvit-family"),
-    at: Annotated[str, typer.Option(help="Percentile that must keep the budget: p50, p90 or p99.")] = "p50",
+    at: Annotated[str, typer.Option(help="Percentile that must meet the budget: p50, p90 or p99.")] = "p50",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Pick the densest variant for each device by the latencies that were taken there."""

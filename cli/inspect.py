@@ -1,4 +1,4 @@
-"""`snapvit inspect`: what an ONNX file is, and whether a target can run it."""
+"""`snapvit inspect`: describes an ONNX file, and checks that a target can run it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import typer
 def inspect(
     file: Annotated[Path, typer.Argument(help="An ONNX file, ours or another.")],
     target: Annotated[
-        Optional[str], typer.Option(help="Also say whether this can run it: onnxruntime, openvino or tensorrt.")
+        Optional[str], typer.Option(help="Also check that this can run it: onnxruntime, openvino or tensorrt.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the blocks, heads, neurons, precision, opset and size of an ONNX file."""
-    from ..checks.inspect import inspect as look
+    from ..checks.inspect import inspect as read
     from ..checks.inspect import why_not
     from ..errors import SnapvitError
 
-    found = look(file)
+    found = read(file)
     refusal = None if target is None else why_not(file, found, target)
     if as_json:
         from ..storage.json import to_json

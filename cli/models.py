@@ -1,4 +1,4 @@
-"""`snapvit models`: what can be pruned."""
+"""`snapvit models`: the models that can be pruned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def models(
     pattern: Annotated[str, typer.Argument(help="Part of a name or family, or a pattern such as 'deit*'.")] = "*",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List model families that are understood, with sizes. Other checkpoints of these timm classes work too."""
+    """List the supported model families, with sizes. Other checkpoints of these timm classes work too."""
     from ..workflows.inputs import list_models
 
     found = list_models(pattern)

@@ -1,4 +1,4 @@
-"""`snapvit pack`: a model in rank order, from which any sparsity comes without torch, corrected."""
+"""`snapvit pack`: writes a model in rank order, from which any sparsity is cut without torch, corrected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def pack(
         typer.Option(help="Images to rank and correct by: folder, list, .npz, hf:owner/name or 'digits'."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder to write; replaced if it is an Elastic.")] = Path("snapvit-elastic"),
-    recipe: Annotated[str, typer.Option(help="How to rank: default, snapvit (as released) or local.")] = "default",
+    recipe: Annotated[str, typer.Option(help="Of the ranking: default, snapvit (as released) or local.")] = "default",
     no_correct: Annotated[bool, typer.Option("--no-correct", help="Pack weights only, without factors.")] = False,
     damping: Annotated[
         Optional[str], typer.Option(help="Of the statistics: mean:0.01, max:0.1 or percentile:0.01.")
@@ -67,6 +67,6 @@ def pack(
         print(to_json(summary).decode(), end="")
         return
     size = f"{packed.weights.size_bytes / 1e6:.1f} MB"
-    repair = f"correction {correction.buffer.size_bytes / 1e6:.1f} MB" if correction else "no correction"
+    corrected = f"correction {correction.buffer.size_bytes / 1e6:.1f} MB" if correction else "no correction"
     print(f"{out}: {packed.model}, {len(packed.anatomy.blocks)} blocks, {len(packed.weights.tensors)} tensors, {size}")
-    print(f"  {repair}")
+    print(f"  {corrected}")

@@ -1,4 +1,4 @@
-"""Options that hold several numbers, `0.1,0.3` and `0.35:0.2`, or a number with a unit, `12MB` and `3.5M`."""
+"""Parses options that hold several numbers, `0.1,0.3` and `0.35:0.2`, or a unit, `12MB` and `3.5M`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _QUANTITY = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE 
 
 
 def fractions(text: str | None, option: str) -> list[float]:
-    """Parse `0.1,0.3`; what the numbers may be is for the Planner to say."""
+    """Parse `0.1,0.3`; the Planner checks the range of the numbers."""
     if text is None:
         return []
     return [_number(part, option, "0.1,0.3") for part in text.split(",")]
@@ -36,7 +36,7 @@ def pairs(text: str | None, option: str) -> list[tuple[float, float]]:
 
 
 def limits(at: str, max_size: str | None, max_params: str | None) -> Limits:
-    """What a choice keeps beside its budget."""
+    """Parse the limits that a choice meets beside its budget."""
     from ..family.manifest import Limits
     from ..profiling.profile import check_percentile
 

@@ -1,4 +1,4 @@
-"""`snapvit profile`: how long the variants of a family take on this machine, or on another."""
+"""`snapvit profile`: the latencies of a family's variants on this machine, or on another."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def profile(
     from ..target import check_runtime
     from .progress import shown
 
-    way = TimingOptions(None if runtime is None else check_runtime(runtime), threads, batch, pause)
+    timing = TimingOptions(None if runtime is None else check_runtime(runtime), threads, batch, pause)
     with shown(quiet) as progress:
         if target == "local":
             pin_to(pin)
-            found = profile_family(family, way, progress, seconds)
+            found = profile_family(family, timing, progress, seconds)
         else:
             from ..selection.remote import Host, profile_there
 

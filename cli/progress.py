@@ -14,7 +14,7 @@ DRAWN_EVERY = 0.2  # seconds
 
 @contextmanager
 def shown(quiet: bool, as_json: bool = False) -> Iterator[Progress]:
-    """The Progress that suits where standard error goes; `as_json` for programs that read it."""
+    """Yield the Progress that suits standard error; `as_json` for programs that read it."""
     if quiet:
         yield Silent()
     elif as_json:
@@ -44,7 +44,7 @@ class _Lines:
 
 
 class _JsonLines:
-    """One JSON object per line: what is being done, how far it is, and remarks."""
+    """One JSON object per line: the phase, how far it is, and notes."""
 
     def __init__(self) -> None:
         self.state: dict[str, object] = {}
@@ -89,7 +89,7 @@ def _live() -> Iterator[Progress]:
         TimeRemainingColumn(),
     )
     console = Console(stderr=True, highlight=False)
-    # Nothing is drawn but when something is told: a clock of its own would run beside what is timed.
+    # Drawn only when something is reported: a refresh thread of its own would disturb what is timed.
     screen = Screen(bars, console=console, transient=True, auto_refresh=False)
 
     class Live:
@@ -124,7 +124,7 @@ def _live() -> Iterator[Progress]:
 
 
 def drawn(found: Intervals, budget_ms: float | None, width: int = 40) -> list[str]:
-    """Latencies as bars with their intervals, and the budget as a line through all of them."""
+    """Draw latencies as bars with their intervals, and the budget as a line through all of them."""
     most = max([high for _, _, high in found.values()] + [budget_ms or 0.0]) * 1.05
     name_width = max(len(name) for name in found)
     mark = None if budget_ms is None else min(width - 1, int(width * budget_ms / most))

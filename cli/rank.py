@@ -29,9 +29,11 @@ def rank(
         typer.Option(help="Joint: order within a layer: backward, pivoted, variance, criterion or product."),
     ] = None,
     depth: Annotated[
-        Optional[bool], typer.Option("--depth/--no-depth", help="Whole sub-layers may go too, where that pays.")
+        Optional[bool], typer.Option("--depth/--no-depth", help="Whole sub-layers may be removed too, where that pays.")
     ] = None,
-    criterion: Annotated[Optional[str], typer.Option(help="What makes a structure matter; see docs/method.md.")] = None,
+    criterion: Annotated[
+        Optional[str], typer.Option(help="Criterion that scores structures; see docs/method.md.")
+    ] = None,
     views: Annotated[Optional[str], typer.Option(help="Crops: paired (as released) or distinct.")] = None,
     reduction: Annotated[Optional[str], typer.Option(help="Gradients: summed (as released) or per_sample.")] = None,
     damping: Annotated[
@@ -41,23 +43,25 @@ def rank(
     evaluations: Annotated[Optional[int], typer.Option(min=0, help="Evaluations of the search; 0: none.")] = None,
     optimiser: Annotated[Optional[str], typer.Option(help="xnes or snes-log.")] = None,
     population: Annotated[Optional[int], typer.Option(help="Candidates per generation.")] = None,
-    pairs: Annotated[Optional[str], typer.Option(help="Ratios the search looks at: 0.15:0,0.35:0.2")] = None,
-    flops: Annotated[Optional[str], typer.Option(help="Joint: sizes the search judges at, such as 0.72,0.5")] = None,
+    pairs: Annotated[Optional[str], typer.Option(help="Ratios the search evaluates: 0.15:0,0.35:0.2")] = None,
+    flops: Annotated[Optional[str], typer.Option(help="Joint: sizes the search evaluates at, such as 0.72,0.5")] = None,
     divergence: Annotated[
         Optional[str], typer.Option(help="Joint: what search and rounds compare: predictions, neighbours or cosine.")
     ] = None,
-    search_images: Annotated[Optional[int], typer.Option(min=1, help="Joint: images that judge candidates.")] = None,
+    search_images: Annotated[
+        Optional[int], typer.Option(min=1, help="Joint: images to evaluate candidates on.")
+    ] = None,
     pca: Annotated[Optional[int], typer.Option(min=1, help="Dimensions in which embeddings are compared.")] = None,
     cka: Annotated[bool, typer.Option("--cka", help="First covariance from the similarity of structures.")] = False,
     racing: Annotated[bool, typer.Option("--racing", help="Drop weak candidates early.")] = False,
     seed: Annotated[Optional[int], typer.Option(min=0, max=2**32 - 1, help="For images, crops and the search.")] = None,
     rounds: Annotated[
         Optional[str],
-        typer.Option(help="Cut to these FLOPs in turn, look again, order what is kept anew: 0.85,0.7,0.55"),
+        typer.Option(help="Cut to these FLOPs in turn, measure again, rank what is kept again: 0.85,0.7,0.55"),
     ] = None,
     most_moved: Annotated[
         Optional[float],
-        typer.Option(help="Rounds: stop when the answers have moved further than this; 0.5 (cosine: 0.3) by default."),
+        typer.Option(help="Rounds: stop at a larger output divergence than this; 0.5 (cosine: 0.3) by default."),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     engine: Annotated[Optional[str], typer.Option(help="What evaluates candidates: torch or onnxruntime.")] = None,
@@ -104,11 +108,11 @@ def rank(
     request = RankRequest(model, data, out, checkpoint, settings, device, engine, autocast, in_rounds, most_moved)
     with shown(quiet, as_json) as progress:
         ranking = rank_model(request, progress)
-    if ranking is not None:  # otherwise another process of the run writes and speaks
-        _tell(ranking, out, as_json)
+    if ranking is not None:  # otherwise another process of the run writes and prints
+        _print_result(ranking, out, as_json)
 
 
-def _tell(ranking: Ranking, out: Path, as_json: bool) -> None:
+def _print_result(ranking: Ranking, out: Path, as_json: bool) -> None:
     if as_json:
         from ..storage.json import to_json
 
@@ -127,5 +131,5 @@ def _tell(ranking: Ranking, out: Path, as_json: bool) -> None:
 
 
 def _of_all_later(sublayer: SubLayer) -> str:
-    """The damage without this attention and all later ones, where that was measured."""
+    """Format the damage without this attention and all later ones, where that was measured."""
     return "" if sublayer.onward is None else f"{sublayer.onward:.4f}"

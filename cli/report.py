@@ -1,4 +1,4 @@
-"""`snapvit report`: a family as one page to look at, as pictures, as Markdown or as numbers."""
+"""`snapvit report`: a family as one HTML page, as charts, as Markdown or as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def report(
     ] = None,
     beside: Annotated[
         Optional[list[Path]],
-        typer.Option(help="Another family of the same model in the same picture. May be repeated."),
+        typer.Option(help="Another family of the same model in the same charts. May be repeated."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers of the report.")] = False,
     quiet: options.Quiet = False,
@@ -35,13 +35,13 @@ def report(
 
     wanted = None if formats is None else parse_formats(formats)
     with shown(quiet) as progress:
-        numbers, files = write(family, out, wanted, budget, beside or [], progress)
+        data, files = write(family, out, wanted, budget, beside or [], progress)
     if as_json:
         from ..storage.json import to_json
 
-        print(to_json(numbers).decode(), end="")
+        print(to_json(data).decode(), end="")
         return
     from ..report.text import headline
 
-    print(headline(numbers))
+    print(headline(data))
     print(f"Written to {files[0].parent}: {', '.join(path.name for path in files)}")

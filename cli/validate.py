@@ -1,4 +1,4 @@
-"""`snapvit validate`: accuracy, likeness and latency of every variant of a family."""
+"""`snapvit validate`: accuracy, fidelity and latency of every variant of a family."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from . import options
 
 
 def validate(
-    family: Annotated[Path, typer.Argument(help="A family folder; its manifest gets the answers.")],
+    family: Annotated[Path, typer.Argument(help="A family folder; the results go into its manifest.")],
     data: Annotated[
         Optional[str],
-        typer.Option(help="Data set: folder with train and test, or one heap; cifar10, hf:owner/name, .npz, 'digits'."),
+        typer.Option(help="Dataset: folder with train and test, or unsplit; cifar10, hf:owner/name, .npz, 'digits'."),
     ] = None,
-    by: Annotated[Optional[str], typer.Option(help="head, knn, linear, or several. What suits by default.")] = None,
+    by: Annotated[Optional[str], typer.Option(help="head, knn, linear, or several. By default what suits.")] = None,
     classes: Annotated[
         Optional[Path], typer.Option(help="Names of the head's classes: the first word of line i is class i.")
     ] = None,
@@ -40,7 +40,7 @@ def validate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Judge every variant on real images in its runtime, next to its latency; exit 1 below --min-accuracy."""
+    """Evaluate every variant on real images in its runtime, next to its latency; exit 1 below --min-accuracy."""
     from ..evaluate.evaluator import EvalOptions, parse_metrics
     from ..selection.known_profiles import FamilyProfile
     from ..selection.on_device import TimingOptions

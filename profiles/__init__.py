@@ -1,4 +1,4 @@
-"""Device cards: what is known beforehand about a kind of device, as data. `cpu` is any machine with ONNX Runtime."""
+"""Device cards: a default target and advice for each kind of device, as data. `cpu` is any with ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Card(Value, frozen=True, kw_only=True):
     description: str
     target: Target
     width_multiples: dict[Precision, Size]  # MLPs keep a multiple of so many neurons: what it would round up to anyway
-    clock: str  # what to do with its clocks before timing
-    sources: tuple[str, ...]  # where that comes from
-    measured: bool  # whether anything was timed on such a device by this project
+    clock: str  # advice: what to do with its clocks before timing
+    sources: tuple[str, ...]  # of the above
+    measured: bool  # True: this project has timed something on such a device
 
     def width_multiple(self, precision: Precision) -> int:
-        """Of how many neurons an MLP keeps a multiple in that precision."""
+        """Return the number of neurons of which an MLP keeps a multiple in that precision."""
         return self.width_multiples.get(precision, 1)
 
 
@@ -34,6 +34,6 @@ def load(name: str) -> Card:
 
 
 def names() -> list[str]:
-    """All cards that there are."""
+    """Return the names of all cards."""
     entries = (entry.name for entry in resources.files(__name__).iterdir())
     return sorted(name.removesuffix(".json") for name in entries if name.endswith(".json"))

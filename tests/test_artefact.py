@@ -12,7 +12,7 @@ from helpers.rankings import random_ranking
 from snapvit_export.calibration.images import Images
 from snapvit_export.checks.embedding_output import with_embedding
 from snapvit_export.errors import FileFormatError, UsageError
-from snapvit_export.evaluate.exported_model import About, opened
+from snapvit_export.evaluate.exported_model import ExportedInfo, open_exported
 from snapvit_export.graph.format import GraphFormat
 from snapvit_export.graph.writer import GraphWriter
 from snapvit_export.prune.models.slicing import shrink
@@ -33,8 +33,8 @@ def made(name: str, **extra):
     return model, ranking, Images(pixels, None, model.preprocessing, "noise")
 
 
-def told(images: Images, takes_bytes=False) -> About:
-    return About("x", "0" * 64, images.preprocessing, takes_bytes=takes_bytes)
+def info_of(images: Images, takes_bytes=False) -> ExportedInfo:
+    return ExportedInfo("x", "0" * 64, images.preprocessing, takes_bytes=takes_bytes)
 
 
 def torch_features(module, images: Images) -> np.ndarray:
@@ -53,8 +53,8 @@ def test_every_family_gives_its_embedding_beside_its_scores(name, tmp_path):
     plan = uneven_plan(model.anatomy)
     written = GraphWriter(blueprint(model, ranking), tmp_path).write("x", plan, format=GraphFormat("ort"))
     before = sorted(path.name for path in tmp_path.iterdir())
-    with opened(written.graph, target(), told(images)) as artefact:
-        features, scores = artefact.features(images)
+    with open_exported(written.graph, target(), info_of(images)) as exported:
+        features, scores = exported.features(images)
     sliced = shrink(model.module, ranking, plan)
     with torch.no_grad():
         logits = sliced(torch.from_numpy(next(images.batches(5)))).numpy()
@@ -73,10 +73,10 @@ def test_a_model_without_a_head_gives_its_embedding_alone(tmp_path):
     written = GraphWriter(blueprint(model, random_ranking(model.anatomy)), tmp_path).write(
         "x", uneven_plan(model.anatomy)
     )
-    with opened(written.graph, target(), told(images)) as artefact:
-        features, scores = artefact.features(images)
+    with open_exported(written.graph, target(), info_of(images)) as exported:
+        features, scores = exported.features(images)
         with pytest.raises(UsageError, match="gives no patch tokens"):
-            artefact.tokens(images)
+            exported.tokens(images)
     assert scores is None
     assert features.shape == (3, 48)
 
@@ -88,8 +88,8 @@ def test_fewer_bits(name, precision, tmp_path):
     drawn, plan = blueprint(model, ranking), uneven_plan(model.anatomy)
     inputs = next(images.batches(5))
     _, written, _ = exact_and(precision, drawn, plan, tmp_path, inputs, "ort")
-    with opened(written.graph, target(precision=precision), told(images)) as artefact:
-        features, _ = artefact.features(images)
+    with open_exported(written.graph, target(precision=precision), info_of(images)) as exported:
+        features, _ = exported.features(images)
     wanted = torch_features(shrink(model.module, ranking, plan), images)
     cosine = (features * wanted).sum(1) / np.linalg.norm(features, axis=1) / np.linalg.norm(wanted, axis=1)
     assert cosine.min() > (0.9999 if precision == "fp16" else 0.9)
@@ -100,8 +100,8 @@ def test_bytes_and_a_fixed_batch(tmp_path):
     plan = uneven_plan(model.anatomy)
     emitter = GraphWriter(blueprint(model, ranking), tmp_path, takes_bytes=True)
     written = emitter.write("x", plan, format=GraphFormat("ort", batch=2, single_file=True))
-    with opened(written.graph, target(batch=2), told(images, takes_bytes=True)) as artefact:
-        features, _ = artefact.features(images)  # five: the last run is filled up
+    with open_exported(written.graph, target(batch=2), info_of(images, takes_bytes=True)) as exported:
+        features, _ = exported.features(images)  # five: the last run is filled up
     assert close(features, torch_features(shrink(model.module, ranking, plan), images))
 
 
@@ -115,13 +115,13 @@ def test_openvino_and_its_own_int8_files(name, tmp_path):
     plan = uneven_plan(model.anatomy)
     written = GraphWriter(blueprint(model, ranking), tmp_path).write("x", plan, format=GraphFormat("portable"))
     wanted = torch_features(shrink(model.module, ranking, plan), images)
-    with opened(written.graph, target("openvino"), told(images)) as artefact:
-        assert close(artefact.features(images)[0], wanted)
+    with open_exported(written.graph, target("openvino"), info_of(images)) as exported:
+        assert close(exported.features(images)[0], wanted)
     inputs = next(images.batches(5))
     path, _ = quantise(written.graph, tmp_path / "int8", [image[None] for image in inputs])
     before = sorted(each.name for each in tmp_path.iterdir())
-    with opened(path, target("openvino", "int8-static"), told(images)) as artefact:
-        features, scores = artefact.features(images)
+    with open_exported(path, target("openvino", "int8-static"), info_of(images)) as exported:
+        features, scores = exported.features(images)
     cosine = (features * wanted).sum(1) / np.linalg.norm(features, axis=1) / np.linalg.norm(wanted, axis=1)
     assert cosine.min() > 0.9
     assert scores is not None

@@ -199,7 +199,7 @@ def test_more_unreadable_pictures_than_the_share_stop_the_run(image_folder):
     for i in range(4):
         cut_short(image_folder / f"class{i}" / f"{i}.png")
     told = []
-    with pytest.raises(SnapvitError, match=r"class0/0.png: cannot be read as an image .*\(4 of 60 pictures"):
+    with pytest.raises(SnapvitError, match=r"class0/0.png: cannot be read as an image .*\(4 of 60 images"):
         prepare(folder_source(image_folder), SMALL, on_unreadable=told.append)
     assert len(told[0]) == 4  # all are named before it stops
 

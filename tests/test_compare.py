@@ -144,7 +144,7 @@ def test_a_method_is_a_recipe_or_a_criterion_perhaps_corrected():
         (["--recipes", ","], "nothing to compare"),
         (["--sparsity", "0.2", "--flops", "0.5"], "are two measures of size. Give one"),
         (["--sparsity", "1.5"], "1.5"),
-        (["--by", "segment"], "--by segment judges one model at a time"),
+        (["--by", "segment"], "--by segment evaluates one model at a time"),
     ],
 )
 def test_bad_input_is_one_line(compare, options, says, tmp_path):

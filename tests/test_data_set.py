@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from helpers.models import description
-from snapvit_export.calibration.dataset import ALIASES, KNOWN_SETS, known_set, open_data_set
+from snapvit_export.calibration.dataset import ALIASES, KNOWN_SETS, known_set, open_dataset
 from snapvit_export.calibration.folder import folder_source
 from snapvit_export.calibration.hub import hf_source
 from snapvit_export.calibration.masks import UNKNOWN, check_masks, mask_of, numbered, prepare_masks
@@ -44,7 +44,7 @@ def titles(source):
     ],
 )
 def test_split_folders_take_their_roles(there, roles, tmp_path):
-    data = open_data_set(make_splits(tmp_path, there))
+    data = open_dataset(make_splits(tmp_path, there))
     assert {role: source.name for role, source in data.splits.items()} == {
         role: str(tmp_path / name) for role, name in roles.items()
     }
@@ -55,50 +55,50 @@ def test_a_class_that_a_split_lacks_is_named(tmp_path):
     text = make_splits(tmp_path, ("train", "test"))
     write(tmp_path / "train" / "ant" / "1.jpg")
     with pytest.raises(SnapvitError, match=r"test: has no class 'ant', which .*train has"):
-        open_data_set(text)
+        open_dataset(text)
     write(tmp_path / "test" / "ant" / "1.jpg")
     write(tmp_path / "test" / "bee" / "1.jpg")
     with pytest.raises(SnapvitError, match=r"train: has no class 'bee', which .*test has"):
-        open_data_set(text)
+        open_dataset(text)
 
 
 def test_splits_with_and_without_labels_do_not_mix(tmp_path):
     text = make_splits(tmp_path, ("train", "test"))
     write(tmp_path / "test" / "loose.jpg")
     with pytest.raises(SnapvitError, match=r"test: has no labels, but .*train has"):
-        open_data_set(text)
+        open_dataset(text)
 
 
 def test_two_names_for_one_split_are_refused(tmp_path):
     text = make_splits(tmp_path, ("train", "trainval", "test"))
     with pytest.raises(SnapvitError, match="has both train and trainval"):
-        open_data_set(text)
+        open_dataset(text)
 
 
 def test_any_other_source_is_split_by_seed_and_class(image_folder):
-    data = open_data_set(str(image_folder), seed=1)
+    data = open_dataset(str(image_folder), seed=1)
     assert (data.train.count, data.valid, data.test.count) == (48, None, 12)
     assert not titles(data.train) & titles(data.test)
     assert sorted(np.bincount(data.test.labels)) == [2, 2, 2, 3, 3]
-    assert titles(data.test) == titles(open_data_set(str(image_folder), seed=1).test)
-    assert titles(data.test) != titles(open_data_set(str(image_folder), seed=2).test)
+    assert titles(data.test) == titles(open_dataset(str(image_folder), seed=1).test)
+    assert titles(data.test) != titles(open_dataset(str(image_folder), seed=2).test)
 
 
 def test_digits_keep_their_own_split():
-    data = open_data_set("digits")
+    data = open_dataset("digits")
     assert (data.train.count, data.test.count) == (1297, 500)
 
 
 def test_at_most_so_many_of_each_split_with_all_classes(tmp_path):
-    data = open_data_set(make_splits(tmp_path, ("train", "test"), each=5)).at_most(4, seed=3)
+    data = open_dataset(make_splits(tmp_path, ("train", "test"), each=5)).at_most(4, seed=3)
     assert (data.train.count, data.test.count) == (4, 4)
     assert sorted(data.test.labels) == [0, 0, 1, 1]
 
 
 def test_one_picture_is_too_few(tmp_path):
     write(tmp_path / "one.jpg")
-    with pytest.raises(UsageError, match="one picture cannot be learnt from and reported on"):
-        open_data_set(str(tmp_path))
+    with pytest.raises(UsageError, match="one image cannot serve for training and for testing"):
+        open_dataset(str(tmp_path))
 
 
 def test_every_beginning_of_the_spread_order_is_in_proportion():
@@ -119,15 +119,15 @@ def test_an_npz_may_hold_splits(tmp_path):
         test_images=PIXELS[4:],
         test_labels=np.array([1, 0]),
     )
-    data = open_data_set(str(path))
+    data = open_dataset(str(path))
     assert (data.train.labels, data.valid, data.test.labels) == ([0, 1, 2, 0], None, [1, 0])
     assert list(data.test.classes) == ["0", "1", "2"]  # numbers mean the same in both
     assert np.array_equal(np.asarray(data.test.open(0)), PIXELS[4])
     np.savez(path, train_images=PIXELS, test_images=PIXELS, test_labels=np.zeros(5, int))
     with pytest.raises(SnapvitError, match=r"x.npz: test_labels are int64 of shape \(5,\)"):
-        open_data_set(str(path))
+        open_dataset(str(path))
     np.savez(path, images=PIXELS)
-    assert (open_data_set(str(path)).train.count, open_data_set(str(path)).test.count) == (5, 1)
+    assert (open_dataset(str(path)).train.count, open_dataset(str(path)).test.count) == (5, 1)
 
 
 def test_the_seven_sets_of_the_paper_have_names():
@@ -143,7 +143,7 @@ def test_a_known_set_needs_the_package(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingDependency, match="hf:uoft-cs/cifar10:train needs datasets"):
-        open_data_set("cifar10")
+        open_dataset("cifar10")
 
 
 @pytest.fixture
@@ -165,13 +165,13 @@ def hub_set(tmp_path, monkeypatch):
 
 
 def test_a_set_of_the_hub_opens_with_its_splits_and_label_column(hub_set):
-    data = open_data_set("cifar100")
+    data = open_dataset("cifar100")
     assert (data.train.count, data.valid, data.test.count) == (6, None, 2)
     assert (data.train.labels, list(data.train.classes)) == ([0, 1, 1, 0, 1, 0], ["cat", "dog"])
-    usual = open_data_set("hf:uoft-cs/cifar100")
+    usual = open_dataset("hf:uoft-cs/cifar100")
     assert (usual.train.name, usual.test.name) == ("hf:uoft-cs/cifar100:train", "hf:uoft-cs/cifar100:test")
     assert list(usual.train.classes) == ["x"]  # the first column of classes
-    alone = open_data_set("hf:uoft-cs/cifar100:train")
+    alone = open_dataset("hf:uoft-cs/cifar100:train")
     assert (alone.train.count, alone.test.count) == (5, 1)
 
 
@@ -226,7 +226,7 @@ def make_voc(folder, train="p0\np1\n", val="p2\n"):
 
 
 def test_the_layout_of_pascal_voc_is_understood(tmp_path):
-    data = open_data_set(str(make_voc(tmp_path)))
+    data = open_dataset(str(make_voc(tmp_path)))
     assert (data.train.count, data.valid, data.test.count, data.test.labels) == (2, None, 1, None)
     check_masks(data.train)
     masks = prepare_masks(data.train, square())
@@ -235,17 +235,17 @@ def test_the_layout_of_pascal_voc_is_understood(tmp_path):
     assert len(prepare_masks(data.train, square(), left_out=[data.train.title(0)])) == 1
 
 
-@pytest.mark.parametrize(("val", "says"), [("", "names no images"), ("../p2", "is not the bare name of a picture")])
+@pytest.mark.parametrize(("val", "says"), [("", "names no images"), ("../p2", "is not the bare name of an image")])
 def test_bad_lists_of_voc_are_named(val, says, tmp_path):
     with pytest.raises(SnapvitError, match=f"val.txt: .*{says}"):
-        open_data_set(str(make_voc(tmp_path, val=val)))
+        open_dataset(str(make_voc(tmp_path, val=val)))
 
 
 @pytest.mark.parametrize(
     ("mask", "says"),
     [
         (np.zeros((9, 7, 3), np.uint8), "is of kind RGB, a mask has one channel"),
-        (np.zeros((9, 8), np.uint8), "is 8x9, its picture 7x9"),
+        (np.zeros((9, 8), np.uint8), "is 8x9, its image 7x9"),
     ],
 )
 def test_bad_masks_are_named(mask, says, tmp_path):

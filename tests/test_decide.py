@@ -28,7 +28,7 @@ DENSE_MS = 20.0
 
 @pytest.fixture(autouse=True)
 def six_configurations_were_timed_for_a_latency_model(monkeypatch) -> None:
-    monkeypatch.setattr(select_module, "MOST_ARTEFACTS", 12 - 6)
+    monkeypatch.setattr(select_module, "MOST_BUILT", 12 - 6)
 
 
 class SimulatedBuilder:

@@ -10,7 +10,7 @@ from PIL import Image
 
 from helpers.models import make_model, randomise
 from helpers.rankings import random_ranking
-from snapvit_export.calibration.dataset import open_data_set
+from snapvit_export.calibration.dataset import open_dataset
 from snapvit_export.calibration.images import Images
 from snapvit_export.evaluate.evaluator import EvalOptions, Evaluator
 from snapvit_export.evaluate.features import Features
@@ -27,9 +27,9 @@ def read(outcome) -> Evaluation:
     return from_json(outcome.out, Evaluation, "stdout")
 
 
-def judge(extractor, data, how):
+def evaluated(extractor, data, options):
     """One model by itself."""
-    return Evaluator.set(extractor, data, how, Silent()).judge(extractor)
+    return Evaluator.prepare(extractor, data, options, Silent()).evaluate(extractor)
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_features_are_kept_and_taken_back_only_for_the_same(snapvit, tiny_folder
     stored = Features.load(kept)
     assert (len(stored.train), len(stored.test), stored.classes) == (30, 10, ("dark", "light"))
     again = snapvit(*command)
-    assert "features are taken from" in again.err
+    assert "features are reused from" in again.err
     assert "running tiny" not in again.err
     assert (again.out, kept.read_bytes()) == (first.out, written)
 
@@ -139,7 +139,7 @@ def test_features_are_kept_and_taken_back_only_for_the_same(snapvit, tiny_folder
     assert kept.read_bytes() == b"somebody's work"
 
 
-def test_a_ranking_cuts_the_model_that_is_judged(snapvit, tiny_folder, tiny_model, splits, tmp_path):
+def test_a_ranking_cuts_the_model_that_is_evaluated(snapvit, tiny_folder, tiny_model, splits, tmp_path):
     random_ranking(tiny_model.anatomy).save(tmp_path / "r.safetensors")
     kept = {}
     for name, options in (("dense", ()), ("s", ("--sparsity", 0.5)), ("f", ("--flops", 0.6))):
@@ -152,14 +152,14 @@ def test_a_ranking_cuts_the_model_that_is_judged(snapvit, tiny_folder, tiny_mode
 
 
 def test_without_training_images_only_the_head_is_asked(tiny_model, splits):
-    data = open_data_set(str(splits))
+    data = open_dataset(str(splits))
     alone = type(data)(data.name, None, None, data.test)
     from snapvit_export.errors import SnapvitError
 
     with pytest.raises(SnapvitError, match="has no training images, which --by knn needs"):
-        judge(TorchExtractor(tiny_model), alone, EvalOptions(by=("knn",)))
-    with pytest.raises(SnapvitError, match="nothing can be judged. Give --classes FILE"):
-        judge(TorchExtractor(tiny_model), alone, EvalOptions())
+        evaluated(TorchExtractor(tiny_model), alone, EvalOptions(by=("knn",)))
+    with pytest.raises(SnapvitError, match="nothing can be evaluated. Give --classes FILE"):
+        evaluated(TorchExtractor(tiny_model), alone, EvalOptions())
 
 
 def flat(folder):
@@ -185,11 +185,11 @@ class Brightness:
         return ((patches - 125) / 16).astype(np.float32)
 
 
-def test_any_extractor_is_judged(splits):
+def test_any_extractor_is_evaluated(splits):
     for path in splits.rglob("*.png"):  # a mask of what is bright
         picture = np.asarray(Image.open(path.with_suffix(".jpg")).convert("L"))
         Image.fromarray(np.where(picture > 125, 2, 1).astype(np.uint8)).save(path)
-    found = judge(Brightness(), open_data_set(str(splits)), EvalOptions(by=("knn", "linear", "segment")))
+    found = evaluated(Brightness(), open_dataset(str(splits)), EvalOptions(by=("knn", "linear", "segment")))
     assert (found.knn, found.linear) == (1, 1)
     assert found.miou > 0.7
     assert found.images == 10
@@ -204,8 +204,8 @@ def test_masks_need_no_labels(snapvit, tiny_folder, splits):
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (["--by", "guessing"], 2, "--by 'guessing' is not a way to judge. Known: head, knn, linear, segment"),
-        (["--by", "knn", "--classes", "c.txt"], 2, "--classes names the outputs of the head, which is not asked"),
+        (["--by", "guessing"], 2, "--by 'guessing' is not a metric. Known: head, knn, linear, segment"),
+        (["--by", "knn", "--classes", "c.txt"], 2, "--classes names the outputs of the head, which is not evaluated"),
         (["--by", "segment", "--features", "f"], 2, "--features keeps embeddings, and --by segment needs none"),
         (["--sparsity", "0.3"], 2, "cut along a ranking. Give --ranking FILE"),
         (["--ranking", "r", "--sparsity", "0.3", "--flops", "0.5"], 2, "Give either --sparsity 0.3 or --flops 0.6"),
@@ -215,7 +215,7 @@ def test_masks_need_no_labels(snapvit, tiny_folder, splits):
         (["--ignore", "255,x"], 2, "--ignore '255,x' is not understood"),
         (["--by", "head"], 1, "the data has 2 classes, the head 5 outputs without names. Give --classes FILE"),
         (["--classes", "absent"], 1, "absent: cannot be read as a list of classes"),
-        (["--by", "knn", "--images", "4"], 1, "4 training images, and k-NN asks 20"),
+        (["--by", "knn", "--images", "4"], 1, "4 training images, and k-NN needs 20"),
         (["--by", "segment", "--ignore", "1,2"], 1, "masks need at least two classes"),
     ],
 )
@@ -225,12 +225,12 @@ def test_requests_that_make_no_sense_are_one_line(options, code, says, snapvit, 
 
 
 def test_data_that_does_not_suit_is_one_line(snapvit, tiny_folder, image_folder, splits):
-    assert "needs images to be judged on. Give --data" in snapvit("evaluate", tiny_folder).error_line
+    assert "needs images to be evaluated on. Give --data" in snapvit("evaluate", tiny_folder).error_line
     no_masks = snapvit("evaluate", tiny_folder, "--data", image_folder, "--by", "segment")
     assert "has no mask. Give --data a folder with masks" in no_masks.error_line
     unlabelled = snapvit("evaluate", tiny_folder, "--data", flat(splits), "--by", "linear")
     assert "has no labels, which --by linear needs" in unlabelled.error_line
-    assert "has no labels, so nothing can be judged" in snapvit("evaluate", tiny_folder, "--data", splits).error_line
+    assert "has no labels, so nothing can be evaluated" in snapvit("evaluate", tiny_folder, "--data", splits).error_line
 
 
 @pytest.fixture
@@ -249,27 +249,27 @@ def some_classes(folder, goal, classes):
     for split in folder.iterdir():
         for path in sorted(split.iterdir())[:classes]:
             shutil.copytree(path, goal / split.name / path.name)
-    return open_data_set(str(goal))
+    return open_dataset(str(goal))
 
 
 def test_deit_tells_the_classes_of_cifar10_apart(deit, shared, tmp_path):
     data = some_classes(shared / "data" / "cifar10", tmp_path / "cifar10", classes=4)
-    found = judge(deit, data, EvalOptions(images=72))
+    found = evaluated(deit, data, EvalOptions(images=72))
     assert found.measures == ("knn",)
     assert found.knn > 0.5  # chance is 0.25
 
 
 def test_the_head_of_deit_is_judged_among_200_classes(deit, shared):
-    data = open_data_set(str(shared / "data" / "tiny-imagenet"))
+    data = open_dataset(str(shared / "data" / "tiny-imagenet"))
     assert len(data.test.classes) == 200
     names = shared / "data" / "imagenet-sample" / "classes.txt"
-    found = judge(deit, data, EvalOptions(by=("head",), classes=names, images=60))
+    found = evaluated(deit, data, EvalOptions(by=("head",), classes=names, images=60))
     assert found.top1 > 0.4  # of pictures 64 pixels wide; chance is 0.005
     assert found.top5 > found.top1
 
 
 def test_deit_sees_where_the_pet_is(deit, shared, tmp_path):
     data = some_classes(shared / "data" / "pets", tmp_path / "pets", classes=3)
-    found = judge(deit, data, EvalOptions(by=("segment",), images=40, ignore=(255, 3)))
+    found = evaluated(deit, data, EvalOptions(by=("segment",), images=40, ignore=(255, 3)))
     assert found.miou > 0.75  # a constant guess has less than a half
     assert 0 < found.error("miou") < 0.05

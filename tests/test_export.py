@@ -410,14 +410,14 @@ def test_data_may_be_given_several_times(run, tmp_path, image_folder):
     assert manifest.variant("dense").evaluation is None  # several sources have no common labels
 
 
-def test_a_few_unreadable_pictures_are_told_and_counted(run, tmp_path, image_folder):
+def test_a_few_unreadable_images_are_named_and_counted(run, tmp_path, image_folder):
     for path in list(image_folder.rglob("*.png"))[:2]:
         path.write_bytes(b"not a picture")
     outcome = run("--sparsity", "0.3", "--images", 60)
     assert outcome.code == 0, outcome.err
     used = read_family(tmp_path / "out").recipe["data"]
     assert (used["images"], used["unreadable"]) == (58, 2)
-    line = next(line for line in outcome.err.splitlines() if "unreadable pictures: " in line)
+    line = next(line for line in outcome.err.splitlines() if "unreadable images: " in line)
     assert line.count(".png") == 2
 
 
@@ -425,7 +425,7 @@ def test_bad_sources(snapvit, tiny_folder, tmp_path):
     np.savez(tmp_path / "x.npz", images=np.zeros((4, 3, 8, 8), np.float32))
     (tmp_path / "x.txt").write_text("")
     (tmp_path / "gone.txt").write_text("a.png\nb.png\n")
-    for name, says in (("x.npz", "float32"), ("x.txt", "names no images"), ("gone.txt", "2 of 2 pictures unreadable")):
+    for name, says in (("x.npz", "float32"), ("x.txt", "names no images"), ("gone.txt", "2 of 2 images unreadable")):
         arguments = ["--budget", "10ms", "--model", tiny_folder, "--data", tmp_path / name]
         outcome = snapvit("export", *arguments, "--out", tmp_path / "out")
         assert outcome.code == 1

@@ -24,9 +24,9 @@ from snapvit_export.family.folder import own_files, read_family, write_manifest
 from snapvit_export.family.layout import PLOTS, parse_formats, place, report_files
 from snapvit_export.family.manifest import Manifest
 from snapvit_export.report.charts import all_charts
-from snapvit_export.report.charts.look import DARK, LIGHT, axis
 from snapvit_export.report.charts.pareto import place as place_labels
-from snapvit_export.report.data import Source, gather, plain
+from snapvit_export.report.charts.style import DARK, LIGHT, axis
+from snapvit_export.report.data import LoadedFamily, collect, plain
 from snapvit_export.report.draw import as_data, inline_svg, png, svg
 from snapvit_export.report.markdown import markdown
 from snapvit_export.report.page import page
@@ -37,17 +37,17 @@ from snapvit_export.workflows.export import Request, export
 HERE = Path("here")
 
 
-def numbers_of(manifest, *beside, budget=None):
-    others = [Source(Path(f"other{i}"), other) for i, other in enumerate(beside)]
-    return gather(Source(HERE, manifest), others, budget and Budget.parse(budget))
+def report_of(manifest, *beside, budget=None):
+    others = [LoadedFamily(Path(f"other{i}"), other) for i, other in enumerate(beside)]
+    return collect(LoadedFamily(HERE, manifest), others, budget and Budget.parse(budget))
 
 
 def charts_of(manifest, *beside, **more):
-    return {chart.name: chart for chart in all_charts(numbers_of(manifest, *beside, **more))}
+    return {chart.name: chart for chart in all_charts(report_of(manifest, *beside, **more))}
 
 
 def page_of(manifest, validation=None, **more):
-    return page(Source(HERE, manifest, validation), numbers_of(manifest, **more))
+    return page(LoadedFamily(HERE, manifest, validation), report_of(manifest, **more))
 
 
 def full() -> Manifest:
@@ -59,25 +59,25 @@ def full() -> Manifest:
 
 def test_numbers_are_those_of_the_manifest():
     manifest = make_manifest()
-    numbers = numbers_of(manifest)
-    assert [p.name for p in numbers.own] == [v.name for v in manifest.variants]
-    for point, variant, look in zip(numbers.own, manifest.variants, manifest.choice.measurements):
-        assert (point.latency_ms, point.between_ms) == (look.latency_ms, look.between_ms)
+    report = report_of(manifest)
+    assert [p.name for p in report.own] == [v.name for v in manifest.variants]
+    for point, variant, measured in zip(report.own, manifest.variants, manifest.choice.measurements):
+        assert (point.latency_ms, point.between_ms) == (measured.latency_ms, measured.between_ms)
         assert point.p90_ms == variant.profile.p90_ms
         assert (point.quality, point.error) == (variant.evaluation.top1, 0.01)
         assert (point.params, point.flops, point.size_bytes) == (variant.params, variant.flops, variant.size_bytes)
-    assert numbers.chosen == manifest.choice.variant
-    assert numbers.budget_ms == manifest.choice.budget_ms
+    assert report.chosen == manifest.choice.variant
+    assert report.budget_ms == manifest.choice.budget_ms
 
 
 def test_a_latency_is_the_profiles_where_the_choice_timed_another_file():
     manifest = make_manifest()
-    looks = manifest.choice.measurements
+    measurements = manifest.choice.measurements
     other = msgspec.structs.replace(
-        looks[3], latency_ms=99.0, profile=msgspec.structs.replace(looks[3].profile, sha256="0")
+        measurements[3], latency_ms=99.0, profile=msgspec.structs.replace(measurements[3].profile, sha256="0")
     )
-    choice = msgspec.structs.replace(manifest.choice, measurements=(*looks[:3], other, *looks[4:]))
-    point = numbers_of(msgspec.structs.replace(manifest, choice=choice)).own[3]
+    choice = msgspec.structs.replace(manifest.choice, measurements=(*measurements[:3], other, *measurements[4:]))
+    point = report_of(msgspec.structs.replace(manifest, choice=choice)).own[3]
     assert point.latency_ms == manifest.variants[3].profile.p50_ms
 
 
@@ -85,18 +85,18 @@ def test_a_budget_at_p90_is_drawn_against_p90():
     manifest = make_manifest()
     limits = msgspec.structs.replace(manifest.choice.limits, at="p90")
     choice = msgspec.structs.replace(manifest.choice, limits=limits, measurements=())
-    numbers = numbers_of(msgspec.structs.replace(manifest, choice=choice))
-    assert numbers.at == "p90"
-    assert [p.latency_ms for p in numbers.own] == [v.profile.p90_ms for v in manifest.variants]
+    report = report_of(msgspec.structs.replace(manifest, choice=choice))
+    assert report.at == "p90"
+    assert [p.latency_ms for p in report.own] == [v.profile.p90_ms for v in manifest.variants]
 
 
 def test_who_is_dominated_is_worked_out_from_what_is_shown():
     manifest = make_manifest(5, seed=4)
-    numbers = numbers_of(manifest)
-    by_name = {p.name: p for p in numbers.own}
-    for point in numbers.own:
+    report = report_of(manifest)
+    by_name = {p.name: p for p in report.own}
+    for point in report.own:
         better = [
-            p for p in numbers.own if p.latency_ms <= point.latency_ms and p.quality >= point.quality and p != point
+            p for p in report.own if p.latency_ms <= point.latency_ms and p.quality >= point.quality and p != point
         ]
         assert (point.dominated_by is not None) == bool(better)
         assert point.dominated_by is None or by_name[point.dominated_by] in better
@@ -108,16 +108,16 @@ def test_the_measure_is_the_best_that_all_have():
         msgspec.structs.replace(v, evaluation=msgspec.structs.replace(v.evaluation, top1=None))
         for v in manifest.variants
     ]
-    assert numbers_of(manifest).measure == "top1"
+    assert report_of(manifest).measure == "top1"
     mixed = msgspec.structs.replace(manifest, variants=(*manifest.variants[:2], without[2]))
-    assert numbers_of(mixed).measure == "agreement"
+    assert report_of(mixed).measure == "agreement"
 
 
 def test_samples_are_thinned_in_the_same_way_every_time():
-    few, many = numbers_of(make_manifest(2)), numbers_of(make_manifest(40))
+    few, many = report_of(make_manifest(2)), report_of(make_manifest(40))
     assert {len(spread.shown_ms) for spread in few.spreads.values()} == {160}
     assert {len(spread.shown_ms) for spread in many.spreads.values()} == {50}
-    assert many == numbers_of(make_manifest(40))
+    assert many == report_of(make_manifest(40))
     samples = make_manifest(40).variants[0].profile.samples_ms
     shown = many.spreads["dense"].shown_ms
     assert (shown[0], shown[-1]) == (min(samples), max(samples))
@@ -125,25 +125,25 @@ def test_samples_are_thinned_in_the_same_way_every_time():
 
 
 def test_families_of_one_kind_are_told_apart_by_their_folder():
-    numbers = numbers_of(make_manifest(3), make_manifest(3, seed=1), make_manifest(3, precision="fp16"))
-    assert numbers.families == ("fp32, onnxruntime (here)", "fp32, onnxruntime (other0)", "fp16, onnxruntime")
-    assert [p.is_chosen for p in numbers.points] == [False, False, True] + [False] * 6
+    report = report_of(make_manifest(3), make_manifest(3, seed=1), make_manifest(3, precision="fp16"))
+    assert report.families == ("fp32, onnxruntime (here)", "fp32, onnxruntime (other0)", "fp16, onnxruntime")
+    assert [p.is_chosen for p in report.points] == [False, False, True] + [False] * 6
 
 
 def test_another_model_does_not_stand_beside():
     other = msgspec.structs.replace(make_manifest(3), model="deit")
     with pytest.raises(SnapvitError, match="other0: a family of deit, not of imaginary-vit. Give families of the same"):
-        numbers_of(make_manifest(3), other)
+        report_of(make_manifest(3), other)
 
 
 def test_a_budget_is_drawn_only_where_none_was_chosen_for():
-    assert numbers_of(make_manifest(3, choice=False), budget="15ms").budget_ms == 15
-    half = numbers_of(make_manifest(3, choice=False), budget="50%")
+    assert report_of(make_manifest(3, choice=False), budget="15ms").budget_ms == 15
+    half = report_of(make_manifest(3, choice=False), budget="50%")
     assert half.budget_ms == pytest.approx(half.own[0].latency_ms / 2)
     with pytest.raises(UsageError, match="was chosen for .*ms, which the report draws. Leave --budget out"):
-        numbers_of(make_manifest(3), budget="15ms")
+        report_of(make_manifest(3), budget="15ms")
     with pytest.raises(UsageError, match="a share of the dense latency, which was not measured"):
-        numbers_of(make_manifest(3, timed=False), budget="50%")
+        report_of(make_manifest(3, timed=False), budget="50%")
 
 
 @pytest.mark.parametrize("search", [None, [], {"history": []}, {"history": [{"best": "?"}]}, {"history": 3}, "text"])
@@ -160,29 +160,29 @@ def test_the_search_of_a_ranking_that_was_given_is_found():
 # Words
 
 
-def test_the_headline_has_the_answer():
+def test_the_headline_has_the_result():
     manifest = make_manifest()
-    text = headline(numbers_of(manifest))
-    look = manifest.choice.measurements[2]
-    assert text.startswith(f"{look.variant} takes {look.latency_ms:.2f} ms ({look.between_ms[0]:.2f} to ")
+    text = headline(report_of(manifest))
+    measured = manifest.choice.measurements[2]
+    assert text.startswith(f"{measured.variant} takes {measured.latency_ms:.2f} ms ({measured.between_ms[0]:.2f} to ")
     assert f"fits {manifest.choice.budget_ms:.4g} ms" in text
-    assert f"top-1 {100 * look.evaluation.top1:.1f} ± 1.0 %" in text
+    assert f"top-1 {100 * measured.evaluation.top1:.1f} ± 1.0 %" in text
     assert f"dense model has {100 * manifest.variants[0].evaluation.top1:.1f} ± 1.0 %" in text
 
 
 def test_headlines_of_families_without_a_choice():
-    assert headline(numbers_of(make_manifest(3, timed=False))) == "3 variants of imaginary-vit, none of them timed yet."
-    assert headline(numbers_of(make_manifest(3, choice=False))).startswith(
+    assert headline(report_of(make_manifest(3, timed=False))) == "3 variants of imaginary-vit, none of them timed yet."
+    assert headline(report_of(make_manifest(3, choice=False))).startswith(
         "3 variants of imaginary-vit: from dense, 24."
     )
-    assert headline(numbers_of(make_manifest(1))).startswith("One variant, dense, 24.")
-    assert "No choice was proved" in headline(numbers_of(make_manifest(5, choice=False), budget="18ms"))
-    assert headline(numbers_of(make_manifest(5, choice=False), budget="1ms")) == "No variant surely keeps 1 ms."
+    assert headline(report_of(make_manifest(1))).startswith("One variant, dense, 24.")
+    assert "No choice was proved" in headline(report_of(make_manifest(5, choice=False), budget="18ms"))
+    assert headline(report_of(make_manifest(5, choice=False), budget="1ms")) == "No variant surely meets 1 ms."
 
 
 def test_what_is_missing_is_said_with_its_command():
-    assert missing(numbers_of(make_manifest())) == []
-    notes = missing(numbers_of(make_manifest(3, timed=False, evaluated=False)))
+    assert missing(report_of(make_manifest())) == []
+    notes = missing(report_of(make_manifest(3, timed=False, evaluated=False)))
     assert "snapvit choose FAMILY --budget 10ms" in notes[0]
     assert "Accuracy is missing" in notes[1]
     assert "snapvit validate FAMILY --data DIR" in notes[1]
@@ -215,7 +215,7 @@ def test_names_are_values_of_rows_and_nothing_else(name):
     expected = {text for chart in charts_of(full()).values() for text in strings(chart.spec)}
     manifest = make_manifest(7, names={1: name}, recipe=full().recipe)
     for chart in charts_of(manifest).values():
-        scales = set(numbers_of(manifest).spreads) if chart.name == "latencies" else set()
+        scales = set(report_of(manifest).spreads) if chart.name == "latencies" else set()
         assert set(strings(chart.spec)) - expected <= scales
         drawn = "".join(ElementTree.fromstring(svg(chart)).itertext())
         assert plain(name)[:8] in drawn or chart.name in ("pareto", "search", "sublayers")
@@ -237,7 +237,7 @@ def test_a_removed_sub_layer_looks_like_nothing_else():
     assert "×" not in svg(charts_of(manifest)["heads"]).decode()
 
 
-def test_without_accuracy_the_picture_shows_flops():
+def test_without_accuracy_the_chart_shows_flops():
     chart = charts_of(make_manifest(4, evaluated=False))["pareto"]
     assert chart.title == "FLOPs kept against latency"
     assert [row["y"] for row in chart.spec["data"]["values"]] == pytest.approx([100, 76.6667, 53.3333, 30], rel=1e-3)
@@ -253,7 +253,7 @@ def test_plots_of_one_and_of_many_variants_are_drawn(count):
         assert all(len(row) == len(chart.columns) for row in chart.rows)
 
 
-def test_pictures_of_their_own_have_colours_and_no_variables():
+def test_charts_of_their_own_have_colours_and_no_variables():
     for chart in charts_of(full()).values():
         text = svg(chart).decode()
         assert "var(" not in text
@@ -341,13 +341,13 @@ def test_predictions_are_marked_in_words():
     assert "≠ dense" in text
 
 
-def test_what_is_no_picture_is_left_out():
+def test_what_is_no_image_is_left_out():
     manifest = make_manifest(3)
     found = make_validation(manifest, count=1)
     for picture in ("?", "aGVsbG8=", ""):
         sample = msgspec.structs.replace(found.samples[0], picture=picture)
         text = page_of(manifest, msgspec.structs.replace(found, samples=(sample,)))
-        assert "(no picture)" in text
+        assert "(no image)" in text
         assert "data:image" not in text
 
 
@@ -379,7 +379,7 @@ def test_words_stand_out_from_their_background():
 
 def test_markdown_is_a_table_that_names_cannot_break():
     manifest = make_manifest(4, names={1: "a|b", 3: HOSTILE})
-    text = markdown(numbers_of(manifest), "report_pareto.svg")
+    text = markdown(report_of(manifest), "report_pareto.svg")
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len(lines) == 6
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from helpers.report_factory import HOSTILE, make_manifest, make_search, make_sublayers, make_validation
-from snapvit_export.report.data import Source, gather
+from snapvit_export.report.data import LoadedFamily, collect
 from snapvit_export.report.page import page
 
 if os.environ.get("SNAPVIT_REQUIRE_BROWSER"):
@@ -67,10 +67,10 @@ def open_page(browser, tmp_path):
     contexts, opened = [], []
 
     def run(manifest, validation=None, beside=(), width=1000, scheme="light", script=True) -> Opened:
-        own = Source(HERE, manifest, validation)
+        own = LoadedFamily(HERE, manifest, validation)
         path = tmp_path / f"{len(opened)}.html"
-        numbers = gather(own, [Source(Path(f"other{i}"), other) for i, other in enumerate(beside)])
-        path.write_text(page(own, numbers), encoding="utf-8")
+        report = collect(own, [LoadedFamily(Path(f"other{i}"), other) for i, other in enumerate(beside)])
+        path.write_text(page(own, report), encoding="utf-8")
         context = browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=script
         )
@@ -123,7 +123,7 @@ def test_hovering_shows_what_the_manifest_says(open_page, count):
         shown = tooltip(found, number)
         assert shown["variant"] == variant.name
         assert shown["latency"] == f"{variant.profile.p50_ms:.2f} ms"
-        assert shown["p90, last look"] == f"{variant.profile.p90_ms:.2f} ms"
+        assert shown["p90, last timing run"] == f"{variant.profile.p90_ms:.2f} ms"
         assert shown["top-1"] == f"{100 * variant.evaluation.top1:.1f} ± 1.0 %"
         assert shown["parameters"] == f"{variant.params / 1e6:.2f} M"
         assert shown["size"] == f"{variant.size_bytes / 1e6:.1f} MB"

@@ -231,7 +231,7 @@ def test_a_data_set_that_cannot_be_fetched_is_one_line(datasets, tmp_path):
 
 @pytest.mark.parametrize("name", ["", "../x", "/x", "a/b/c", "a/", "a:", "a b", ":train"])
 def test_names_that_no_data_set_can_have(name):
-    with pytest.raises(UsageError, match="is not the name of a data set"):
+    with pytest.raises(UsageError, match="is not the name of a dataset"):
         from_hub(name)
 
 

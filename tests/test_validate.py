@@ -17,7 +17,7 @@ from helpers.timing import short_timings
 from snapvit_export.allocation.recipe import correcting_settings
 from snapvit_export.calibration import folder as folder_source
 from snapvit_export.calibration.images import calibration_and_held_out, prepare
-from snapvit_export.evaluate.pareto import Point, dominated
+from snapvit_export.evaluate.pareto import Tradeoff, dominated
 from snapvit_export.family.folder import read_family, write_manifest
 from snapvit_export.family.validation import Validation
 from snapvit_export.prune.models.load import load_model
@@ -83,11 +83,11 @@ def test_the_head_judges_what_did_not_calibrate(snapvit, here, made):
 def test_images_are_decoded_once_and_files_run_once(snapvit, here, monkeypatch):
     opened: list[Path] = []
     ran: list[tuple[str, int]] = []
-    open_picture, features = folder_source.open_picture, module.opened
+    open_image, features = folder_source.open_image, module.open_exported
 
     def counting(path):
         opened.append(path)
-        return open_picture(path)
+        return open_image(path)
 
     class Counted:
         def __init__(self, *given):
@@ -102,8 +102,8 @@ def test_images_are_decoded_once_and_files_run_once(snapvit, here, monkeypatch):
         def __exit__(self, *error):
             return self.context.__exit__(*error)
 
-    monkeypatch.setattr(folder_source, "open_picture", counting)
-    monkeypatch.setattr(module, "opened", Counted)
+    monkeypatch.setattr(folder_source, "open_image", counting)
+    monkeypatch.setattr(module, "open_exported", Counted)
     outcome = snapvit("validate", here / "family", "--data", here / "split", "--by", "head,knn,linear")
     assert outcome.code == 0, outcome.err
     assert len(opened) == len(set(opened)) == 40
@@ -144,7 +144,7 @@ def test_latencies_of_another_file_are_refused(snapvit, here):
 def test_what_is_dominated_is_flagged_by_the_latencies_that_are_shown(snapvit, here):
     assert snapvit("validate", here / "family", "--data", here / "split").code == 0
     manifest = read_family(here / "family")
-    points = {v.name: Point(manifest.latency(v.name)[0], v.evaluation.top1) for v in manifest.variants}
+    points = {v.name: Tradeoff(manifest.latency(v.name)[0], v.evaluation.top1) for v in manifest.variants}
     wanted = dominated(points)
     assert {v.name: v.dominated_by for v in manifest.variants} == {name: wanted.get(name) for name in points}
 
@@ -236,7 +236,7 @@ def test_what_is_stopped_leaves_the_family_as_it_was_and_goes_on(snapvit, here, 
     assert {name: data for name, data in left.items() if not name.startswith(".validation-")} == before
     outcome = snapvit("validate", here / "family", "--data", here / "split")  # goes on with what was kept
     assert outcome.code == 0, outcome.err
-    assert outcome.err.count("features are taken from") == 3
+    assert outcome.err.count("features are reused from") == 3
     assert "running dense" not in outcome.err
     assert not list((here / "family").glob(".validation-*"))
 
@@ -245,13 +245,13 @@ def test_what_is_stopped_leaves_the_family_as_it_was_and_goes_on(snapvit, here, 
     ("options", "code", "says"),
     [
         (["--by", "segment"], 2, "exported files give no patch tokens"),
-        (["--by", "luck"], 2, "--by 'luck' is not a way to judge"),
+        (["--by", "luck"], 2, "--by 'luck' is not a metric"),
         (["--min-accuracy", "70"], 2, "--min-accuracy '70' is not between 0 and 1"),
         (["--min-accuracy", "high"], 2, "--min-accuracy 'high' is not a number"),
         (["--data", "/nowhere"], 1, "/nowhere: no such image folder"),
         (["--profile", "/nowhere.json"], 1, "/nowhere.json: cannot be read"),
         (["--runtime", "abacus"], 2, "no runtime is called 'abacus'"),
-        ([], 2, "needs images to be judged on. Give --data FOLDER"),
+        ([], 2, "needs images to be evaluated on. Give --data FOLDER"),
     ],
 )
 def test_bad_input_is_one_line(snapvit, here, options, code, says):

@@ -1,1 +1,1 @@
-"""What a variant is worth: accuracy from the exported file itself. Light: never torch."""
+"""Evaluation of models: accuracy, probes and fidelity, from torch or from the exported file. Light: never torch."""

@@ -1,4 +1,4 @@
-"""Pruning methods side by side on one model and one set of images: what `snapvit compare` writes. Light."""
+"""The contents of `compare.json`: pruning methods side by side on one model and the same images. Light."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ COMPARISON = "compare.json"
 Axis = Literal["sparsity", "flops"]  # share of prunable parameters that is cut, or of the blocks' FLOPs that is kept
 
 
-class Contestant(Value, frozen=True, kw_only=True):
-    """One method at one size."""
+class MethodResult(Value, frozen=True, kw_only=True):
+    """The result of one pruning method at one size."""
 
     recipe: str
     asked: Ratio  # on the axis of the comparison
@@ -25,30 +25,30 @@ class Contestant(Value, frozen=True, kw_only=True):
 
 
 class Comparison(Value, frozen=True, kw_only=True):
-    """All of them, with what they were made from: only then may a run go on where another one stopped."""
+    """The results of all methods and the inputs they come from; a run with the same inputs can resume."""
 
     format_version: Literal[1] = 1
     model: str
     weights_sha256: str
-    calibration: dict[str, Any]  # fingerprint of the images
-    judged_on: dict[str, Any]  # of those that judge
+    calibration: dict[str, Any]  # fingerprint of the calibration images
+    judged_on: dict[str, Any]  # fingerprints of the images that were evaluated on, by split
     settings: dict[str, Any]  # by recipe
     axis: Axis
     dense: Evaluation
-    contestants: tuple[Contestant, ...] = ()
+    contestants: tuple[MethodResult, ...] = ()
 
     def continues(self, other: Comparison) -> bool:
-        """Whether the contestants of another comparison could stand in this one."""
+        """Return True if the results of another comparison belong in this one."""
         same = ("model", "weights_sha256", "calibration", "judged_on", "axis")
         return all(getattr(self, name) == getattr(other, name) for name in same)
 
-    def found(self, recipe: str, asked: float) -> Contestant | None:
-        """What is known of a method at a size."""
+    def found(self, recipe: str, asked: float) -> MethodResult | None:
+        """Return the result of a method at a size, if there is one."""
         return next((c for c in self.contestants if (c.recipe, c.asked) == (recipe, asked)), None)
 
     @property
     def measure(self) -> Measure:
-        """What the comparison is about: the first measure that all have."""
+        """The measure that methods are compared by: the first that all results have."""
         taken = [self.dense, *(c.evaluation for c in self.contestants)]
         return next(name for name in HEADLINE if all(e.value(name) is not None for e in taken))
 

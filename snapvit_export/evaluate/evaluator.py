@@ -1,7 +1,7 @@
-"""An exam: the images of a data set, read once, on which any number of models are judged in the same metrics.
+"""Evaluates any number of models by the same metrics on the images of one dataset, which are read once.
 
-What runs a model is an `Extractor`: torch (`prune/features.py`) or an exported file in its runtime
-(`evaluate/artefact.py`). Each runs once over the images; every measure comes from what that run gave.
+An `Extractor` runs a model: in torch (`prune.models.extractor`), or an exported file in its runtime (`exported_model`).
+It runs once over the images; every measure comes from the features and logits of that run.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Literal, Protocol, get_args
 import msgspec
 import numpy as np
 
-from ..calibration.dataset import DataSet
+from ..calibration.dataset import Dataset
 from ..calibration.images import Images, read_images
 from ..calibration.masks import UNKNOWN, check_masks, numbered, prepare_masks
 from ..calibration.preprocessing import Preprocessing
 from ..errors import SnapvitError, UsageError, needs
-from ..family.evaluation import Evaluation, Found, share
+from ..family.evaluation import Evaluation, MeasuredValues, share
 from ..progress import Progress, Silent
 from . import linear, segmentation
 from .features import Array, Features, MadeBy, Split
@@ -33,11 +33,11 @@ from .linear import linear_right
 
 Metric = Literal["head", "knn", "linear", "segment"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
-MOST_MEMORY = 0.7  # of the machine's, for decoded pictures
+MOST_MEMORY = 0.7  # of the machine's, for decoded images
 
 
 class ModelUnderTest(Protocol):
-    """What must be known of a model before it is asked anything."""
+    """The properties of a model that must be known before it is run."""
 
     @property
     def preprocessing(self) -> Preprocessing: ...
@@ -50,13 +50,13 @@ class ModelUnderTest(Protocol):
 
 
 class Extractor(ModelUnderTest, Protocol):
-    """What runs a model: torch, or an exported file in its runtime."""
+    """Runs a model: torch, or an exported file in its runtime."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def weights_sha256(self) -> str: ...  # of what is run
+    def weights_sha256(self) -> str: ...  # of the weights or the file that is run
 
     @property
     def runtime(self) -> str: ...
@@ -72,21 +72,21 @@ class Extractor(ModelUnderTest, Protocol):
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """On what, and in which metrics, a model is judged."""
+    """Options of an evaluation: the metrics, and what they need."""
 
-    by: Sequence[Metric] | None = None  # None: head if the classes suit, and knn if there are training images
+    by: Sequence[Metric] | None = None  # None: head if the classes match, and knn if there are training images
     classes: Path | None = None  # names of the head's outputs
-    features: Path | None = None  # kept there, and taken from there if they are of the same weights and images
+    features: Path | None = None  # file to keep them in, and to reuse them from if weights and images are the same
     images: int | None = None  # of each split at most
     seed: int = 0
     ignore: Sequence[int] = (UNKNOWN,)  # values in masks that count for no class
 
 
-def check_options(how: EvalOptions) -> None:
+def check_options(options: EvalOptions) -> None:
     """Refuse settings that would change nothing."""
-    if how.classes is not None and how.by is not None and "head" not in how.by:
-        raise UsageError("--classes names the outputs of the head, which is not asked. Add head to --by")
-    if how.features is not None and how.by == ("segment",):
+    if options.classes is not None and options.by is not None and "head" not in options.by:
+        raise UsageError("--classes names the outputs of the head, which is not evaluated. Add head to --by")
+    if options.features is not None and options.by == ("segment",):
         raise UsageError("--features keeps embeddings, and --by segment needs none. Leave --features out")
 
 
@@ -96,7 +96,7 @@ def parse_metrics(text: str | None) -> tuple[Metric, ...] | None:
         return None
     wanted = [part.strip() for part in text.split(",")]
     if unknown := [part for part in wanted if part not in METRICS]:
-        raise UsageError(f"--by '{unknown[0]}' is not a metric to judge. Known: {', '.join(METRICS)}")
+        raise UsageError(f"--by '{unknown[0]}' is not a metric. Known: {', '.join(METRICS)}")
     return tuple(metric for metric in METRICS if metric in wanted)
 
 
@@ -110,57 +110,59 @@ def parse_ignored(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Images and questions; `columns` are the head's outputs that stand for the data's classes."""
+    """The images of a dataset and the metrics to evaluate by, for any number of models."""
 
-    data: DataSet
+    data: Dataset
     images: dict[str, Images]  # by split
-    columns: Columns | None
-    metrics: tuple[Metric, ...]  # none: only the fidelity_to to another model is asked
-    how: EvalOptions
+    columns: Columns | None  # the head's outputs that stand for the data's classes
+    metrics: tuple[Metric, ...]  # empty: only fidelity to another model is measured
+    options: EvalOptions
 
     @staticmethod
-    def set(
-        model: ModelUnderTest, data: DataSet, how: EvalOptions, progress: Progress, label_free: bool = False
+    def prepare(
+        model: ModelUnderTest, data: Dataset, options: EvalOptions, progress: Progress, label_free: bool = False
     ) -> Evaluator:
-        """Read the images for models like this one; `label_free`: data that allows no metric at all is fine."""
-        data = data.at_most(how.images, how.seed)
-        columns = _columns(model, data, how, progress)
-        metrics = tuple(how.by) if how.by is not None else _usual(data, columns, progress)
+        """Read the images for models like this one; `label_free`: accept data that allows no metric at all."""
+        data = data.at_most(options.images, options.seed)
+        columns = _columns(model, data, options, progress)
+        metrics = tuple(options.by) if options.by is not None else _default_metrics(data, columns, progress)
         if not metrics and not label_free:
             raise SnapvitError(_nothing(data))
         data = data.whole() if set(metrics) <= {"head"} else data
         _check_data(data, metrics)
-        return Evaluator(data, _read(data, metrics, model.preprocessing, progress), columns, metrics, how)
+        return Evaluator(data, _read(data, metrics, model.preprocessing, progress), columns, metrics, options)
 
     @property
     def test(self) -> Images:
-        """The images that are judged."""
+        """The images that are evaluated."""
         return self.images["test"]
 
     @property
     def titles(self) -> list[str]:
-        """What the judged images are called."""
+        """The titles of the evaluated images."""
         source, left_out = self.data.test, set(self.test.unreadable)
         titles = [title for i in range(source.count) if (title := source.title(i)) not in left_out]
-        return [title.removeprefix(f"{source.name}/") for title in titles]  # a report is shared: not where it lay
+        return [
+            title.removeprefix(f"{source.name}/") for title in titles
+        ]  # reports are shared, so titles do not show the local folder
 
-    def judge(self, extractor: Extractor, progress: Progress | None = None) -> Evaluation:
-        """Run a model once and measure what was asked for."""
+    def evaluate(self, extractor: Extractor, progress: Progress | None = None) -> Evaluation:
+        """Run a model once and measure it by all metrics."""
         progress = progress or Silent()
-        found: Found = {}
+        found: MeasuredValues = {}
         if set(self.metrics) != {"segment"}:
             found |= self.measures(self.features(extractor, progress), progress)
         if "segment" in self.metrics:
             found |= self._segments(extractor, progress)
         return self.evaluation(found)
 
-    def evaluation(self, found: Found) -> Evaluation:
-        """What was measured, with what it was measured on."""
+    def evaluation(self, found: MeasuredValues) -> Evaluation:
+        """Make an Evaluation of the measured values, with the number and the source of the images."""
         return Evaluation.of(found, len(self.test), self.test.source)
 
     def features(self, extractor: Extractor, progress: Progress) -> Features:
-        """What the model makes of the images, or what it made of them before."""
-        images, how = self.images, self.how
+        """Return the features and logits of all images: of a new run, or those that were kept."""
+        images, options = self.images, self.options
         made_by = MadeBy(
             model=extractor.name,
             weights_sha256=extractor.weights_sha256,
@@ -169,22 +171,22 @@ class Evaluator:
             images={name: part.fingerprint for name, part in images.items()},
             classes=tuple(images["test"].classes),
         )
-        if how.features is not None and how.features.exists():
-            kept = Features.load(how.features)
-            if _suits(kept, made_by, images):
-                progress.note(f"features are taken from {how.features}")
+        if options.features is not None and options.features.exists():
+            kept = Features.load(options.features)
+            if _is_same_input(kept, made_by, images):
+                progress.note(f"features are reused from {options.features}")
                 return kept
-            progress.note(f"{how.features} is of other weights or images and will be replaced")
+            progress.note(f"{options.features} is of other weights or images and will be replaced")
         progress.phase(f"running {extractor.name}", sum(map(len, images.values())))
         splits = {name: _split(extractor, part, name == "test", progress) for name, part in images.items()}
         features = Features(made_by, splits["test"], splits.get("train"), splits.get("valid"))
-        if how.features is not None:
-            features.save(how.features)
+        if options.features is not None:
+            features.save(options.features)
         return features
 
-    def measures(self, features: Features, progress: Progress) -> Found:
-        """Everything that features and class scores tell."""
-        found: Found = {}
+    def measures(self, features: Features, progress: Progress) -> MeasuredValues:
+        """Measure everything that follows from features and logits."""
+        found: MeasuredValues = {}
         test, metrics = features.test, self.metrics
         if not metrics:
             return found
@@ -197,18 +199,18 @@ class Evaluator:
             if five is not None:
                 found["top5"] = share(five)
         if "knn" in metrics:
-            progress.phase("looking for nearest neighbours")
+            progress.phase("finding nearest neighbours")
             bank = features.merge_train_valid().train
             assert bank is not None
             assert bank.targets is not None
             found["knn"] = share(neighbours_right(bank.features, bank.targets, test.features, test.targets))
         if "linear" in metrics:
             progress.phase("training a linear probe", linear.EPOCHS)
-            found["linear"] = share(linear_right(features, self.how.seed, progress.advance))
+            found["linear"] = share(linear_right(features, self.options.seed, progress.advance))
         return found
 
-    def _segments(self, extractor: Extractor, progress: Progress) -> Found:
-        data, images, how = self.data, self.images, self.how
+    def _segments(self, extractor: Extractor, progress: Progress) -> MeasuredValues:
+        data, images, options = self.data, self.images, self.options
         parts = {"train": data.train, "test": data.test}
         progress.phase("reading masks", sum(len(images[name]) for name in parts))
         raw = {
@@ -216,45 +218,45 @@ class Evaluator:
             for name, source in parts.items()
             if source is not None
         }
-        masks, values = numbered(raw, how.ignore)
+        masks, values = numbered(raw, options.ignore)
         progress.phase("taking patch tokens", sum(len(images[name]) for name in parts))
         train, test = (extractor.tokens(images[name], progress) for name in parts)
         progress.phase("training a segmenter", segmentation.EPOCHS)
         tally = segmentation.segment(
-            train, masks["train"], test, masks["test"], len(values), how.seed, progress.advance
+            train, masks["train"], test, masks["test"], len(values), options.seed, progress.advance
         )
-        return {"miou": (tally.miou(), tally.standard_error(how.seed))}
+        return {"miou": (tally.miou(), tally.standard_error(options.seed))}
 
 
-def fidelity_to(features: Features, dense: Features) -> Found:
-    """How close a model stays to the dense one, by its class scores or, without a head, its embedding."""
+def fidelity_to(features: Features, dense: Features) -> MeasuredValues:
+    """Measure the fidelity of a model to the dense one, by its logits or, without a head, its embedding."""
     ours, theirs = features.test, dense.test
     if ours.logits is None or theirs.logits is None:
         return fidelity(ours.features, theirs.features, classifies=False)
     return fidelity(ours.logits, theirs.logits)
 
 
-def _columns(model: ModelUnderTest, data: DataSet, how: EvalOptions, progress: Progress) -> Columns | None:
-    """The head's outputs that stand for the data's classes; None if the head is not asked, and need not suit."""
-    asked = how.by is not None and "head" in how.by
-    if data.test.labels is None or not (asked or how.by is None):
+def _columns(model: ModelUnderTest, data: Dataset, options: EvalOptions, progress: Progress) -> Columns | None:
+    """Match the data's classes with the head's outputs; None if the head is not a metric, or cannot be by default."""
+    asked = options.by is not None and "head" in options.by
+    if data.test.labels is None or not (asked or options.by is None):
         return None
     try:
-        return columns_for(data.test.classes, model.outputs, model.labels, how.classes)
+        return columns_for(data.test.classes, model.outputs, model.labels, options.classes)
     except SnapvitError as error:
-        if asked or how.classes is not None:
+        if asked or options.classes is not None:
             raise
-        progress.note(f"the head is not asked: {error}")
+        progress.note(f"the head is not evaluated: {error}")
         return None
 
 
-def _usual(data: DataSet, columns: Columns | None, progress: Progress) -> tuple[Metric, ...]:
+def _default_metrics(data: Dataset, columns: Columns | None, progress: Progress) -> tuple[Metric, ...]:
     if data.test.labels is not None and len(data.test.classes) < 2:
         progress.note(f"{data.name}: all images are of one class, so accuracy would say nothing")
         return ()
     metrics: list[Metric] = [] if columns is None else ["head"]
-    if metrics and data.heap is not None:
-        return tuple(metrics)  # on all of the images, of which k-NN would take most to learn from
+    if metrics and data.unsplit is not None:
+        return tuple(metrics)  # evaluated on all images; k-NN would need most of them for training
     if data.train is None or data.train.labels is None:
         return tuple(metrics)
     if data.train.count < NEIGHBOURS:
@@ -266,12 +268,12 @@ def _usual(data: DataSet, columns: Columns | None, progress: Progress) -> tuple[
     return tuple(metrics)
 
 
-def _nothing(data: DataSet) -> str:
-    why = "has no labels" if data.test.labels is None else "has other classes than the head, and few images to train"
-    return f"{data.name}: {why}, so nothing can be judged. Give --classes FILE, --by, or other --data"
+def _nothing(data: Dataset) -> str:
+    why = "has no labels" if data.test.labels is None else "has other classes than the head, and few training images"
+    return f"{data.name}: {why}, so nothing can be evaluated. Give --classes FILE, --by, or other --data"
 
 
-def _check_data(data: DataSet, metrics: Sequence[Metric]) -> None:
+def _check_data(data: Dataset, metrics: Sequence[Metric]) -> None:
     """Refuse metrics that the data does not allow, before any image is read."""
     if data.test.labels is None and (unlabelled := [metric for metric in metrics if metric != "segment"]):
         raise SnapvitError(f"{data.name}: has no labels, which --by {unlabelled[0]} needs. Give --data a labelled set")
@@ -280,9 +282,11 @@ def _check_data(data: DataSet, metrics: Sequence[Metric]) -> None:
     if metrics and metrics != ("segment",) and len(data.test.classes) < 2:
         raise SnapvitError(f"{data.name}: all images are of one class, so accuracy would say nothing. Give --data more")
     if "knn" in metrics:
-        learnt = sum(source.count for source in (data.train, data.valid) if source is not None)
-        if learnt < NEIGHBOURS:
-            raise SnapvitError(f"{data.name}: {learnt} training images, and k-NN asks {NEIGHBOURS}. Give --data more")
+        trained_on = sum(source.count for source in (data.train, data.valid) if source is not None)
+        if trained_on < NEIGHBOURS:
+            raise SnapvitError(
+                f"{data.name}: {trained_on} training images, and k-NN needs {NEIGHBOURS}. Give --data more"
+            )
         with needs("k-nearest neighbours", extra="prune"):
             import sklearn  # noqa: F401
     if "segment" in metrics:
@@ -292,9 +296,9 @@ def _check_data(data: DataSet, metrics: Sequence[Metric]) -> None:
 
 
 def _read(
-    data: DataSet, metrics: Sequence[Metric], preprocessing: Preprocessing, progress: Progress
+    data: Dataset, metrics: Sequence[Metric], preprocessing: Preprocessing, progress: Progress
 ) -> dict[str, Images]:
-    """The images of the splits that these metrics look at."""
+    """Read the images of the splits that these metrics need."""
     wanted = {"head": ("test",), "segment": ("train", "test")}
     names = {"test"} | {name for metric in metrics for name in wanted.get(metric, ("train", "valid", "test"))}
     splits = {name: source for name, source in data.splits.items() if name in names}
@@ -303,18 +307,18 @@ def _read(
 
 
 def _check_memory(name: str, images: int, preprocessing: Preprocessing) -> None:
-    """Refuse more decoded pictures than the machine holds."""
+    """Refuse more decoded images than fit into memory."""
     wanted = images * math.prod(preprocessing.input_size)
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
-    if wanted > MOST_MEMORY * there:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
+    if wanted > MOST_MEMORY * memory:
         raise SnapvitError(
-            f"{name}: {images} decoded images take {wanted / 1e9:.0f} GB, this machine has {there / 1e9:.0f} GB. "
+            f"{name}: {images} decoded images take {wanted / 1e9:.0f} GB, this machine has {memory / 1e9:.0f} GB. "
             "Give --images N, of each split at most"
         )
 
 
-def _suits(kept: Features, made_by: MadeBy, images: dict[str, Images]) -> bool:
-    """Whether features are of these weights, images and labels; more splits than are needed do no harm."""
+def _is_same_input(kept: Features, made_by: MadeBy, images: dict[str, Images]) -> bool:
+    """Return True if features are of these weights, images and labels; further splits do no harm."""
     there = {name: found for name, found in kept.made_by.images.items() if name in images}
     if msgspec.structs.replace(kept.made_by, images=there) != made_by or not set(images) <= set(kept.splits):
         return False

@@ -1,8 +1,7 @@
-"""An exported file as what runs a model: its embedding and class scores, in the runtime that it is made for. Light.
+"""An exported file as an `Extractor`: its metadata, and its embeddings and logits in its own runtime. Light.
 
-Top-1 accuracy of an exported file on labelled images, with its standard error.
-
-What an exported file says of itself: enough to feed it with images and to read its answers. Light.
+`read_info` reads from the file what is needed to feed it with images and to read its outputs; `open_exported` opens it
+in a runtime. `top1` measures the accuracy of anything that classifies batches.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from ..target import ON_CPU, Precision, Target, check_precision
 from .features import Array
 
 BATCH = 16
+SUFFIXES = (".onnx", ".xml")
 
 Run = Callable[[npt.NDArray[Any]], npt.NDArray[np.float32]]
 
@@ -48,8 +48,8 @@ def top1(run: Run, images: Images, as_bytes: bool = False) -> Evaluation:
 
 
 @dataclass(frozen=True)
-class About:
-    """What must be known of a file to feed it and to read its answers."""
+class ExportedInfo:
+    """The metadata of an exported file: enough to feed it and to read its outputs."""
 
     name: str
     sha256: str
@@ -59,10 +59,10 @@ class About:
 
 
 @dataclass(frozen=True)
-class Artefact:
-    """An exported file that is open: an `exam.Extractor`."""
+class ExportedModel:
+    """An exported file that is open in a runtime: an `evaluator.Extractor`."""
 
-    about: About
+    info: ExportedInfo
     path: Path
     session: Session
     outputs: int
@@ -71,26 +71,26 @@ class Artefact:
 
     @property
     def name(self) -> str:
-        return self.about.name
+        return self.info.name
 
     @property
     def weights_sha256(self) -> str:
         """Of the graph, which names the hashes of its weight files."""
-        return self.about.sha256
+        return self.info.sha256
 
     @property
     def preprocessing(self) -> Preprocessing:
-        return self.about.preprocessing
+        return self.info.preprocessing
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return self.about.labels
+        return self.info.labels
 
     def features(self, images: Images, progress: Progress | None = None) -> tuple[Array, Array | None]:
         """Embeddings (N, E), and logits (N, C) if the model has a head."""
         progress = progress or Silent()
         parts: list[npt.NDArray[np.float32]] = []
-        for batch in images.inputs(self.batch, self.about.takes_bytes):
+        for batch in images.inputs(self.batch, self.info.takes_bytes):
             parts.append(self.session.run(batch))
             progress.advance(len(batch))
         both = np.concatenate(parts)  # (N, E + C)
@@ -105,52 +105,49 @@ class Artefact:
 
 
 @contextmanager
-def opened(path: Path, target: Target, about: About) -> Iterator[Artefact]:
-    """Open a file as the target runs it, but on all cores: what it says does not depend on them.
+def open_exported(path: Path, target: Target, info: ExportedInfo) -> Iterator[ExportedModel]:
+    """Open a file as the target runs it, but on all cores: its outputs do not depend on their number.
 
-    >>> with opened(path, target, about) as artefact: features, logits = artefact.features(images)
+    >>> with open_exported(path, target, info) as exported: features, logits = exported.features(images)
     """
     threads = usable_cores() if target.runtime in ON_CPU else target.threads
     here = msgspec.structs.replace(target, threads=threads)
-    shared_scale = target.precision == "int8-dynamic"  # then an answer depends on the others in its batch
+    shared_scale = target.precision == "int8-dynamic"  # then an output depends on the other images of its batch
     with with_embedding(path) as tap, open_session(tap.path, here) as session:
         batch = target.batch if shared_scale else BATCH
-        yield Artefact(about, path, session, tap.classes, target.runtime, batch)
+        yield ExportedModel(info, path, session, tap.classes, target.runtime, batch)
 
 
-SUFFIXES = (".onnx", ".xml")
-
-
-def about_file(path: Path) -> tuple[About, Precision]:
-    """Read what an export wrote into the file; a manifest beside it knows the names of ImageNet's classes too."""
+def read_info(path: Path) -> tuple[ExportedInfo, Precision]:
+    """Read the metadata and precision of a file; a manifest beside it has the names of ImageNet's classes too."""
     if not path.is_file():
         raise SnapvitError(f"{path}: no such file")
-    said = _of_openvino(path) if path.suffix == ".xml" else _of_onnx(path)
-    if "snapvit.preprocessing" not in said:
+    metadata = _openvino_metadata(path) if path.suffix == ".xml" else _onnx_metadata(path)
+    if "snapvit.preprocessing" not in metadata:
         raise FileFormatError(f"{path}: not made by snapvit, so how its images are prepared is not known")
-    labels = from_json(said.get("snapvit.labels", "[]"), tuple[str, ...], str(path))
-    about = About(
-        name=f"{said.get('snapvit.model', 'model')} {said.get('snapvit.variant', path.stem)}",
+    labels = from_json(metadata.get("snapvit.labels", "[]"), tuple[str, ...], str(path))
+    info = ExportedInfo(
+        name=f"{metadata.get('snapvit.model', 'model')} {metadata.get('snapvit.variant', path.stem)}",
         sha256=sha256(path),
-        preprocessing=from_json(said["snapvit.preprocessing"], Preprocessing, str(path)),
-        labels=labels or _of_family(path),
-        takes_bytes=said.get("snapvit.input", "").startswith("uint8"),
+        preprocessing=from_json(metadata["snapvit.preprocessing"], Preprocessing, str(path)),
+        labels=labels or _family_labels(path),
+        takes_bytes=metadata.get("snapvit.input", "").startswith("uint8"),
     )
-    return about, check_precision(said.get("snapvit.precision", "fp32"))
+    return info, check_precision(metadata.get("snapvit.precision", "fp32"))
 
 
-def _of_family(path: Path) -> tuple[str, ...]:
+def _family_labels(path: Path) -> tuple[str, ...]:
     if not (path.parent / MANIFEST).is_file():
         return ()
     manifest = read_family(path.parent)
     return manifest.labels if path.name in {variant.file for variant in manifest.variants} else ()
 
 
-def _of_onnx(path: Path) -> Mapping[str, str]:
+def _onnx_metadata(path: Path) -> Mapping[str, str]:
     return {entry.key: entry.value for entry in read_graph(path).metadata_props}
 
 
-def _of_openvino(path: Path) -> Mapping[str, str]:
+def _openvino_metadata(path: Path) -> Mapping[str, str]:
     from ..runtimes.openvino import read_model
     from ..runtimes.openvino_nncf import METADATA
 

@@ -1,8 +1,8 @@
-"""Features of a data set: what a model makes of its images, taken once and judged in several ways. Light.
+"""Features of a dataset: a model's embeddings and logits of its images, for several metrics, and their file. Light.
 
 The file is safetensors: `train_features` float32 (N, E) and `train_targets` int64 (N,), the same for `valid` and
-`test`, and if the model has a head `test_logits` float32 (N, C); only `test` must be there. Its description says which
-weights, images and runtime they come from, and a hash seals it.
+`test`, and if the model has a head `test_logits` float32 (N, C); only `test` must be there. Its metadata names the
+weights, images and runtime that they come from, and the file is checksummed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Targets = npt.NDArray[np.int64]
 
 
 class MadeBy(Value, frozen=True, kw_only=True):
-    """What features were made by, and of: with the same of these, they would be the same."""
+    """The inputs that features come from: the same inputs give the same features."""
 
     format_version: Literal[1] = 1
     model: str
@@ -40,7 +40,7 @@ class MadeBy(Value, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Features of the images of one split, and their classes if those are known."""
+    """Features of the images of one split, and their classes if known."""
 
     features: Array  # (N, E)
     targets: Targets | None = None  # (N,)
@@ -64,7 +64,7 @@ class Features:
 
     @property
     def splits(self) -> dict[str, Split]:
-        """Those that there are, by name."""
+        """The splits that there are, by name."""
         named = {"train": self.train, "valid": self.valid, "test": self.test}
         return {name: split for name, split in named.items() if split is not None}
 
@@ -73,7 +73,7 @@ class Features:
         return self.made_by.classes
 
     def merge_train_valid(self) -> Features:
-        """All that may be learnt from as one training split, for measures that choose nothing by validation."""
+        """Merge training and validation split, for metrics that choose nothing by validation."""
         if self.train is None or self.valid is None:
             return self
         targets = None

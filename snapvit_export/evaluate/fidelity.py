@@ -1,4 +1,4 @@
-"""How close a model stays to the dense one, image by image. Needs no labels. Light: numpy."""
+"""Fidelity of a model to the dense one, image by image: cosine and agreement. Needs no labels. Light: numpy."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SnapvitError
-from ..family.evaluation import Found, mean, share
+from ..family.evaluation import MeasuredValues, mean, share
 
 
-def fidelity(outputs: npt.ArrayLike, dense: npt.ArrayLike, classifies: bool = True) -> Found:
-    """Cosine to the dense outputs and, if they are logits, agreement of the predictions, with standard errors.
+def fidelity(outputs: npt.ArrayLike, dense: npt.ArrayLike, classifies: bool = True) -> MeasuredValues:
+    """Measure cosine to the dense outputs and, for logits, agreement of predictions, with standard errors.
 
     >>> fidelity(small_logits, dense_logits)["agreement"]
     """
-    found: Found = {"cosine": mean(cosines(outputs, dense))}
+    found: MeasuredValues = {"cosine": mean(cosines(outputs, dense))}
     if classifies:
         found["agreement"] = share(agreeing(outputs, dense))
     return found
 
 
 def cosines(outputs: npt.ArrayLike, dense: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """The cosine of each image's output to the dense model's: (N,). An output of zeros has 0."""
+    """Return the cosine of each image's output to the dense model's: (N,). An output of zeros has 0."""
     a, b = _checked(outputs, dense)
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     return np.asarray(np.clip((a * b).sum(1) / np.maximum(lengths, 1e-30), -1, 1))
 
 
 def agreeing(outputs: npt.ArrayLike, dense: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """For each image whether the dense model predicts the same class: (N,)."""
+    """Return for each image True if the dense model predicts the same class: (N,)."""
     a, b = _checked(outputs, dense)
     return np.asarray(a.argmax(1) == b.argmax(1))
 

@@ -1,7 +1,8 @@
 """Accuracy with the model's own head, also on data that has only some of its classes. Light: numpy.
 
-The classes of a data set are looked up among the names of the head's outputs, and an image is judged among the outputs
-of the data's classes only. Where nobody names the outputs, class i of the data is output i, if there are as many.
+The classes of a dataset are looked up among the names of the head's outputs, and an image is classified among the
+outputs of the data's classes only. Where the outputs have no names, class i of the data is output i, if there are as
+many.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from ..errors import SnapvitError, first_line
 from .features import Array, Targets
 
-MOST_OF_TOP5 = 5  # with no more classes than this, one of the first five is always right
+MOST_OF_TOP5 = 5  # with no more classes than this, top-5 is always right
 WORDNET = re.compile(r"n\d{8} ")
 Columns = npt.NDArray[np.int64]
 
@@ -28,9 +29,9 @@ def columns_for(
     classes_file: Path | None = None,
     advice: str | None = None,
 ) -> Columns:
-    """Which output of the head each class of the data is: (classes,). `labels` are the model's own names, if any.
+    """Return the output of the head for each class of the data: (classes,). `labels` are the model's own, if any.
 
-    `advice` ends a refusal where nobody can give a list of classes.
+    `advice` ends the error message where a list of classes cannot be given.
     """
     if not outputs:
         raise SnapvitError(f"the model has no head, so it classifies nothing. {advice or 'Give --by knn or linear'}")
@@ -51,12 +52,12 @@ def columns_for(
 
 
 def _short(name: str) -> str:
-    """ImageNet's classes by their WordNet id alone, which folders bear: "n01496331 electric ray"."""
+    """Shorten "n01496331 electric ray" to its WordNet id, as ImageNet's folders are named."""
     return name.split()[0] if WORDNET.match(name) else name
 
 
 def read_names(path: Path) -> tuple[str, ...]:
-    """The first word of each line: line i names class i."""
+    """Read the first word of each line: line i names class i."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -83,7 +84,7 @@ def read_names(path: Path) -> tuple[str, ...]:
 def head_right(
     logits: Array, targets: Targets, columns: Columns
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_] | None]:
-    """For each image whether the best output, and one of the best five, is its class: (N,) each.
+    """Return for each image True if the best output, and one of the best five, is its class: (N,) each.
 
     The second is None with fewer than six classes.
     """
@@ -91,7 +92,7 @@ def head_right(
         raise SnapvitError(
             f"{int((~np.isfinite(logits)).any(1).sum())} images have outputs that are not finite numbers"
         )
-    judged = logits[:, columns]  # (N, classes)
-    best_first = np.argsort(-judged, axis=1, kind="stable")[:, :MOST_OF_TOP5]  # (N, <=5)
+    scores = logits[:, columns]  # (N, classes)
+    best_first = np.argsort(-scores, axis=1, kind="stable")[:, :MOST_OF_TOP5]  # (N, <=5)
     right = best_first == np.asarray(targets)[:, None]
     return right[:, 0], right.any(1) if len(columns) > MOST_OF_TOP5 else None

@@ -1,4 +1,4 @@
-"""k-nearest-neighbour accuracy of features: how well they tell classes apart without any training. Light to import.
+"""k-nearest-neighbour accuracy of features, which needs no training. Light to import.
 
 Features are scaled to length one; the k nearest training images vote, each with one vote, and among classes with
 equally many votes the smallest number wins. By scikit-learn, comparing with every training image.
@@ -24,7 +24,7 @@ def nearest_neighbours(
     test_labels: npt.ArrayLike,
     k: int = NEIGHBOURS,
 ) -> float:
-    """The share of test images whose neighbours vote for their label; features are (N, E)."""
+    """Return the share of test images whose neighbours vote for their label; features are (N, E)."""
     return float(neighbours_right(train, train_labels, test, test_labels, k).mean())
 
 
@@ -35,14 +35,14 @@ def neighbours_right(
     test_labels: npt.ArrayLike,
     k: int = NEIGHBOURS,
 ) -> npt.NDArray[np.bool_]:
-    """For each test image whether its neighbours vote for its label: (N,)."""
+    """Return for each test image True if its neighbours vote for its label: (N,)."""
     with needs("k-nearest neighbours", extra="prune"):
         from sklearn.neighbors import KNeighborsClassifier
     bank = _unit(train)  # (M, E)
     if not 1 <= k <= len(bank):
         raise SnapvitError(f"{k} neighbours cannot be found among {len(bank)} training images. Give --data more")
     voters = KNeighborsClassifier(k, weights="uniform", algorithm="brute")
-    with warnings.catch_warnings():  # many classes of few images look like a regression to it
+    with warnings.catch_warnings():  # scikit-learn suspects a regression where many classes have few images
         warnings.filterwarnings("ignore", message="The number of unique classes", category=UserWarning)
         voters.fit(bank, np.asarray(train_labels))
     return np.asarray(voters.predict(_unit(test)) == np.asarray(test_labels))

@@ -1,4 +1,4 @@
-"""A linear probe: how well one linear layer can read the classes from features. Light: numpy.
+"""A linear probe: the accuracy of one linear layer that is trained on features. Light: numpy.
 
 Softmax regression by stochastic gradient descent, as the SnapViT paper does it: 100 epochs, momentum 0.9, a rate that
 falls from 0.001 to 0 along a cosine, epoch by epoch, batches of 256 in a new order each epoch, no weight decay. The
@@ -23,12 +23,12 @@ EPOCHS = 100
 RATE = 0.001
 MOMENTUM = 0.9
 BATCH = 256
-VALID_SHARE = 0.1  # of the training images, where the data set has no validation split
+VALID_SHARE = 0.1  # of the training images, where the dataset has no validation split
 
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """The layer of the best epoch, and how every epoch did on the validation images."""
+    """The layer of the best epoch, and the validation accuracy of every epoch."""
 
     weight: Array  # (C, E)
     bias: Array  # (C,)
@@ -43,7 +43,7 @@ class Probe:
 def linear_right(
     features: Features, seed: int = 0, progress: Callable[[], None] = lambda: None
 ) -> npt.NDArray[np.bool_]:
-    """Fit a probe on the training split; for each test image whether it is right: (N,)."""
+    """Fit a probe on the training split; return for each test image True if it is right: (N,)."""
     if features.train is None or features.train.targets is None or features.test.targets is None:
         raise SnapvitError("a linear probe needs labelled images to train and to test on. Give --data a labelled set")
     train, valid = features.train, features.valid
@@ -54,7 +54,7 @@ def linear_right(
 
 
 def set_aside(train: Split, seed: int) -> tuple[Split, Split]:
-    """A tenth of the training images for validation, each class in its proportion."""
+    """Set a tenth of the training images aside for validation, each class in its proportion."""
     assert train.targets is not None
     if len(train) < 2:
         raise SnapvitError(f"{len(train)} training image cannot be split for validation. Give --data more")

@@ -1,4 +1,4 @@
-"""Which variants nobody needs: another one is as fast and as good, and better in one of the two. Light."""
+"""Pareto dominance: variants for which another one is as fast and as good, and better in one of the two. Light."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 
-class Point(NamedTuple):
-    """A variant as a buyer sees it."""
+class Tradeoff(NamedTuple):
+    """The latency and quality of a variant."""
 
     ms: float  # smaller is better
     quality: float  # larger is better
 
-    def beats(self, other: Point) -> bool:
-        """At least as good in both, and not the same."""
+    def beats(self, other: Tradeoff) -> bool:
+        """Return True if it is at least as good in both, and not the same."""
         return self != other and self.ms <= other.ms and self.quality >= other.quality
 
 
-def dominated(points: Mapping[str, Point]) -> dict[str, str]:
-    """For each variant that is dominated, the best of those that dominate it, by measured values alone.
+def dominated(points: Mapping[str, Tradeoff]) -> dict[str, str]:
+    """Map each dominated variant to the best of those that dominate it, by measured values alone.
 
-    >>> dominated({"dense": Point(16, 0.97), "s50": Point(8, 0.98)})
+    >>> dominated({"dense": Tradeoff(16, 0.97), "s50": Tradeoff(8, 0.98)})
     {'dense': 's50'}
     """
     found = {}

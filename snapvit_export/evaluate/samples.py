@@ -1,4 +1,4 @@
-"""Some images to look at, with what each variant says of them: those first on which the variants differ. Light."""
+"""Sample images with the prediction of each variant, mostly those on which the variants differ. Light."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from ..calibration.images import Images
 from ..family.validation import Prediction, Sample
 
 MOST = 12
-SIDE = 112  # pixels of a picture in the report
+SIDE = 112  # pixels of a thumbnail in the report
 Logits = npt.NDArray[np.float32]
 
 
 def pick_samples(
-    images: Images, titles: Sequence[str], logits: Mapping[str, Logits], names: Sequence[str], dense: str, judged: bool
+    images: Images,
+    titles: Sequence[str],
+    logits: Mapping[str, Logits],
+    names: Sequence[str],
+    dense: str,
+    has_labels: bool,
 ) -> tuple[Sample, ...]:
-    """At most a dozen images; `logits` by variant are (N, classes) and `names` those of the classes.
+    """Pick at most a dozen images; `logits` by variant are (N, classes) and `names` those of the classes.
 
-    `judged`: the classes are the data's own, so that its labels can be told and compared.
+    `has_labels`: the classes are the data's own, so its labels can be shown and compared.
     """
     guesses = {variant: scores.argmax(1) for variant, scores in logits.items()}
     chosen = _chosen(len(images), guesses, dense)
@@ -30,7 +35,7 @@ def pick_samples(
         Sample(
             title=titles[i],
             picture=_png(images.pixels[i]),
-            label=images.classes[int(images.labels[i])] if judged and images.labels is not None else None,
+            label=images.classes[int(images.labels[i])] if has_labels and images.labels is not None else None,
             predictions={v: _prediction(scores[i], names) for v, scores in logits.items()},
         )
         for i in chosen
@@ -38,7 +43,7 @@ def pick_samples(
 
 
 def _chosen(count: int, guesses: Mapping[str, npt.NDArray[np.int64]], dense: str) -> list[int]:
-    """Two thirds on which some variant leaves the dense one, and some on which all agree, spread over all images."""
+    """Pick two thirds where some variant differs from the dense one, and some where all agree, evenly spaced."""
     differ = np.zeros(count, bool)
     for guess in guesses.values():
         differ |= guess != guesses[dense]
@@ -61,8 +66,8 @@ def _prediction(scores: npt.NDArray[np.float32], names: Sequence[str]) -> Predic
 def _png(pixels: npt.NDArray[np.uint8]) -> str:
     from PIL import Image
 
-    picture = Image.fromarray(pixels)
-    picture.thumbnail((SIDE, SIDE))
+    thumbnail = Image.fromarray(pixels)
+    thumbnail.thumbnail((SIDE, SIDE))
     data = io.BytesIO()
-    picture.save(data, "PNG", optimize=True)
+    thumbnail.save(data, "PNG", optimize=True)
     return base64.b64encode(data.getvalue()).decode()

@@ -85,7 +85,7 @@ def fit_segmenter(
         for start in range(0, len(x), BATCH):
             rows = order[start : start + BATCH]
             wanted = shares[rows].reshape(-1, classes)  # (B*h*w, K)
-            counts = wanted.any(1)  # patches with nothing known say nothing
+            counts = wanted.any(1)  # patches without a known pixel have no part in the loss
             if counts.any():
                 rate = RATE if epoch < FALLS_AFTER else LOW_RATE
                 layer.step(x[rows].reshape(-1, x.shape[-1])[counts], wanted[counts], rate)
@@ -94,7 +94,7 @@ def fit_segmenter(
 
 
 def patch_shares(masks: Masks, grid: tuple[int, ...], classes: int) -> Array:
-    """Which part of the pixels of each patch is of each class; their sum is the part that is known: (N, h*w, K)."""
+    """Return the share of each class among the pixels of each patch; they sum to the known share: (N, h*w, K)."""
     tiles = _tiles(masks, grid)  # (N, h*w, pixels)
     counts = [np.count_nonzero(tiles == number, axis=2) for number in range(classes)]
     return (np.stack(counts, 2) / tiles.shape[2]).astype(np.float32)
@@ -108,7 +108,7 @@ def _tiles(masks: Masks, grid: tuple[int, ...]) -> Masks:
 
 def _tallied(layer: Layer, tokens: Array, masks: Masks, classes: int) -> Iterator[tuple[Counts, Counts, Counts]]:
     h, w = tokens.shape[1:3]
-    height, width = (masks.shape[1] // h) * h, (masks.shape[2] // w) * w  # what the patches cover
+    height, width = (masks.shape[1] // h) * h, (masks.shape[2] // w) * w  # the pixels that the patches cover
     down, across = upsampling(h, height), upsampling(w, width)
     for token, mask in zip(tokens, masks[:, :height, :width]):
         logits = token @ layer.weight.T + layer.bias  # (h, w, K)

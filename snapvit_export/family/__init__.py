@@ -1,1 +1,1 @@
-"""The family folder: its manifest, the values in it, and which files are its own. Light."""
+"""The family folder: its manifest, the values in it, and the list of its own files. Light."""

@@ -1,4 +1,4 @@
-"""What is known of a variant's quality: measures by name, with standard errors. Light.
+"""The measured quality of a variant: measures by name, with standard errors. Light.
 
 top1, top5   with the model's own head
 knn          nearest neighbours of the embedding
@@ -21,9 +21,9 @@ from ..storage.json import Count, Value
 
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Measure = Literal["top1", "top5", "knn", "linear", "miou", "agreement", "cosine"]
-Found = dict[Measure, tuple[float, float]]  # what was measured: value and standard error
+MeasuredValues = dict[Measure, tuple[float, float]]  # value and standard error
 MEASURES: tuple[Measure, ...] = get_args(Measure)
-HEADLINE: tuple[Measure, ...] = ("top1", "knn", "linear", "miou", "agreement", "cosine")  # the first that is known
+HEADLINE: tuple[Measure, ...] = ("top1", "knn", "linear", "miou", "agreement", "cosine")  # in order of preference
 TITLES: dict[Measure, str] = {
     "top1": "top-1",
     "top5": "top-5",
@@ -39,7 +39,7 @@ class Evaluation(Value, frozen=True, kw_only=True):
     """Quality on images that took no part in calibration; what was not measured is None."""
 
     source: str
-    images: Count  # that were judged
+    images: Count  # that were evaluated
     top1: Fraction | None = None
     top5: Fraction | None = None
     knn: Fraction | None = None
@@ -50,36 +50,37 @@ class Evaluation(Value, frozen=True, kw_only=True):
     standard_errors: dict[Measure, Annotated[float, msgspec.Meta(ge=0)]] = msgspec.field(default_factory=dict)
 
     @staticmethod
-    def of(found: Found, images: int, source: str) -> Evaluation:
-        """What was measured on `images` images of a source."""
+    def of(found: MeasuredValues, images: int, source: str) -> Evaluation:
+        """Make an Evaluation of the values measured on `images` images of a source."""
         values = {measure: value for measure, (value, _) in found.items()}
         errors = {measure: error for measure, (_, error) in found.items()}
         return Evaluation(source=source, images=images, standard_errors=errors, **values)
 
     def value(self, measure: Measure) -> float | None:
-        """The measure of that name, if it was taken."""
+        """Return the measure of that name, or None if it was not taken."""
         found: float | None = getattr(self, measure)
         return found
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """Those that were taken."""
+        """The measures that were taken."""
         return tuple(name for name in MEASURES if self.value(name) is not None)
 
     @property
     def headline(self) -> Measure | None:
-        """What stands for the quality where one number must: accuracy with the head, or the next best that is known."""
+        """The one measure that stands for the quality: accuracy with the head, or the next best that was taken."""
         return next((name for name in HEADLINE if self.value(name) is not None), None)
 
     def error(self, measure: Measure) -> float:
-        """The standard error of a measure."""
+        """Return the standard error of a measure."""
         return self.standard_errors.get(measure, 0.0)
 
 
 def share(right: npt.ArrayLike) -> tuple[float, float]:
-    """The share of trues, and its standard error: of a share drawn a little towards a half, as Agresti and Coull do.
+    """Return the share of trues and its standard error, which is that of Agresti and Coull.
 
-    So it is not zero where all are right, which a few more images would disprove.
+    Theirs is of a share drawn a little towards a half, so it is not zero where all are right: a few more images would
+    disprove that.
     """
     hits = np.asarray(right, bool)  # (N,)
     drawn = (float(hits.sum()) + 2) / (len(hits) + 4)
@@ -87,6 +88,6 @@ def share(right: npt.ArrayLike) -> tuple[float, float]:
 
 
 def mean(values: npt.ArrayLike) -> tuple[float, float]:
-    """The mean of one value for each image, and its standard error."""
+    """Return the mean of one value per image, and its standard error."""
     x = np.asarray(values, np.float64)  # (N,)
     return float(x.mean()), float(x.std(ddof=1) / math.sqrt(len(x))) if len(x) > 1 else 0.0

@@ -1,4 +1,4 @@
-"""A family folder: variants of one model beside the `manifest.json` that says what each of them is. Light.
+"""Reads and writes a family folder: variants of one model, and the `manifest.json` that describes them. Light.
 
 Reading checks versions, bounds, sizes and hashes, and refuses names that leave the folder.
 """
@@ -46,13 +46,13 @@ def _listed(manifest: Manifest) -> list[WeightFile | Variant]:
 
 
 def _check_graph(path: Path, variant: Variant) -> None:
-    """What the graph points into is what the manifest says, and no more."""
+    """Refuse a graph that points into files which the manifest does not list for it."""
     if undeclared := sorted(external_files(read_graph(path)) - set(variant.weights)):
         raise FileFormatError(f"{path}: reads {undeclared[0]}, which {MANIFEST} does not list for it")
 
 
 def own_files(folder: Path) -> list[str] | None:
-    """Names of the files that a family of ours has in this folder; None if there is no family."""
+    """Return the names of the files that belong to the family in this folder; None if there is no family."""
     if not (folder / MANIFEST).is_file():
         return None
     try:

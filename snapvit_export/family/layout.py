@@ -1,4 +1,4 @@
-"""Which files a family folder is made of: the one list, for who writes them and who may replace them. Light."""
+"""The names of all files in a family folder: one list for those who write, read and replace them. Light."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Literal, get_args
 from ..errors import UsageError
 
 MANIFEST, RANKING, VALIDATION = "manifest.json", "ranking.safetensors", "validation.json"
-KEPT_FEATURES = ".validation-"  # how features of a validation that was stopped begin
-UNFINISHED = (".tap-*", f"{KEPT_FEATURES}*")  # what a validation that was stopped leaves behind
+KEPT_FEATURES = ".validation-"  # prefix of the features that a stopped validation keeps
+UNFINISHED = (".tap-*", f"{KEPT_FEATURES}*")  # what a stopped validation leaves behind
 
 Format = Literal["html", "png", "svg", "md", "json"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -18,18 +18,18 @@ PLOTS = ("pareto", "proof", "heads", "neurons", "latencies", "search", "sublayer
 
 
 def plot_file(stem: str, plot: str, kind: str) -> str:
-    """The name of a plot beside its report."""
+    """Return the file name of a plot beside its report."""
     return f"{stem}_{plot}.{kind}"
 
 
 def report_files() -> list[str]:
-    """All names that a report in a family folder may have."""
+    """Return all file names that a report in a family folder may have."""
     pages = [f"{STEM}.{kind}" for kind in ("html", "md", "json")]
     return pages + [plot_file(STEM, plot, kind) for plot in PLOTS for kind in ("svg", "png")]
 
 
 def parse_formats(text: str) -> tuple[Format, ...]:
-    """`html,png` as formats, each once."""
+    """Parse `html,png` into formats, each once."""
     words = [word.strip().lower() for word in text.split(",")]
     if unknown := [word for word in words if word not in FORMATS]:
         raise UsageError(f"no format is called '{unknown[0]}'. Known: {', '.join(FORMATS)}")
@@ -37,7 +37,7 @@ def parse_formats(text: str) -> tuple[Format, ...]:
 
 
 def place(family: Path, out: Path | None, formats: tuple[Format, ...] | None) -> tuple[Path, str, tuple[Format, ...]]:
-    """Folder, stem and formats for what was asked: a folder, or a file whose name says the format."""
+    """Return folder, stem and formats of a report; `out` is a folder, or a file whose suffix names the format."""
     if out is None:
         return family, STEM, formats or ("html",)
     kind = out.suffix[1:].lower()

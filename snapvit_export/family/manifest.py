@@ -1,4 +1,4 @@
-"""What `manifest.json` says of a family: its variants, what was measured of them, and the choice among them. Light.
+"""The contents of `manifest.json`: the variants of a family, their measurements, and the choice among them. Light.
 
 The keys are a contract with other programs. `folder` reads and writes the file.
 """
@@ -37,32 +37,32 @@ class Variant(Value, frozen=True, kw_only=True):
     file: str  # the graph, relative to the folder
     weights: tuple[str, ...] = ()  # files that the graph points into; none if it holds all of them itself
     sparsity: Ratio
-    heads: tuple[Kept, ...]  # by block; 0: its attention is gone
-    neurons: tuple[Kept, ...]  # 0: its MLP is gone
+    heads: tuple[Kept, ...]  # by block; 0: its attention is removed
+    neurons: tuple[Kept, ...]  # 0: its MLP is removed
     params: Count
     flops: Count  # of one image
     flops_ratio: Ratio
-    size_bytes: Count  # of the graph and the weights that it reads: what a device needs that has only this variant
+    size_bytes: Count  # of the graph and the weights that it reads, which is all that a device needs
     sha256: str  # of the graph, which names the hashes of its weight files
     engines: tuple[str, ...] = ()  # files that were built from the graph for one device, and their records
     precision: Precision = "fp32"
     precision_cosine: float | None = None  # least cosine of the outputs to those of the same variant in fp32
-    int8_sum_bits: SumBits | UnsetType = UNSET  # int8 of ours: 16 computes the same on every CPU; not there: 32
+    int8_sum_bits: SumBits | UnsetType = UNSET  # our int8: 16 computes the same on every CPU; unset means 32
     corrected: bool = False
     correction: str | None = None  # which one: refit, elastic, sequential or sparsegpt
     parity: float | None = None  # largest difference to the torch module in float32, in units of the largest output
     profile: Profile | None = None
     evaluation: Evaluation | None = None
-    dominated_by: str | None = None  # a variant that is as fast and as good or better, and not the same in both
+    dominated_by: str | None = None  # a variant that is no worse in speed and quality, and better in one of them
 
     @property
     def plan(self) -> Plan:
-        """What the variant keeps."""
+        """The Plan of the variant: the heads and neurons that it keeps."""
         return Plan(heads=self.heads, neurons=self.neurons)
 
 
 class Measurement(Value, frozen=True, kw_only=True):
-    """One artefact that was built and timed on the way to the choice, kept or not."""
+    """A candidate that was built and timed on the way to the choice, whether it was kept or not."""
 
     variant: str
     sparsity: Ratio
@@ -70,15 +70,15 @@ class Measurement(Value, frozen=True, kw_only=True):
     flops: Count
     size_bytes: Count
     correction: str | None = None
-    latency_ms: float  # that the budget was compared with: at the percentile of the limits and the machine's usual pace
+    latency_ms: float  # compared with the budget: at the percentile of the limits, corrected for machine drift
     between_ms: tuple[float, float]
-    profile: Profile  # the last look
+    profile: Profile  # of the last timing run
     evaluation: Evaluation | None
-    fits: bool  # also in size, and surely
+    fits: bool  # in size too, and with its whole interval
 
 
 class Limits(Value, frozen=True, kw_only=True):
-    """What a choice keeps beside its budget."""
+    """Limits that a choice meets beside its budget."""
 
     at: Percentile = "p50"  # of the latency that the budget is compared with
     max_size_bytes: Count | None = None
@@ -92,20 +92,20 @@ class Choice(Value, frozen=True, kw_only=True):
     budget_ms: float
     next_denser: str | None  # None: the dense model fits
     decided: bool  # False: the machine was too noisy to tell the two apart, and the sparser one was taken
-    doubt: str | None = None  # why it is not decided, and what to do
+    doubt: str | None = None  # the reason why it is not decided, and advice
     limits: Limits = Limits()
-    model: LatencyModel | None = None  # which proposed what to build; it decides nothing
+    model: LatencyModel | None = None  # proposed what to build; it decides nothing
     measurements: tuple[Measurement, ...]
 
 
 class MeasuredOn(Target, frozen=True, kw_only=True):
-    """A Target, and the device that stood for it; in JSON both lie side by side."""
+    """A Target and the device that it was measured on; in JSON the fields of both lie side by side."""
 
     device: DeviceCard
 
     @staticmethod
     def of(target: Target, device: DeviceCard) -> MeasuredOn:
-        """Put the two together."""
+        """Combine a Target with a device."""
         return MeasuredOn(**msgspec.structs.asdict(target), device=device)
 
     @property
@@ -115,7 +115,7 @@ class MeasuredOn(Target, frozen=True, kw_only=True):
 
 
 class Input(Value, frozen=True, kw_only=True):
-    """What the graphs of a family take: normalised pixels, or bytes that they normalise themselves."""
+    """The input of a family's graphs: normalised pixels, or bytes that they normalise themselves."""
 
     type: Literal["float32", "uint8"] = "float32"
     layout: Literal["NCHW", "NHWC"] = "NCHW"
@@ -123,13 +123,13 @@ class Input(Value, frozen=True, kw_only=True):
 
     @staticmethod
     def of(format: GraphFormat) -> Input:
-        """What graphs of this format take."""
+        """Return the input of graphs in this format."""
         kind: Literal["float32", "uint8"] = "uint8" if format.takes_bytes else "float32"
         return Input(type=kind, layout="NHWC" if format.takes_bytes else "NCHW", batch=format.batch)
 
 
 class Manifest(Value, frozen=True, kw_only=True):
-    """What a family folder holds."""
+    """The description of a family folder."""
 
     format_version: Literal[1] = 1
     model: str
@@ -142,7 +142,7 @@ class Manifest(Value, frozen=True, kw_only=True):
     choice: Choice | None
     weights: tuple[WeightFile, ...] = ()  # all files that graphs point into
     input: Input = Input()
-    labels: tuple[str, ...] = ()  # names of the classes, in the order of the outputs; none: not known
+    labels: tuple[str, ...] = ()  # names of the classes, in the order of the outputs; empty: not known
 
     def __post_init__(self) -> None:
         names = [variant.name for variant in self.variants]
@@ -156,21 +156,21 @@ class Manifest(Value, frozen=True, kw_only=True):
             raise ValueError(f"{missing[0]} is read by a variant and not listed")
 
     def variant(self, name: str) -> Variant:
-        """The variant of that name."""
+        """Return the variant of that name."""
         return next(variant for variant in self.variants if variant.name == name)
 
     def latency(self, name: str, at: Percentile = "p50") -> tuple[float, tuple[float, float]] | None:
-        """What a variant takes and between what: as the choice compared it with its budget, or as it was timed since.
+        """Return a variant's latency and its interval: as compared with the budget, or as it was timed since.
 
-        Variants that were timed at different moments can only be told apart at the machine's usual pace, which a
-        choice knows.
+        Variants that were timed at different moments can only be compared after correction for machine drift, which a
+        choice has made.
         """
         profile = self.variant(name).profile
         if profile is None:
             return None
-        looks = self.choice.measurements if self.choice is not None and self.choice.limits.at == at else ()
-        for look in looks:
-            if look.variant == name and look.profile == profile:
-                return look.latency_ms, look.between_ms
+        corrected = self.choice.measurements if self.choice is not None and self.choice.limits.at == at else ()
+        for measurement in corrected:
+            if measurement.variant == name and measurement.profile == profile:
+                return measurement.latency_ms, measurement.between_ms
         ms = profile.at_ms(at)
         return ms, profile.intervals_ms.get(at, (ms, ms))

@@ -1,4 +1,4 @@
-"""What `snapvit validate` leaves beside the manifest for people to look at: some images and what each variant says."""
+"""The contents of `validation.json`: sample images with each variant's predictions, for people to look at. Light."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from .layout import VALIDATION
 
 
 class Prediction(Value, frozen=True, kw_only=True):
-    """The class that a variant gives an image."""
+    """The class that a variant predicts for an image."""
 
     label: str
     probability: Fraction
 
 
 class Sample(Value, frozen=True, kw_only=True):
-    """One image, and what the variants see in it."""
+    """One image and the predictions of all variants."""
 
     title: str
     picture: str  # PNG, base64
-    label: str | None  # its true class, if that is known
+    label: str | None  # its true class, if known
     predictions: dict[str, Prediction]  # by variant; none for a model without a head
 
 
 class Validation(Value, frozen=True, kw_only=True):
-    """Which images a family was judged on, in which runtime, and some of them to look at."""
+    """The images and the runtime that a family was evaluated with, and some of the images to look at."""
 
     format_version: Literal[1] = 1
     source: str

@@ -18,7 +18,7 @@ from ..allocation.recipe import ADDS_BIASES, CORRECTIONS, RECIPES, Settings, mak
 from ..calibration.images import Images
 from ..correction.moments import Damping
 from ..errors import UsageError
-from ..evaluate.comparison import Axis, Comparison, Contestant
+from ..evaluate.comparison import Axis, Comparison, MethodResult
 from ..family.evaluation import TITLES, Evaluation
 from ..model.plan import Plan
 from ..progress import Progress
@@ -85,9 +85,9 @@ def _plan(planner: Planner, axis: Axis, size: float) -> Plan:
 
 def _contestant(
     model: Model, recipe: str, asked: float, plan: Plan, correction: str | None, evaluation: Evaluation
-) -> Contestant:
+) -> MethodResult:
     anatomy = model.anatomy.with_output_biases() if correction in ADDS_BIASES else model.anatomy
-    return Contestant(
+    return MethodResult(
         recipe=recipe,
         asked=asked,
         sparsity=plan.sparsity(model.anatomy),

@@ -1,4 +1,4 @@
-"""What people look at: tables for the terminal, and the report: one page, plots, Markdown, numbers.
+"""Presentation of a family: tables for the terminal, and the report as a page, plots, Markdown or JSON.
 
-Light: rich, jinja2 and what draws are imported when something is drawn.
+Light: rich, jinja2 and vl-convert are imported when something is drawn.
 """

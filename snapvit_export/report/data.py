@@ -1,8 +1,8 @@
-"""The numbers of a report, gathered from manifests: everything a page, a plot or a table shows is in this one value.
+"""The data of a report, collected from manifests: everything that a page, a plot or a table shows. Light.
 
-A latency is the one that the budget was compared with where there is one (`Measurement.latency_ms`: at the machine's
-usual pace), since variants that were timed at different moments can only be told apart there; otherwise it is the
-profile's. Strings lose their control characters here, so that no plot or terminal meets them. Light.
+A latency is the one that was compared with the budget, if there was a choice (`Measurement.latency_ms`, corrected for
+machine drift), since variants that were timed at different moments can only be compared so; otherwise it is the
+profile's. Strings lose their control characters here, before they reach a plot or a terminal.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import numpy as np
 
 from ..budget import Budget
 from ..errors import SnapvitError, UsageError
-from ..evaluate.pareto import Point as Bargain
-from ..evaluate.pareto import dominated
+from ..evaluate.pareto import Tradeoff, dominated
 from ..family.evaluation import HEADLINE, Evaluation, Measure
 from ..family.manifest import Manifest, Measurement, Variant
 from ..family.validation import Validation
@@ -27,13 +26,13 @@ from ..profiling.conditions import worst_warnings
 from ..profiling.profile import Percentile, Profile
 from ..storage.json import Value
 
-MOST_SAMPLES = 2000  # in the picture of all variants; a strip of more is only slower
-_STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufffe\uffff]")
+MOST_SAMPLES = 2000  # in the plot of all variants; more would only be slower
+_CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufffe\uffff]")
 LEAST_SAMPLES, ENOUGH_SAMPLES = 40, 160  # of one variant
 
 
 class Spread(Value, frozen=True, kw_only=True):
-    """How the runs of a variant are spread."""
+    """The distribution of a variant's runs."""
 
     runs: int
     p1_ms: float
@@ -41,11 +40,11 @@ class Spread(Value, frozen=True, kw_only=True):
     p50_ms: float
     p75_ms: float
     p99_ms: float
-    shown_ms: tuple[float, ...]  # of the runs: every so many of them in the order of their latency
+    shown_ms: tuple[float, ...]  # runs at equal steps in the order of their latency
 
 
 class Point(Value, frozen=True, kw_only=True):
-    """A variant as the report shows it."""
+    """A variant with the numbers that the report shows."""
 
     family: str
     name: str
@@ -69,8 +68,8 @@ class Point(Value, frozen=True, kw_only=True):
     is_chosen: bool  # in the report's own family; others may have been chosen for another budget
 
 
-class Look(Value, frozen=True, kw_only=True):
-    """A measurement on the way to the choice."""
+class MeasurementRow(Value, frozen=True, kw_only=True):
+    """A candidate that was timed on the way to the choice."""
 
     name: str
     sparsity: float
@@ -83,7 +82,7 @@ class Look(Value, frozen=True, kw_only=True):
 
 
 class Generation(Value, frozen=True, kw_only=True):
-    """Where a search stood."""
+    """The state of a search after one generation."""
 
     evaluations: int
     best: float
@@ -92,15 +91,15 @@ class Generation(Value, frozen=True, kw_only=True):
 
 
 class Search(Value, frozen=True, kw_only=True):
-    """What the search for factors found."""
+    """The history of the search for factors."""
 
     start_fitness: float | None = None
     best_fitness: float | None = None
     history: tuple[Generation, ...]
 
 
-class SubLayer(Value, frozen=True, kw_only=True):
-    """What one attention or MLP does to the stream, and what the model loses without it."""
+class SubLayerRow(Value, frozen=True, kw_only=True):
+    """The statistics of one attention or MLP: its effect on the stream, and the damage without it."""
 
     block: int
     part: str
@@ -110,20 +109,20 @@ class SubLayer(Value, frozen=True, kw_only=True):
 
 
 class Widths(Value, frozen=True, kw_only=True):
-    """What each block of a variant keeps."""
+    """The heads and neurons that each block of a variant keeps."""
 
     name: str
     heads: tuple[int, ...]
     neurons: tuple[int, ...]
 
 
-class Numbers(Value, frozen=True, kw_only=True):
+class ReportData(Value, frozen=True, kw_only=True):
     """Everything that a report shows."""
 
     model: str
     families: tuple[str, ...]  # the first is the report's own
     measure: Measure | None  # of quality; None: nothing was evaluated
-    judged: str | None  # on what
+    judged: str | None  # the images that quality was measured on
     at: Percentile
     budget_ms: float | None
     chosen: str | None
@@ -131,13 +130,13 @@ class Numbers(Value, frozen=True, kw_only=True):
     decided: bool
     doubt: str | None
     points: tuple[Point, ...]
-    looks: tuple[Look, ...]
+    looks: tuple[MeasurementRow, ...]  # candidates that were timed for the choice; a key of report.json
     dense_heads: tuple[int, ...]
     dense_neurons: tuple[int, ...]
     widths: tuple[Widths, ...]
     spreads: dict[str, Spread]  # by variant of the own family
     search: Search | None
-    sublayers: tuple[SubLayer, ...]
+    sublayers: tuple[SubLayerRow, ...]
     warnings: tuple[str, ...]
 
     @property
@@ -146,13 +145,13 @@ class Numbers(Value, frozen=True, kw_only=True):
         return tuple(point for point in self.points if point.family == self.families[0])
 
     def point(self, name: str) -> Point:
-        """A variant of the own family."""
+        """Return a variant of the report's own family."""
         return next(point for point in self.own if point.name == name)
 
 
 @dataclass(frozen=True)
-class Source:
-    """A family that was read, and where it lies."""
+class LoadedFamily:
+    """A family that was read from a folder."""
 
     folder: Path
     manifest: Manifest
@@ -160,12 +159,12 @@ class Source:
 
 
 def plain(text: str) -> str:
-    """The text without what could steer a terminal, a page's writing direction or an XML reader."""
-    return _STEERING.sub("\ufffd", text.encode("utf-8", "replace").decode())
+    """Remove characters that could control a terminal, a page's writing direction or an XML reader."""
+    return _CONTROL_CHARACTERS.sub("\ufffd", text.encode("utf-8", "replace").decode())
 
 
-def gather(own: Source, beside: Sequence[Source] = (), budget: Budget | None = None) -> Numbers:
-    """The numbers of a family, and of others of the same model in the same picture."""
+def collect(own: LoadedFamily, beside: Sequence[LoadedFamily] = (), budget: Budget | None = None) -> ReportData:
+    """Collect the numbers of a family, and of others of the same model in the same chart."""
     manifest = own.manifest
     for other in beside:
         if other.manifest.anatomy != manifest.anatomy or other.manifest.model != manifest.model:
@@ -173,22 +172,24 @@ def gather(own: Source, beside: Sequence[Source] = (), budget: Budget | None = N
             raise SnapvitError(f"{other.folder}: a family of {theirs}, not of {ours}. Give families of the same model")
         theirs_on, ours_on = ({_images(v.evaluation) for v in m.variants} for m in (other.manifest, manifest))
         if theirs_on != ours_on and None not in theirs_on | ours_on:
-            raise SnapvitError(f"{other.folder}: was judged on other images. Validate both families on the same --data")
-    sources = [own, *beside]
-    labels = _labels(sources)
+            raise SnapvitError(
+                f"{other.folder}: was evaluated on other images. Validate both families on the same --data"
+            )
+    families = [own, *beside]
+    labels = _labels(families)
     at: Percentile = manifest.choice.limits.at if manifest.choice else "p50"
-    measure = _measure([v for source in sources for v in source.manifest.variants])
+    measure = _measure([v for family in families for v in family.manifest.variants])
     choice = manifest.choice
     points = [
         point
-        for source, label in zip(sources, labels)
-        for point in _points(source.manifest, label, at, measure, choice.variant if choice and source is own else None)
+        for family, label in zip(families, labels)
+        for point in _points(family.manifest, label, at, measure, choice.variant if choice and family is own else None)
     ]
-    return Numbers(
+    return ReportData(
         model=plain(manifest.model),
         families=tuple(labels),
         measure=measure,
-        judged=_judged(manifest, measure),
+        judged=_evaluated_on(manifest, measure),
         at=at,
         budget_ms=_budget_ms(manifest, budget),
         chosen=plain(choice.variant) if choice else None,
@@ -196,7 +197,7 @@ def gather(own: Source, beside: Sequence[Source] = (), budget: Budget | None = N
         decided=choice.decided if choice else True,
         doubt=plain(choice.doubt) if choice and choice.doubt else None,
         points=tuple(points),
-        looks=tuple(_look(m, measure, manifest) for m in choice.measurements) if choice else (),
+        looks=tuple(_measurement_row(m, measure, manifest) for m in choice.measurements) if choice else (),
         dense_heads=tuple(block.heads for block in manifest.anatomy.blocks),
         dense_neurons=tuple(block.hidden for block in manifest.anatomy.blocks),
         widths=tuple(Widths(name=plain(v.name), heads=v.heads, neurons=v.neurons) for v in _ordered(manifest)),
@@ -207,24 +208,24 @@ def gather(own: Source, beside: Sequence[Source] = (), budget: Budget | None = N
     )
 
 
-def _labels(sources: Sequence[Source]) -> list[str]:
-    """What tells the families apart: precision and runtime, and the folder where those are the same."""
-    targets = [source.manifest.target for source in sources]
+def _labels(families: Sequence[LoadedFamily]) -> list[str]:
+    """Label the families by precision and runtime, and by folder where those are the same."""
+    targets = [family.manifest.target for family in families]
     labels = [f"{target.precision}, {target.runtime}" for target in targets]
     named = [
-        f"{label} ({plain(source.folder.resolve().name)})" if labels.count(label) > 1 else label
-        for label, source in zip(labels, sources)
+        f"{label} ({plain(family.folder.resolve().name)})" if labels.count(label) > 1 else label
+        for label, family in zip(labels, families)
     ]
     return [f"{label} #{i + 1}" if named.count(label) > 1 else label for i, label in enumerate(named)]
 
 
 def _ordered(manifest: Manifest) -> list[Variant]:
-    """From dense to sparse."""
+    """Return the variants from dense to sparse."""
     return sorted(manifest.variants, key=lambda variant: (variant.name != manifest.dense, variant.sparsity))
 
 
 def _measure(variants: Sequence[Variant]) -> Measure | None:
-    """The best measure that all evaluated variants have; or the best that one has."""
+    """Return the best measure that all evaluated variants have, or else the best that one has."""
     taken = [set(v.evaluation.measures) for v in variants if v.evaluation is not None and v.evaluation.measures]
     if not taken:
         return None
@@ -246,7 +247,7 @@ def _points(manifest: Manifest, label: str, at: Percentile, measure: Measure | N
         rows.append((variant, *(found or (None, None))))
     qualities = {v.name: _quality(v.evaluation, measure)[0] for v, _, _ in rows}
     by = dominated(
-        {v.name: Bargain(ms, q) for v, ms, _ in rows if ms is not None and (q := qualities[v.name]) is not None}
+        {v.name: Tradeoff(ms, q) for v, ms, _ in rows if ms is not None and (q := qualities[v.name]) is not None}
     )
     return [_point(manifest, label, row, measure, by.get(row[0].name), row[0].name == chosen) for row in rows]
 
@@ -286,11 +287,11 @@ def _point(
     )
 
 
-def _look(measurement: Measurement, measure: Measure | None, manifest: Manifest) -> Look:
-    """Its quality only if that is on the images that the report speaks of: the family may have been validated since."""
+def _measurement_row(measurement: Measurement, measure: Measure | None, manifest: Manifest) -> MeasurementRow:
+    """Make a row; its quality is left out if the family was validated on other images since."""
     same = _images(measurement.evaluation) in {_images(v.evaluation) for v in manifest.variants}
     quality, error = _quality(measurement.evaluation if same else None, measure)
-    return Look(
+    return MeasurementRow(
         name=plain(measurement.variant),
         sparsity=measurement.sparsity,
         latency_ms=measurement.latency_ms,
@@ -306,7 +307,7 @@ def _images(evaluation: Evaluation | None) -> tuple[str, int] | None:
     return None if evaluation is None else (evaluation.source, evaluation.images)
 
 
-def _judged(manifest: Manifest, measure: Measure | None) -> str | None:
+def _evaluated_on(manifest: Manifest, measure: Measure | None) -> str | None:
     seen = {(v.evaluation.images, v.evaluation.source) for v in manifest.variants if v.evaluation is not None}
     if measure is None or not seen:
         return None
@@ -346,24 +347,24 @@ def _spread(profile: Profile, most: int) -> Spread:
 
 
 def _search(recipe: dict[str, Any]) -> Search | None:
-    """The history of the ranking made here, or of the one that was given."""
+    """Return the search history of the ranking made here, or of the one that was given."""
     given = recipe.get("ranking")
-    for story in (recipe, given if isinstance(given, dict) else {}):
-        found = _known(story.get("search"), Search)
+    for provenance in (recipe, given if isinstance(given, dict) else {}):
+        found = _known(provenance.get("search"), Search)
         if found is not None and found.history:
             return found
     return None
 
 
-def _sublayers(recipe: dict[str, Any]) -> tuple[SubLayer, ...]:
+def _sublayers(recipe: dict[str, Any]) -> tuple[SubLayerRow, ...]:
     listed = recipe.get("sublayers")
-    found = [_known(item, SubLayer) for item in listed] if isinstance(listed, list) else []
+    found = [_known(item, SubLayerRow) for item in listed] if isinstance(listed, list) else []
     kept = [item for item in found if item is not None and item.divergence is not None]
     return tuple(msgspec.structs.replace(item, part=plain(item.part)) for item in kept)
 
 
 def _known(record: object, kind: type[Any]) -> Any:
-    """A part of the recipe, which is free in form; None if it is not of this kind."""
+    """Convert a part of the recipe, which is free in form; None if it is not of this kind."""
     if not isinstance(record, dict):
         return None
     try:

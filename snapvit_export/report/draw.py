@@ -1,8 +1,8 @@
-"""Vega-Lite specifications become SVG and PNG, without a browser and without a network (vl-convert). Light.
+"""Draws Vega-Lite specifications as SVG and PNG, without a browser or a network (vl-convert). Light.
 
-A page holds the SVG of every plot inline, for readers without JavaScript and for paper. What goes in there is taken
-apart and put together again with known elements and attributes only, and its ids get a prefix, since two plots of one
-page would otherwise share them.
+A page holds the SVG of every plot inline, for readers without JavaScript and for paper. It is
+reduced to known elements and attributes, and its ids get a prefix, since two plots of one page would otherwise share
+them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 from ..errors import needs
-from .charts.look import FONT, INK, LIGHT, PLOT_WIDTH, Chart, Spec
+from .charts.style import FONT, INK, LIGHT, PLOT_WIDTH, Chart, Spec
 
-VERSION = "6.1"  # of Vega-Lite, in pictures and in pages
+VERSION = "6.1"  # of Vega-Lite, in files and in pages
 SCALE = 2  # of a PNG, for dense screens
 _DATA = ("values", "domain")  # keys under which strings are data: a variant may be called var(--ink)
 _SVG = "{http://www.w3.org/2000/svg}"
@@ -28,32 +28,32 @@ _ATTRIBUTES = frozenset(
 
 
 def svg(chart: Chart) -> bytes:
-    """A plot as a file of its own, on white."""
+    """Draw a plot as an SVG file, on white."""
     return _convert().vegalite_to_svg(_fixed(chart, LIGHT), vl_version=VERSION).encode()
 
 
 def png(chart: Chart) -> bytes:
-    """A plot as pixels, on white."""
+    """Draw a plot as a PNG file, on white."""
     return _convert().vegalite_to_png(_fixed(chart, LIGHT), vl_version=VERSION, scale=SCALE)
 
 
 def inline_svg(chart: Chart, width: int = PLOT_WIDTH) -> str:
-    """A plot for a page: in the page's own colours, and without anything that could act."""
+    """Draw a plot for a page: in the page's own colours, and without active content."""
     text = _convert().vegalite_to_svg(_fixed(chart, {}, width), vl_version=VERSION)
     root = ElementTree.fromstring(text)
     _clean(root, f"{chart.name}-")
-    root.set("aria-hidden", "true")  # the figure around it speaks
+    root.set("aria-hidden", "true")  # the figure around it has the alternative text
     root.set("focusable", "false")
     return ElementTree.tostring(root, encoding="unicode")
 
 
 def javascript() -> str:
-    """Vega, Vega-Lite and vega-embed for a page."""
+    """Return Vega, Vega-Lite and vega-embed as one script for a page."""
     return str(_convert().javascript_bundle(vl_version=VERSION))
 
 
 def _fixed(chart: Chart, colours: dict[str, str], width: int = PLOT_WIDTH) -> Spec:
-    """The plot in a fixed width, with these colours in the place of variables."""
+    """Return the specification in a fixed width, with these colours in place of variables."""
     spec = copy.deepcopy(chart.spec)
     spec["width"] = width
     spec["autosize"] = {"type": "fit-x", "contains": "padding"}
@@ -80,7 +80,7 @@ def _replaced(part: Any, words: dict[str, str]) -> Any:
 
 
 def _clean(element: ElementTree.Element, prefix: str) -> None:
-    """Only what draws; ids are this plot's own, and a page needs no namespace."""
+    """Keep only drawing elements and attributes, prefix ids, and drop the namespace."""
     element.tag = element.tag.removeprefix(_SVG)
     for child in list(element):
         if not isinstance(child.tag, str) or child.tag.removeprefix(_SVG) not in _ELEMENTS:
@@ -105,14 +105,14 @@ def _convert() -> Any:
 
 
 def check_there() -> None:
-    """Refuse at once if what draws is not installed."""
+    """Refuse at once if vl-convert or jinja2 is not installed."""
     _convert()
     with needs("reports", extra="report"):
         import jinja2  # noqa: F401
 
 
 def as_data(value: object) -> str:
-    """JSON that can stand inside a script element: no markup can end it."""
+    """Encode JSON for a script element: no markup in it can end the element."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -1,7 +1,4 @@
-"""The table of a report as Markdown, for a README: the answer, the picture, the variants. Light.
-
-A comparison of methods as a table: for the terminal, and as Markdown.
-"""
+"""Markdown for a README: the report of a family, and the table of `snapvit compare`, also for the terminal. Light."""
 
 from __future__ import annotations
 
@@ -11,20 +8,20 @@ from urllib.parse import quote
 from ..evaluate.comparison import Comparison
 from ..family.evaluation import TITLES, Evaluation
 from . import text as words
-from .data import Numbers, plain
+from .data import ReportData, plain
 from .terminal import print_rows
 from .variants import variant_table
 
 
-def markdown(numbers: Numbers, plot: str | None) -> str:
-    """The report in Markdown; `plot` is the name of the picture beside it, if there is one."""
-    table = variant_table(numbers)
-    lines = [f"**{text(words.headline(numbers))}**", ""]
-    lines += [f"{text(note)}\n" for note in words.missing(numbers)]
-    if numbers.doubt:
-        lines += [f"Not decided: {text(numbers.doubt)}.", ""]
+def markdown(report: ReportData, plot: str | None) -> str:
+    """Write the report in Markdown; `plot` is the file name of the chart beside it, if there is one."""
+    table = variant_table(report)
+    lines = [f"**{text(words.headline(report))}**", ""]
+    lines += [f"{text(note)}\n" for note in words.missing(report)]
+    if report.doubt:
+        lines += [f"Not decided: {text(report.doubt)}.", ""]
     if plot is not None:
-        title = f"{words.measure_title(numbers)} against latency of {numbers.model}"
+        title = f"{words.measure_title(report)} against latency of {report.model}"
         lines += [f"![{text(title)}](<{quote(plot)}>)", ""]
     columns = table["columns"]
     lines.append(line([text(column["title"]) for column in columns]))
@@ -36,39 +33,39 @@ def markdown(numbers: Numbers, plot: str | None) -> str:
 
 
 def line(cells: list[str]) -> str:
-    """A row of a table."""
+    """Write a row of a table."""
     return f"| {' | '.join(cells)} |"
 
 
-def text(said: str) -> str:
-    """Words that Markdown and the HTML it becomes leave as they are."""
-    escaped = said.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+def text(raw: str) -> str:
+    """Escape text for Markdown and for the HTML that it becomes."""
+    escaped = raw.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_\[\]|~#!$])", r"\\\1", escaped)
 
 
 def table(found: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows: a row for each method, a column for each size."""
+    """Return columns and rows: a row for each method, a column for each size."""
     sizes = list(dict.fromkeys(c.asked for c in found.contestants))
     methods = list(dict.fromkeys(c.recipe for c in found.contestants))
     rows = []
     for method in methods:
         cells = [plain(method)]
         for size in sizes:
-            one = found.found(method, size)
-            cells.append(words.UNKNOWN if one is None else _quality(found, one.evaluation))
+            result = found.found(method, size)
+            cells.append(words.UNKNOWN if result is None else _quality(found, result.evaluation))
         rows.append(cells)
     return ["method", *(f"{found.axis} {size:g}" for size in sizes)], rows
 
 
 def print_comparison(found: Comparison) -> None:
-    """The table, and what stands above it all: the dense model."""
+    """Print the table, and the dense model below it."""
     columns, rows = table(found)
     print_rows(columns, rows, left={"method"})
     print(_dense(found))
 
 
 def comparison_markdown(found: Comparison) -> str:
-    """The table and the picture for a README."""
+    """Write the table and the chart in Markdown."""
     columns, rows = table(found)
     lines = [line([text(column) for column in columns]), line(["---", *["--:"] * (len(columns) - 1)])]
     lines += [line([text(cell) for cell in row]) for row in rows]

@@ -1,4 +1,4 @@
-// Three things, each of which the page can do without: plots that answer to the pointer, tables that sort, a tooltip.
+// Three things, each of which the page can do without: plots that react to the pointer, tables that sort, a tooltip.
 (() => {
   "use strict";
 
@@ -38,10 +38,10 @@
       const plot = document.getElementById("plot-" + name);
       try {
         await vegaEmbed(plot.querySelector(".live"), spec, options);
-        plot.querySelector(".live svg").setAttribute("aria-hidden", "true"); // the figure around it speaks
+        plot.querySelector(".live svg").setAttribute("aria-hidden", "true"); // the figure around it has the alternative text
         plot.classList.add("ready");
       } catch (error) {
-        console.error("plot " + name + ": " + error); // the still picture stays
+        console.error("plot " + name + ": " + error); // the static plot stays
       }
     }
     document.documentElement.dataset.drawn = "yes";

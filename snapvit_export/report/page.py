@@ -1,9 +1,9 @@
-"""One HTML file with everything: numbers, plots, pictures, and the code that makes the plots answer.
+"""The report as one HTML file: numbers, plots, sample images, and the script that makes the plots interactive.
 
-What keeps strings from becoming markup: the template escapes all that it prints; specifications are JSON in a script
-element in which `<`, `>` and `&` are written as escapes; plots show names as values of rows, tooltips are text nodes.
-Behind that stands a Content-Security-Policy: nothing may be fetched, and the one script and the one style run by their
-hash. Vega's expressions are interpreted, not compiled (`ast`), so `unsafe-eval` is not needed.
+No string becomes markup: the template escapes all that it prints; specifications are JSON in a script element in which
+`<`, `>` and `&` are written as escapes; plots show names as values of rows, and tooltips are text nodes. A
+Content-Security-Policy backs this up: nothing may be fetched, and only one script and one style run, by their hash.
+Vega's expressions are interpreted, not compiled (`ast`), so `unsafe-eval` is not needed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ..family.manifest import Manifest
 from ..family.validation import Prediction, Sample, Validation
 from . import text as words
 from .charts import all_charts
-from .charts.look import DARK, LIGHT
-from .data import Numbers, Source, plain
+from .charts.style import DARK, LIGHT
+from .data import LoadedFamily, ReportData, plain
 from .draw import as_data, inline_svg, javascript
-from .variants import look_rows, variant_table
+from .variants import measurement_rows, variant_table
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -36,32 +36,34 @@ MOST_OTHERS = 4  # variants that are named for one image; the others are counted
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def page(source: Source, numbers: Numbers) -> str:
-    """The page of a family."""
+def page(family: LoadedFamily, report: ReportData) -> str:
+    """Write the page of a family."""
     with needs("reports", extra="report"):
         from jinja2 import Environment, StrictUndefined
         from markupsafe import Markup
 
-    charts = all_charts(numbers)
+    charts = all_charts(report)
     style, script = _style(), _script()
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    halves = ("heads", "neurons")
+    side_by_side = ("heads", "neurons")
     return environment.from_string(_read("page.html")).render(
         policy=_policy(style, script),
         style=Markup(style),
         script=Markup(script),
         specs=Markup(as_data({chart.name: chart.spec for chart in charts})),
-        numbers=numbers,
-        headline=_tight(words.headline(numbers)),
-        tiles=_tiles(numbers),
-        notes=_notes(source.manifest, numbers),
-        plots={c.name: _plot(c, Markup(inline_svg(c, *([HALF_WIDTH] if c.name in halves else [])))) for c in charts},
-        table=variant_table(numbers),
-        looks=look_rows(numbers),
-        samples=_samples(source, numbers),
-        samples_note=_samples_note(source.validation),
-        provenance=_provenance(source, numbers),
-        recipe=plain_json(_brief(source.manifest.recipe)),
+        report=report,
+        headline=_tight(words.headline(report)),
+        tiles=_tiles(report),
+        notes=_notes(family.manifest, report),
+        plots={
+            c.name: _plot(c, Markup(inline_svg(c, *([HALF_WIDTH] if c.name in side_by_side else [])))) for c in charts
+        },
+        table=variant_table(report),
+        measurements=measurement_rows(report),
+        samples=_samples(family, report),
+        samples_note=_samples_note(family.validation),
+        provenance=_provenance(family, report),
+        recipe=plain_json(_brief(family.manifest.recipe)),
         version=__version__,
     )
 
@@ -86,7 +88,7 @@ def _style() -> str:
 
 @cache
 def _script() -> str:
-    """Libraries and our own lines as one script that no part of it can end early."""
+    """Return libraries and our own script as one, in which nothing can end the script element early."""
     text = f"{javascript()}\n{_read('page.js')}".replace("\r\n", "\n").replace("\r", "\n")
     return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
@@ -106,26 +108,24 @@ def _policy(style: str, script: str) -> str:
     return "; ".join(f"{name} {value}" for name, value in rules.items())
 
 
-def _tiles(numbers: Numbers) -> list[dict[str, str]]:
-    """The answer once more, as figures."""
-    dense = next(p for p in numbers.own if p.is_dense)
-    point = words.answer(numbers)
+def _tiles(report: ReportData) -> list[dict[str, str]]:
+    """Return the main figures of the result."""
+    dense = next(p for p in report.own if p.is_dense)
+    point = words.best_variant(report)
     shown = point or dense
     tiles = [("variant" if point else "dense model", shown.name, f"sparsity {shown.sparsity:.2f}")]
     if shown.latency_ms is not None:
         detail = f"{words.interval(shown.between_ms)} ms" if shown.between_ms else ""
-        tiles.append((f"latency {numbers.at}", words.ms(shown.latency_ms), detail))
-    if numbers.budget_ms is not None:
-        part = (
-            "" if not dense.latency_ms else f"{100 * numbers.budget_ms / dense.latency_ms:.0f} % of the dense latency"
-        )
-        tiles.append(("budget", words.budget(numbers.budget_ms), part))
-    if numbers.measure is not None:
-        value, _, error = words.quality(numbers.measure, shown.quality, shown.error).partition(" ± ")
+        tiles.append((f"latency {report.at}", words.ms(shown.latency_ms), detail))
+    if report.budget_ms is not None:
+        part = "" if not dense.latency_ms else f"{100 * report.budget_ms / dense.latency_ms:.0f} % of the dense latency"
+        tiles.append(("budget", words.budget(report.budget_ms), part))
+    if report.measure is not None:
+        value, _, error = words.quality(report.measure, shown.quality, shown.error).partition(" ± ")
         unit = " %" if error.endswith(" %") else ""
-        known = "" if shown.is_dense else f"dense {words.quality(numbers.measure, dense.quality, dense.error)}"
+        known = "" if shown.is_dense else f"dense {words.quality(report.measure, dense.quality, dense.error)}"
         detail = "; ".join(filter(None, [error and f"± {error}", known]))
-        tiles.append((words.measure_title(numbers), value + unit, detail))
+        tiles.append((words.measure_title(report), value + unit, detail))
     tiles.append(("parameters", words.millions(shown.params), _of(shown.params, dense.params)))
     tiles.append(("size", words.megabytes(shown.size_bytes), _of(shown.size_bytes, dense.size_bytes)))
     return [dict(title=title, value=_tight(value), detail=_tight(detail)) for title, value, detail in tiles]
@@ -135,26 +135,26 @@ def _of(value: int, whole: int) -> str:
     return "" if value == whole else f"{100 * value / max(whole, 1):.0f} % of dense"
 
 
-def _notes(manifest: Manifest, numbers: Numbers) -> list[tuple[str, str]]:
-    """What a reader must know before believing the picture."""
-    notes = [("Missing", text) for text in words.missing(numbers)]
-    if numbers.doubt:
-        notes.append(("Not decided", f"{numbers.doubt}."))
-    chosen = numbers.point(numbers.chosen) if numbers.chosen else None
-    if chosen is not None and chosen.dominated_by and numbers.measure:
+def _notes(manifest: Manifest, report: ReportData) -> list[tuple[str, str]]:
+    """Return what a reader must know before trusting the charts."""
+    notes = [("Missing", text) for text in words.missing(report)]
+    if report.doubt:
+        notes.append(("Not decided", f"{report.doubt}."))
+    chosen = report.point(report.chosen) if report.chosen else None
+    if chosen is not None and chosen.dominated_by and report.measure:
         text = (
             f"on these images {chosen.dominated_by} is as fast and as good or better than {chosen.name}. The densest "
         )
         notes.append(
             ("Note", f"{text}variant that fits was chosen; differences within the standard error prove nothing.")
         )
-    if numbers.warnings:
-        notes.append(("Beware", "; ".join(numbers.warnings) + "."))
+    if report.warnings:
+        notes.append(("Beware", "; ".join(report.warnings) + "."))
     return [(kind, _tight(text)) for kind, text in notes]
 
 
 def _tight(text: str) -> str:
-    """The text with numbers and their units on one line."""
+    """Keep numbers and their units on one line."""
     return re.sub(r"(?<=[0-9±]) (?=ms|±|%|[0-9M])", "\u00a0", text).replace("top-1", "top\u20111")
 
 
@@ -163,27 +163,31 @@ def _samples_note(validation: Validation | None) -> str:
         return ""
     return (
         f"{len(validation.samples)} of the {validation.images} images of {plain(validation.source)} on which the "
-        f"variants were judged, in {validation.runtime}. ✓ right, ✗ wrong, ≠ not what the dense model says."
+        f"variants were evaluated, in {validation.runtime}. ✓ right, ✗ wrong, ≠ not the dense model's prediction."
     )
 
 
-def _samples(source: Source, numbers: Numbers) -> list[dict[str, Any]]:
-    if source.validation is None:
+def _samples(family: LoadedFamily, report: ReportData) -> list[dict[str, Any]]:
+    if family.validation is None:
         return []
-    dense = source.manifest.dense
-    choice = source.manifest.choice
-    sparsest = max(source.manifest.variants, key=lambda variant: variant.sparsity).name
+    dense = family.manifest.dense
+    choice = family.manifest.choice
+    sparsest = max(family.manifest.variants, key=lambda variant: variant.sparsity).name
     pruned = choice.variant if choice and choice.variant != dense else sparsest
-    return [_sample(sample, dense, pruned) for sample in source.validation.samples]
+    return [_sample(sample, dense, pruned) for sample in family.validation.samples]
 
 
 def _sample(sample: Sample, dense: str, pruned: str) -> dict[str, Any]:
-    said = sample.predictions
-    reference = said.get(dense)
-    lines = [_line(name, said[name], sample, reference) for name in dict.fromkeys((dense, pruned)) if name in said]
+    predictions = sample.predictions
+    reference = predictions.get(dense)
+    lines = [
+        _line(name, predictions[name], sample, reference)
+        for name in dict.fromkeys((dense, pruned))
+        if name in predictions
+    ]
     others = {
         name: found
-        for name, found in said.items()
+        for name, found in predictions.items()
         if name not in (dense, pruned) and reference is not None and found.label != reference.label
     }
     label = None if sample.label is None else plain(sample.label)
@@ -191,10 +195,10 @@ def _sample(sample: Sample, dense: str, pruned: str) -> dict[str, Any]:
     return {
         "title": plain(sample.title),
         "label": label,
-        "picture": _picture(sample.picture),
+        "picture": _data_url(sample.picture),
         "alt": f"Image {plain(sample.title)}{known}",
         "lines": lines,
-        "more": _list([f"{plain(name)} says {plain(found.label)}" for name, found in others.items()]),
+        "more": _list([f"{plain(name)} predicts {plain(found.label)}" for name, found in others.items()]),
     }
 
 
@@ -213,8 +217,8 @@ def _line(name: str, found: Prediction, sample: Sample, reference: Prediction | 
     return {"variant": plain(name), "label": plain(found.label), "probability": percent, "marks": marks}
 
 
-def _picture(text: str) -> str | None:
-    """A data address of a PNG; None for what is not one."""
+def _data_url(text: str) -> str | None:
+    """Return the data URL of a PNG; None for anything else."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -222,8 +226,8 @@ def _picture(text: str) -> str | None:
     return f"data:image/png;base64,{base64.b64encode(data).decode()}" if data.startswith(PNG) else None
 
 
-def _provenance(source: Source, numbers: Numbers) -> list[dict[str, Any]]:
-    manifest, target = source.manifest, source.manifest.target
+def _provenance(family: LoadedFamily, report: ReportData) -> list[dict[str, Any]]:
+    manifest, target = family.manifest, family.manifest.target
     device = target.device
     timed = [variant.profile for variant in manifest.variants if variant.profile is not None]
     runs = f"{min(p.runs for p in timed)} to {max(p.runs for p in timed)} of each variant" if timed else "none"
@@ -235,14 +239,14 @@ def _provenance(source: Source, numbers: Numbers) -> list[dict[str, Any]]:
         ("memory", f"{device.memory_bytes / 2**30:.1f} GiB"),
         ("system", device.system),
         ("runs", runs),
-        ("compared at", f"{numbers.at} of the wall clock, with 95 % intervals"),
+        ("compared at", f"{report.at} of the wall clock, with 95 % intervals"),
     ]
     if device.accelerator is not None:
         software = ", ".join(f"{name} {version}" for name, version in device.accelerator.software.items())
         measured.insert(3, ("accelerator", f"{device.accelerator.name}, {software}, {device.accelerator.power_mode}"))
     return [
         _part("How it was measured", measured),
-        _part("Model and data", _model(source, numbers)),
+        _part("Model and data", _model(family, report)),
         _part("Files, by SHA-256", _files(manifest)),
     ]
 
@@ -251,8 +255,8 @@ def _part(title: str, facts: list[tuple[str, str]]) -> dict[str, Any]:
     return {"title": title, "facts": [(plain(name), plain(value)) for name, value in facts]}
 
 
-def _model(source: Source, numbers: Numbers) -> list[tuple[str, str]]:
-    manifest, validation = source.manifest, source.validation
+def _model(family: LoadedFamily, report: ReportData) -> list[tuple[str, str]]:
+    manifest, validation = family.manifest, family.validation
     anatomy, recipe = manifest.anatomy, manifest.recipe
     size = "x".join(map(str, anatomy.image))
     facts = [("model", f"{manifest.model}: {len(anatomy.blocks)} blocks of width {anatomy.embed_dim}, {size} pixels")]
@@ -261,7 +265,7 @@ def _model(source: Source, numbers: Numbers) -> list[tuple[str, str]]:
         facts.append(("calibration", ", ".join(f"{name} {value}" for name, value in data.items())))
     if isinstance(recipe.get("weights_sha256"), str):
         facts.append(("weights", recipe["weights_sha256"]))
-    facts.append(("judged on", numbers.judged or "nothing yet"))
+    facts.append(("evaluated on", report.judged or "nothing yet"))
     if validation is not None:
         facts.append(("validation", f"{validation.images} images of {validation.source}, pixels {validation.sha256}"))
     return facts
@@ -273,7 +277,7 @@ def _files(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _brief(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The recipe without the long lists, which the plots show."""
+    """Shorten the long lists of a recipe, which the plots show."""
 
     def short(part: Any) -> Any:
         if isinstance(part, dict):
@@ -286,5 +290,5 @@ def _brief(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain_json(value: object) -> str:
-    """Indented JSON as text."""
+    """Write indented JSON as plain text."""
     return "\n".join(plain(line) for line in json.dumps(value, indent=1, ensure_ascii=False).splitlines())

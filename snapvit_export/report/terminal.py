@@ -1,6 +1,6 @@
-"""Tables of a family for the terminal.
+"""Tables for the terminal: families, validations, rankings, profiles and files, some of them with bars. Light.
 
-Bars for the terminal: eighths of a block where the stream can write them, `#` where it cannot. Light.
+Bars are drawn in eighths of a character where the stream can write them, with `#` where it cannot.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from ..selection.known_profiles import FamilyProfile
 
 PLAIN_WIDTH = 120  # columns when the output is not a terminal
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+BAR_WIDTH = 12  # characters
 
 
 def print_family(manifest: Manifest, file: TextIO | None = None) -> None:
-    """One row per artefact that was timed; the chosen one is marked, and the last line says why."""
+    """Print one row per candidate that was timed; the chosen one is marked, and the last line gives the reason."""
     choice = manifest.choice
     rows: Sequence[Variant | Measurement] = choice.measurements if choice else manifest.variants
     columns = ("variant", "sparsity", "params", "GFLOPs", "p50 ms", "p90 ms", "size MB", "top-1 %", "fits")
@@ -46,21 +48,20 @@ def print_family(manifest: Manifest, file: TextIO | None = None) -> None:
 
 
 def print_validation(manifest: Manifest, file: TextIO | None = None) -> None:
-    """Latency and quality of every variant, with bars; the budget and the chosen one are marked."""
-    from .data import Source, gather
-    from .terminal import bars, can_write, spread_bars
+    """Print latency and quality of every variant, with bars; the budget and the chosen one are marked."""
+    from .data import LoadedFamily, collect
 
-    numbers = gather(Source(Path(), manifest))
+    report = collect(LoadedFamily(Path(), manifest))
     ascii_only = not can_write(file or sys.stdout, "█▏┊±–")
-    points = numbers.own
-    latencies = bars([p.latency_ms for p in points], numbers.budget_ms, 10, ascii_only)
+    points = report.own
+    latencies = bars([p.latency_ms for p in points], report.budget_ms, 10, ascii_only)
     qualities = spread_bars([p.quality for p in points], 10, ascii_only)
-    title = words.measure_title(numbers) if numbers.measure else "quality"
+    title = words.measure_title(report) if report.measure else "quality"
     columns = [
         ("variant", [p.name for p in points]),
-        (f"{numbers.at} ms", [_number(p.latency_ms, 2) for p in points]),
+        (f"{report.at} ms", [_number(p.latency_ms, 2) for p in points]),
         ("", latencies),
-        (title, [words.quality(numbers.measure, p.quality, p.error) for p in points]),
+        (title, [words.quality(report.measure, p.quality, p.error) for p in points]),
         (" ", qualities),
         ("agrees", [words.share(p.agreement) for p in points]),
         ("cosine", [words.cosine(p.cosine) for p in points]),
@@ -86,7 +87,7 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def print_ranking(ranking: Ranking, path: Path) -> None:
-    """Where the scores of each block lie, and what the search found."""
+    """Print the range of scores of each block, and the result of the search."""
     rows = [
         (str(i), *_range(heads), *_range(neurons))
         for i, (heads, neurons) in enumerate(zip(ranking.head_scores, ranking.neuron_scores))
@@ -100,12 +101,12 @@ def print_ranking(ranking: Ranking, path: Path) -> None:
 
 
 def _range(scores: npt.NDArray[np.float32]) -> tuple[str, str]:
-    """The least and the largest score; none of a sub-layer that the model lacks."""
+    """Format the least and the largest score; "none" for a sub-layer that the model lacks."""
     return (f"{min(scores):.3g}", f"{max(scores):.3g}") if len(scores) else ("none", "none")
 
 
 def print_profiles(found: FamilyProfile) -> None:
-    """How long each variant takes, and what to know of the machine."""
+    """Print the latency of each variant, and warnings about the machine."""
     device = found.target.device
     by = f"{found.target.threads} thread(s)" if device.accelerator is None else device.accelerator.name
     print(f"{found.model} on {device.cpu}, {by}, batch {found.target.batch}")
@@ -128,7 +129,7 @@ def print_profiles(found: FamilyProfile) -> None:
 
 
 def print_inspection(found: Inspection) -> None:
-    """What an ONNX file is, and what each block of it keeps."""
+    """Print the properties of an ONNX file, and the heads and neurons that each block keeps."""
     if found.plan is not None:
         blocks = zip(found.plan.heads, found.plan.neurons)
         print_rows(("block", "heads", "neurons"), [(str(i), str(k), str(n)) for i, (k, n) in enumerate(blocks)], set())
@@ -144,7 +145,7 @@ def print_inspection(found: Inspection) -> None:
 
 
 def print_evaluation(found: Evaluation) -> None:
-    """One row per measure, with its standard error."""
+    """Print one row per measure, with its standard error."""
     rows = [(TITLES[measure], f"{_percent(found, measure)} %", str(found.images)) for measure in found.measures]
     print_rows(("measure", "value", "images"), rows, left={"measure"})
     print(f"On {found.source}.")
@@ -176,7 +177,7 @@ def _table(columns: Sequence[str], left: set[str]) -> Table:
 
 
 def _literal(cell: str) -> Text:
-    """The text as it is: brackets in names and commands are not markup."""
+    """Return the text as it is: brackets in names and commands are not markup."""
     from rich.text import Text
 
     return Text(cell)
@@ -216,20 +217,20 @@ def _sentence(manifest: Manifest) -> str:
     chosen = by_name[choice.variant]
     at = choice.limits.at
     text = f"{choice.variant}: {at} {_between(chosen)} fits {choice.budget_ms:.4g} ms"
-    looked_at = [chosen]
+    compared = [chosen]
     if choice.next_denser is None:
         text += "; it is the dense model, nothing had to be cut."
     else:
         denser = by_name[choice.next_denser]
-        looked_at.append(denser)
+        compared.append(denser)
         text += f"; the next denser, {choice.next_denser}, takes {_between(denser)}"
-        keeps_budget = denser.between_ms[1] <= choice.budget_ms
-        text += ", but is too large." if keeps_budget and not denser.fits else "."
+        meets_budget = denser.between_ms[1] <= choice.budget_ms
+        text += ", but is too large." if meets_budget and not denser.fits else "."
     if choice.doubt is not None:
         names = " and ".join(filter(None, [choice.next_denser, choice.variant]))
         text += f" Too noisy to decide between {names}: {choice.doubt}."
     return " ".join(
-        [text, *(f"Beware: {warning}." for warning in worst_warnings(m.profile.conditions for m in looked_at))]
+        [text, *(f"Beware: {warning}." for warning in worst_warnings(m.profile.conditions for m in compared))]
     )
 
 
@@ -238,12 +239,8 @@ def _between(row: Measurement) -> str:
     return f"{row.latency_ms:.2f} ms ({low:.2f} to {high:.2f})"
 
 
-EIGHTHS = " ▏▎▍▌▋▊▉█"
-WIDTH = 12  # characters
-
-
 def can_write(file: TextIO, text: str = EIGHTHS) -> bool:
-    """Whether the stream's encoding has these characters."""
+    """Return True if the stream's encoding has these characters."""
     if isinstance(file, io.StringIO):
         return True
     try:
@@ -253,8 +250,8 @@ def can_write(file: TextIO, text: str = EIGHTHS) -> bool:
     return True
 
 
-def bar(share: float, width: int = WIDTH, ascii_only: bool = False) -> str:
-    """A bar of that share of the width, from 0 to 1, padded with spaces.
+def bar(share: float, width: int = BAR_WIDTH, ascii_only: bool = False) -> str:
+    """Draw a bar of that share of the width, from 0 to 1, padded with spaces.
 
     >>> bar(0.5, 4)
     '██  '
@@ -268,9 +265,9 @@ def bar(share: float, width: int = WIDTH, ascii_only: bool = False) -> str:
 
 
 def bars(
-    values: list[float | None], limit: float | None = None, width: int = WIDTH, ascii_only: bool = False
+    values: list[float | None], limit: float | None = None, width: int = BAR_WIDTH, ascii_only: bool = False
 ) -> list[str]:
-    """A bar for each value, in the same scale, the longest full; `limit` is marked in each of them, as a budget is."""
+    """Draw a bar for each value, in one scale, the longest full; `limit`, such as a budget, is marked in each."""
     known = [value for value in values if value is not None]
     most = max([*known, limit or 0.0], default=0.0) or 1.0
     found = ["" if value is None else bar(value / most, width, ascii_only) for value in values]
@@ -281,8 +278,8 @@ def bars(
     return [text and f"{text[:at]}{mark}{text[at + 1 :]}" if _is_short(text, at) else text for text in found]
 
 
-def spread_bars(values: list[float | None], width: int = WIDTH, ascii_only: bool = False) -> list[str]:
-    """Bars that begin below the least value, so that small differences show; for shares that are all near one."""
+def spread_bars(values: list[float | None], width: int = BAR_WIDTH, ascii_only: bool = False) -> list[str]:
+    """Draw bars that begin below the least value, so that small differences show; for shares that are all near one."""
     known = [value for value in values if value is not None]
     if not known:
         return ["" for _ in values]
@@ -292,5 +289,5 @@ def spread_bars(values: list[float | None], width: int = WIDTH, ascii_only: bool
 
 
 def _is_short(text: str, at: int) -> bool:
-    """Whether the bar ends before the mark, which then stands in free space."""
+    """Return True if the bar ends before the mark, which then stands in free space."""
     return bool(text) and text[at] == " "

@@ -1,15 +1,15 @@
-"""How a report says its numbers: units, intervals, and the sentence with the answer. Light."""
+"""The wording of a report: numbers with units and intervals, and the sentence with the result. Light."""
 
 from __future__ import annotations
 
 from ..family.evaluation import TITLES, Measure
-from .data import Numbers, Point
+from .data import Point, ReportData
 
 UNKNOWN = "–"
 
 
 def ms(value: float | None) -> str:
-    """Milliseconds with the digits that mean something."""
+    """Format milliseconds with their significant digits."""
     if value is None:
         return UNKNOWN
     return f"{value:.2f} ms" if value < 100 else f"{value:.0f} ms"
@@ -31,7 +31,7 @@ def budget(value: float) -> str:
 
 
 def quality(measure: Measure | None, value: float | None, error: float | None) -> str:
-    """A share in per cent with its standard error; a cosine as it is."""
+    """Format a share in per cent with its standard error; a cosine as it is."""
     if value is None:
         return UNKNOWN
     if measure == "cosine":
@@ -63,70 +63,70 @@ def cosine(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.4f}"
 
 
-def measure_title(numbers: Numbers) -> str:
-    return TITLES[numbers.measure] if numbers.measure else "FLOPs kept"
+def measure_title(report: ReportData) -> str:
+    return TITLES[report.measure] if report.measure else "FLOPs kept"
 
 
-def headline(numbers: Numbers) -> str:
-    """The answer in one or two sentences."""
-    if numbers.chosen is not None:
-        return _choice(numbers)
-    timed = [p for p in numbers.own if p.latency_ms is not None]
-    dense = next(p for p in numbers.own if p.is_dense)
+def headline(report: ReportData) -> str:
+    """Write the result in one or two sentences."""
+    if report.chosen is not None:
+        return _choice(report)
+    timed = [p for p in report.own if p.latency_ms is not None]
+    dense = next(p for p in report.own if p.is_dense)
     if not timed:
-        return f"{len(numbers.own)} variants of {numbers.model}, none of them timed yet."
-    if numbers.budget_ms is None:
+        return f"{len(report.own)} variants of {report.model}, none of them timed yet."
+    if report.budget_ms is None:
         fast = min(timed, key=lambda p: p.latency_ms or 0)
         ends = [f"{p.name}, {latency(p.latency_ms, p.between_ms)}" for p in (dense, fast)]
-        several = f"{len(numbers.own)} variants of {numbers.model}: from {ends[0]}, to {ends[1]}"
-        return f"{several}{_against(fast, dense, numbers)}." if len(timed) > 1 else f"One variant, {ends[0]}."
-    best = answer(numbers)
+        several = f"{len(report.own)} variants of {report.model}: from {ends[0]}, to {ends[1]}"
+        return f"{several}{_against(fast, dense, report)}." if len(timed) > 1 else f"One variant, {ends[0]}."
+    best = best_variant(report)
     if best is None:
-        return f"No variant surely keeps {budget(numbers.budget_ms)}."
+        return f"No variant surely meets {budget(report.budget_ms)}."
     return (
-        f"{best.name} is the densest variant that keeps {budget(numbers.budget_ms)}: "
-        f"{latency(best.latency_ms, best.between_ms)}{_against(best, dense, numbers)}. No choice was proved."
+        f"{best.name} is the densest variant that meets {budget(report.budget_ms)}: "
+        f"{latency(best.latency_ms, best.between_ms)}{_against(best, dense, report)}. No choice was proved."
     )
 
 
-def answer(numbers: Numbers) -> Point | None:
-    """The chosen variant; without a choice the densest that surely keeps the budget, if there is one."""
-    if numbers.chosen is not None:
-        return numbers.point(numbers.chosen)
-    limit = numbers.budget_ms
-    fits = [p for p in numbers.own if limit is not None and p.between_ms is not None and p.between_ms[1] <= limit]
+def best_variant(report: ReportData) -> Point | None:
+    """Return the chosen variant; without a choice the densest that surely meets the budget, if there is one."""
+    if report.chosen is not None:
+        return report.point(report.chosen)
+    limit = report.budget_ms
+    fits = [p for p in report.own if limit is not None and p.between_ms is not None and p.between_ms[1] <= limit]
     return min(fits, key=lambda p: p.sparsity, default=None)
 
 
-def _choice(numbers: Numbers) -> str:
-    assert numbers.chosen is not None
-    assert numbers.budget_ms is not None
-    chosen = numbers.point(numbers.chosen)
-    dense = next(p for p in numbers.own if p.is_dense)
-    at = "" if numbers.at == "p50" else f" at {numbers.at}"
+def _choice(report: ReportData) -> str:
+    assert report.chosen is not None
+    assert report.budget_ms is not None
+    chosen = report.point(report.chosen)
+    dense = next(p for p in report.own if p.is_dense)
+    at = "" if report.at == "p50" else f" at {report.at}"
     text = (
-        f"{chosen.name} takes {latency(chosen.latency_ms, chosen.between_ms)}{at} and fits {budget(numbers.budget_ms)}"
+        f"{chosen.name} takes {latency(chosen.latency_ms, chosen.between_ms)}{at} and fits {budget(report.budget_ms)}"
     )
     if chosen.is_dense:
         return f"{text}: it is the dense model, nothing had to be cut."
-    return f"{text}{_against(chosen, dense, numbers)}."
+    return f"{text}{_against(chosen, dense, report)}."
 
 
-def _against(point: Point, dense: Point, numbers: Numbers) -> str:
-    """How good it is, beside the dense model."""
+def _against(point: Point, dense: Point, report: ReportData) -> str:
+    """Write the quality of a variant, beside that of the dense model."""
     if point.quality is None or point is dense:
         return ""
-    text = f", with {measure_title(numbers)} {quality(numbers.measure, point.quality, point.error)}"
-    known = dense.quality is not None and numbers.measure not in ("agreement", "cosine")
-    return f"{text} where the dense model has {quality(numbers.measure, dense.quality, dense.error)}" if known else text
+    text = f", with {measure_title(report)} {quality(report.measure, point.quality, point.error)}"
+    known = dense.quality is not None and report.measure not in ("agreement", "cosine")
+    return f"{text} where the dense model has {quality(report.measure, dense.quality, dense.error)}" if known else text
 
 
-def missing(numbers: Numbers) -> list[str]:
-    """What the report cannot show, and the command that gives it."""
+def missing(report: ReportData) -> list[str]:
+    """Return notes on missing measurements, with the commands that take them."""
     notes = []
-    if all(point.latency_ms is None for point in numbers.own):
+    if all(point.latency_ms is None for point in report.own):
         notes.append("No latency was measured. This measures it: snapvit choose FAMILY --budget 10ms")
-    if numbers.measure is None:
-        text = "Accuracy is missing: the picture shows the share of FLOPs kept instead."
+    if report.measure is None:
+        text = "Accuracy is missing: the chart shows the share of FLOPs kept instead."
         notes.append(f"{text} This measures it: snapvit validate FAMILY --data DIR")
     return notes

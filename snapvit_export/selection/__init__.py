@@ -1,1 +1,1 @@
-"""From a budget to the densest variant that fits: bracketed, built, timed and proved. Light: never torch."""
+"""Selection of the densest variant that meets a budget: bracketed, built, timed and proved. Light: never torch."""

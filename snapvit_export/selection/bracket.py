@@ -1,13 +1,13 @@
-"""From a budget to the densest candidate that fits, bracketed by the next denser one that does not. Light.
+"""Bracket search for the densest candidate that meets a budget, next to a denser one that does not. Light.
 
 Candidates are points of a line from dense to sparse, each with a guess of its latency. The guess only says which one to
 build next: it is timed, all guesses are scaled by what it took, and the next one is proposed between what was too slow
-and what fitted. When these are neighbours, they are timed side by side, longer while it cannot be told, and the bracket
-moves if that contradicts the first look.
+and what fitted. When these are neighbours, they are timed side by side, for longer while that does not decide, and the
+bracket moves if that contradicts the first timing run.
 
-A candidate fits when the upper end of its interval keeps the budget: then it keeps it tomorrow too. If the next denser
-one lies within the budget without being sure to stay there, the machine is too noisy to decide between the two; the
-sparser one is taken and the answer says so.
+A candidate fits when the upper end of its interval meets the budget: then it will meet it tomorrow too. If the next
+denser one lies within the budget but its interval does not, the machine is too noisy to decide between the two; the
+sparser one is taken and marked as undecided.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from ..profiling.drift import Latency
 
 MOST_TIMED = 5  # candidates that a choice may build and time; more only where none of them fits
-MARGIN = 0.01  # that a first look leaves: about what an interval will be when neighbours have been compared
-FIRST_SECONDS, COMPARE_SECONDS = 1.0, (1.0, 3.0, 6.0)  # of every candidate; longer while the shorter cannot tell
+MARGIN = 0.01  # left by a first timing run: about the width of an interval once neighbours have been compared
+FIRST_SECONDS, COMPARE_SECONDS = 1.0, (1.0, 3.0, 6.0)  # of every candidate; longer while the shorter run cannot decide
 
 TimeTogether = Callable[[Sequence[int], float], Mapping[int, Latency]]  # candidates, side by side, for so many seconds
 
@@ -73,12 +73,12 @@ def find_bracket(
         elif refused:
             raise OutOfReach(found)
         else:
-            fits = number  # the last one: only a longer look tells that nothing fits
+            fits = number  # the last one: only a longer timing run shows that nothing fits
     return _confirm(fits, line, time, most_timed)
 
 
 class _Line:
-    """Candidates, what they should take, and how far off that was so far."""
+    """Candidates from dense to sparse, their guessed latencies, and the scale that corrects the guesses so far."""
 
     def __init__(self, guesses: Sequence[float], budget_ms: float) -> None:
         self.guesses, self.budget_ms, self.last = guesses, budget_ms, len(guesses) - 1
@@ -86,16 +86,16 @@ class _Line:
         self.timed: set[int] = set()
 
     def learn(self, number: int, found: Latency) -> None:
-        """Take the next guesses from what this one took, on the safe side."""
+        """Scale the guesses by a measured latency, on the safe side."""
         if math.isfinite(found.ms) and math.isfinite(self.guesses[number]):
             self.scale = found.ms * (1 + MARGIN) / self.guesses[number]
 
     def allows(self, fits: int, most_timed: int) -> bool:
-        """Whether a candidate and its neighbour may still be timed; dense is there anyway."""
+        """Return True if a candidate and its neighbour may still be timed; dense is there anyway."""
         return len((self.timed | {fits - 1, fits}) - {0}) <= most_timed
 
     def propose(self, too_slow: int, fits: int, halve: bool = False) -> int:
-        """The densest that should fit, between the two; `halve`: guesses of milliseconds tell nothing of a size."""
+        """Return the densest that should fit, between the two; `halve`: guesses in ms say nothing about a size."""
         allowed = self.budget_ms / self.scale
         wanted = next((n for n, guess in enumerate(self.guesses) if guess <= allowed), self.last)
         if halve:
@@ -122,11 +122,11 @@ def _confirm(fits: int, line: _Line, time: TimeTogether, most_timed: int) -> Bra
             fits = proposed
         elif denser.high <= line.budget_ms:
             if fits == 1:
-                return Bracket(0, None)  # dense was too slow a moment ago and fits now: side by side decides
+                return Bracket(0, None)  # dense was too slow a moment ago and fits now: the run side by side decides
             line.learn(fits - 1, denser)
             proposed = line.propose(0, fits)
             if proposed in seen or not line.allows(proposed, most_timed):
-                return Bracket(fits, fits - 1, decided=False)  # looks contradict each other: the safe one
+                return Bracket(fits, fits - 1, decided=False)  # timing runs disagree: the sparser one is safe
             fits = proposed
         else:
             return Bracket(fits, fits - 1, decided=denser.ms > line.budget_ms)

@@ -1,7 +1,7 @@
-"""Candidates: variants of one model that are built and timed side by side, so that a budget can choose. Light.
+"""The candidates of a selection: variants of one model that are built and timed side by side. Light.
 
-Two things are passed in. A `Builder` makes the file of a Plan: with torch (`prune.build`) or from an Elastic folder
-(`elastic_builder`). A `Timer` times files. Where all files and latencies are there already, neither is needed.
+Two collaborators are passed in. A `Builder` makes the file of a Plan: with torch (`prune.build`) or from an Elastic
+folder (`elastic_builder`). A `Timer` times files. Where all files and latencies exist already, neither is needed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FIT_SECONDS = 0.5  # of every sample configuration that the latency model is fit
 
 @dataclass(frozen=True)
 class BuiltVariant:
-    """A file on disk and all that is known of it so far."""
+    """A variant as a file on disk, with everything measured so far."""
 
     name: str
     path: Path
@@ -60,8 +60,8 @@ class BuiltVariant:
 
     @staticmethod
     def of(folder: Path, variant: Variant) -> BuiltVariant:
-        """A variant of a family, as its manifest describes it; its latencies are another matter."""
-        said = variant.int8_sum_bits
+        """Make one from the manifest's description of a variant, without its latencies."""
+        sum_bits = variant.int8_sum_bits
         return BuiltVariant(
             name=variant.name,
             path=folder / variant.file,
@@ -74,16 +74,16 @@ class BuiltVariant:
             precision_cosine=variant.precision_cosine,
             kept=True,
             parity=variant.parity,
-            int8_sum_bits=None if said is UNSET else said,
+            int8_sum_bits=None if sum_bits is UNSET else sum_bits,
         )
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What belongs to this variant alone: graph, own weights, engine and its record; some may not exist."""
+        """The files of this variant alone: graph, own weights, engine and its record; some may not exist."""
         return (self.path, self.path.with_suffix(".bin"), *engine_files(self.path))
 
     def params(self, anatomy: Anatomy) -> int:
-        """Parameters; a correction gives a bias to layers that had none."""
+        """Return the number of parameters; a correction gives a bias to layers that had none."""
         after = anatomy.with_output_biases() if self.correction in ADDS_BIASES else anatomy
         return after.params(self.plan)
 
@@ -93,7 +93,7 @@ class SampleGraphs:
     """Graphs of uncorrected weights that a latency model is fitted to."""
 
     paths: Mapping[str, Path]
-    last_makes_keys: bool  # the last attention makes keys and values of all tokens, though it answers for one
+    last_makes_keys: bool  # the last attention makes keys and values of all tokens, though only one is read
 
 
 def write_samples(
@@ -127,8 +127,8 @@ class Candidates:
         progress: Progress,
         builder: Builder | None = None,  # None: nothing new can be built
         timer: Timer | None = None,  # None: latencies were taken elsewhere, and nothing is timed here
-        built: Iterable[BuiltVariant] = (),  # that are there already
-        advice: str = "",  # what would help if no variant fits a budget: the end of a sentence
+        built: Iterable[BuiltVariant] = (),  # that exist already
+        advice: str = "",  # what helps if no variant fits a budget: ends an error message
     ) -> None:
         self.anatomy, self.target, self.progress, self.advice = anatomy, target, progress, advice
         self.built = {variant.name: variant for variant in built}
@@ -136,11 +136,11 @@ class Candidates:
         self._builder, self._timer = builder, timer
 
     def add(self, name: str, plan: Plan, keep: bool = False) -> None:
-        """Build a variant, unless it is there already; `keep`: as well as can be, not only to be timed."""
+        """Build a variant, unless it exists already; `keep`: as well as can be, not only to be timed."""
         before = self.built.get(name)
         if before is not None and (before.kept or not keep):
             return
-        assert self._builder is not None, f"{name} is not there, and nothing can build it"
+        assert self._builder is not None, f"{name} does not exist, and there is no builder"
         self.built[name] = self._builder.build(name, plan, keep, before)
 
     def time(
@@ -155,15 +155,15 @@ class Candidates:
         self.progress.phase(f"timing {', '.join(names)}")
         together = names if DENSE in names else [DENSE, *names]
         files = {name: File(self.built[name].path, self.built[name].sha256) for name in together}
-        run = self._timer.time(files, seconds, reported(self.progress, budget_ms), at)
-        self.know(run)
+        run = self._timer.time(files, seconds, live_report(self.progress, budget_ms), at)
+        self.record(run)
         for name in names:
             profile = run[name]
             between = "{:.2f} to {:.2f}".format(*profile.intervals_ms["p50"])
             self.progress.note(f"{name}: p50 {profile.p50_ms:.2f} ms ({between}), p90 {profile.p90_ms:.2f} ms")
 
-    def know(self, run: Mapping[str, Profile]) -> None:
-        """Take the profiles of one timing run, the dense variant's among them."""
+    def record(self, run: Mapping[str, Profile]) -> None:
+        """Record the profiles of one timing run, the dense variant's among them."""
         self.drift.add(run)
         for name, profile in run.items():
             self.built[name] = replace(self.built[name], profile=profile)
@@ -171,7 +171,7 @@ class Candidates:
     def latency_model(self, removable: bool = False, budget_ms: float | None = None) -> LatencyModel | None:
         """Fit a model of this target to sample configurations, which are timed side by side and then removed.
 
-        `removable`: also to some that lack sub-layers, which tell what one costs for being there.
+        `removable`: also to some that lack sub-layers, which show the cost of having one.
         """
         assert self._builder is not None
         assert self._timer is not None
@@ -181,11 +181,11 @@ class Candidates:
             return None
         self.progress.phase(f"timing {len(plans)} sample configurations for a latency model")
         files = {name: File(path, sha256(path)) for name, path in graphs.paths.items()}
-        profiles = self._timer.time(files, FIT_SECONDS, reported(self.progress, budget_ms))
+        profiles = self._timer.time(files, FIT_SECONDS, live_report(self.progress, budget_ms))
         for path in graphs.paths.values():
             for file in (path, path.with_suffix(".bin"), *engine_files(path)):
                 file.unlink(missing_ok=True)
-        one_thread = self.target.threads == 1  # CPU time of several counts their waiting for each other
+        one_thread = self.target.threads == 1  # the CPU time of several threads includes their waiting for each other
         found = [
             (plans[name], profile.cpu_ms if one_thread and profile.cpu_ms is not None else profile.p50_ms)
             for name, profile in profiles.items()
@@ -195,19 +195,19 @@ class Candidates:
         return model
 
     def latency(self, name: str, limits: Limits, relative: bool) -> Latency:
-        """The latency that a budget is compared with; a variant that is too large for another limit takes forever."""
+        """Return the latency to compare with a budget: infinite for a variant that exceeds another limit."""
         if not self.meets_limits(name, limits):
             return Latency(*[math.inf] * 3)
         return self.drift.latency(name, limits.at, relative)
 
     def meets_limits(self, name: str, limits: Limits) -> bool:
-        """Whether a variant meets the limits beside the budget."""
+        """Return True if a variant meets the limits beside the budget."""
         built = self.built[name]
         small = built.size_bytes <= (limits.max_size_bytes or math.inf)
         return small and built.params(self.anatomy) <= (limits.max_params or math.inf)
 
     def named(self, grid: Mapping[str, Plan]) -> dict[str, Plan]:
-        """Name Plans so that none is built twice: one that is there keeps its name, a taken name gets a number."""
+        """Name Plans so that none is built twice: one that exists keeps its name, a taken name gets a number."""
         known = {built.plan: name for name, built in reversed(self.built.items())}  # of equals the first
         taken = set(self.built)
         found = {}
@@ -219,7 +219,7 @@ class Candidates:
         return found
 
     def measurements(self, budget_ms: float, limits: Limits, relative: bool) -> tuple[Measurement, ...]:
-        """Everything that was built and timed, densest first."""
+        """Return a Measurement of every variant that was built and timed, densest first."""
         found = []
         for built in self.built.values():
             if built.profile is None:
@@ -243,12 +243,12 @@ class Candidates:
         return tuple(sorted(found, key=lambda m: (-m.flops, m.variant)))
 
     def described(self, names: Collection[str]) -> tuple[Variant, ...]:
-        """These variants as the manifest has them, densest first."""
+        """Describe these variants for the manifest, densest first."""
         variants = [_described(self.built[name], self.anatomy, self.target.precision) for name in names]
         return tuple(sorted(variants, key=lambda v: (-v.flops, v.name)))
 
     def weight_files(self, names: Collection[str]) -> tuple[WeightFile, ...]:
-        """All files that the graphs of these variants point into, the shared one first."""
+        """Return all weight files that the graphs of these variants point into, the shared one first."""
         paths = dict.fromkeys(path for name in self.built if name in names for path in self.built[name].weights)
         return tuple(WeightFile(file=path.name, size_bytes=path.stat().st_size, sha256=sha256(path)) for path in paths)
 
@@ -285,8 +285,8 @@ def _described(built: BuiltVariant, anatomy: Anatomy, precision: Precision) -> V
     )
 
 
-def reported(progress: Progress, budget_ms: float | None) -> Report:
-    """Show the latencies so far, twice a second: drawing must not disturb what is timed."""
+def live_report(progress: Progress, budget_ms: float | None) -> Report:
+    """Return a callback that shows the latencies so far, twice a second: drawing must not disturb the timing."""
     shown = time.monotonic()
 
     def report(samples: Mapping[str, Samples]) -> None:

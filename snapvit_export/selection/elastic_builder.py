@@ -1,4 +1,4 @@
-"""New variants on a device, cut from an Elastic folder: corrected, and compared in both flavours. Light: no torch.
+"""Builds variants on a device from an Elastic folder: corrected, and compared in both flavours. Light: no torch.
 
 They are made in a scratch folder; `adopt` moves those that are kept into the family, whose weight file is the same.
 """
@@ -29,7 +29,7 @@ from ..storage.atomic import sha256
 from ..target import SumBits, Target
 from .candidates import BuiltVariant, SampleGraphs, write_samples
 
-SAME_WEIGHTS = 1e-3  # of the outputs of two dense graphs: what rounding may do, where other weights do far more
+SAME_WEIGHTS = 1e-3  # between the outputs of two dense graphs: rounding stays below it, other weights far exceed it
 
 
 class ElasticBuilder:
@@ -48,8 +48,8 @@ class ElasticBuilder:
         """`inputs`: some images as the graphs take them; `scratch`: a folder for what is built."""
         self.packed, self.target, self.format, self.progress = packed, target, format, progress
         self.inputs = inputs
-        said = manifest.variant(manifest.dense).int8_sum_bits
-        sum_bits: SumBits = 32 if said is UNSET else said  # families from before do not say it
+        recorded = manifest.variant(manifest.dense).int8_sum_bits
+        sum_bits: SumBits = 32 if recorded is UNSET else recorded  # older families do not record it
         self.writer = GraphWriter(Blueprint.of(packed), scratch, format.takes_bytes, target.precision, sum_bits)
         self.precision = GraphPrecision(target.precision)
 

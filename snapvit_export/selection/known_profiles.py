@@ -1,6 +1,7 @@
-"""Latencies that were taken before: their file, the choice by them, and one variant for each of many devices. Light.
+"""Selection by latencies that were measured before: on another device, or for a fleet of devices at once. Light.
 
-`snapvit profile` and the Jetson agent write a `FamilyProfile`. Where nothing can be timed, it decides alone.
+`snapvit profile` and the Jetson agent write a `FamilyProfile`. `known_candidates` makes candidates of one, which are
+neither built nor timed here; `pick_all` gives each of many devices the densest variant that meets its budget.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ OWN = "cpu"  # the device that the family's own manifest was measured on
 
 
 class FamilyProfile(Value, frozen=True, kw_only=True):
-    """How long the variants of a family take on one device: what `snapvit profile` writes."""
+    """The latencies of a family's variants on one device, as `snapvit profile` writes them."""
 
     format_version: Literal[1] = 1
     model: str
@@ -40,7 +41,7 @@ class FamilyProfile(Value, frozen=True, kw_only=True):
 
 
 def known_candidates(folder: Path, manifest: Manifest, known: FamilyProfile, at: Percentile) -> Candidates:
-    """The variants of a family with latencies that were taken elsewhere: nothing can be built or timed."""
+    """Return the variants of a family with latencies from elsewhere: nothing can be built or timed."""
     profiles = {}
     for variant in manifest.variants:
         profile = known.profiles.get(variant.name)
@@ -53,7 +54,7 @@ def known_candidates(folder: Path, manifest: Manifest, known: FamilyProfile, at:
     built = [BuiltVariant.of(folder, variant) for variant in manifest.variants]
     advice = "export sparser variants and time them there"
     candidates = Candidates(manifest.anatomy, known.target.target, Silent(), built=built, advice=advice)
-    candidates.know(profiles)
+    candidates.record(profiles)
     return candidates
 
 
@@ -67,7 +68,7 @@ def require_runs(name: str, profile: Profile, at: Percentile) -> None:
 
 
 class Pick(Value, frozen=True, kw_only=True):
-    """What one device gets."""
+    """The variant for one device."""
 
     device: str
     budget_ms: float
@@ -91,7 +92,7 @@ def parse_budgets(text: str) -> dict[str, Budget]:
 
 
 def profiles_of(name: str, manifest: Manifest) -> FamilyProfile:
-    """The Profiles of a device: a file that `snapvit profile` wrote, or `cpu` for those in the manifest."""
+    """Return the Profiles of a device: a file that `snapvit profile` wrote, or `cpu` for those in the manifest."""
     path = Path(name)
     if not path.is_file() and name == OWN:
         if (gpu := manifest.target.device.accelerator) is not None:
@@ -104,7 +105,7 @@ def profiles_of(name: str, manifest: Manifest) -> FamilyProfile:
 
 
 def pick(device: str, found: FamilyProfile, manifest: Manifest, budget: Budget, at: Percentile) -> Pick:
-    """The densest variant of a family that meets a budget on a device."""
+    """Return the densest variant of a family that meets a budget on a device."""
     dense = found.profiles.get(manifest.dense)
     timed = [
         (variant, found.profiles[variant.name])
@@ -121,7 +122,7 @@ def pick(device: str, found: FamilyProfile, manifest: Manifest, budget: Budget, 
     before: tuple[str, float] | None = None
     for variant, _ in timed:
         latency = drift.latency(variant.name, at, budget.is_relative)
-        if latency.high <= budget_ms:  # as a choice has it
+        if latency.high <= budget_ms:  # the whole interval, as in a choice
             name, ms = before or (None, None)
             return Pick(
                 device=device,
@@ -139,5 +140,5 @@ def pick(device: str, found: FamilyProfile, manifest: Manifest, budget: Budget, 
 
 
 def pick_all(manifest: Manifest, budgets: Mapping[str, Budget], at: Percentile) -> list[Pick]:
-    """One variant for every device."""
+    """Pick one variant for every device."""
     return [pick(name, profiles_of(name, manifest), manifest, budget, at) for name, budget in budgets.items()]

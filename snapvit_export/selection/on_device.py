@@ -1,4 +1,4 @@
-"""A family on the device that will run it: time its variants there, choose one, cut new ones there. Light: no torch.
+"""Profiles a family on the device that will run it, and chooses or cuts a variant there. Light: no torch.
 
 The family's files are timed as they are, with noise for images: latency does not depend on what is in an image. If an
 Elastic folder of the same ranking came along, variants that the family does not have are cut from it, corrected, and
@@ -32,7 +32,7 @@ from ..progress import Progress
 from ..runtimes.session import device_for
 from ..storage.atomic import writing
 from ..target import Runtime, Target, parse_precision
-from .candidates import BuiltVariant, Candidates, reported
+from .candidates import BuiltVariant, Candidates, live_report
 from .elastic_builder import ElasticBuilder, adopt
 from .known_profiles import FamilyProfile, known_candidates, require_runs
 from .select import select, select_among
@@ -42,7 +42,7 @@ GATE_IMAGES = 4
 
 @dataclass(frozen=True)
 class TimingOptions:
-    """How to time a family; what is None is as the family was made for."""
+    """Options for timing a family; None means as the family was made for."""
 
     runtime: Runtime | None = None
     threads: int | None = None
@@ -50,7 +50,7 @@ class TimingOptions:
     pause_ms: float = 0.0  # before every run
 
     def target(self, manifest: Manifest) -> Target:
-        """The target that this means for a family."""
+        """Return the target that these options mean for a family."""
         made, fixed = manifest.target, manifest.input.batch
         batch = self.batch or made.batch
         if fixed not in (None, batch):
@@ -79,7 +79,7 @@ def profile_family(
             require_same_in_runtime(variant.name, folder / variant.file, target, images)
     progress.phase(f"timing {', '.join(files)}")
     timer = Timer(target, device, noise(manifest, target.batch), options.pause_ms)
-    profiles = timer.time(files, seconds, reported(progress, None), "p90", energy=True)
+    profiles = timer.time(files, seconds, live_report(progress, None), "p90", energy=True)
     return FamilyProfile(model=manifest.model, target=MeasuredOn.of(target, device), profiles=profiles)
 
 
@@ -92,7 +92,7 @@ def choose_in_family(
     elastic: Path | None = None,
     known: FamilyProfile | None = None,
 ) -> Manifest:
-    """Choose the variant of a family that meets a budget on this machine; the manifest says so from now on.
+    """Choose the variant of a family that meets a budget on this machine, and record the choice in its manifest.
 
     `known`: latencies that were taken here before; they must be of these files, this device and this target. Those of a
     GPU, which the Jetson agent takes, decide alone: nothing is timed here.
@@ -116,7 +116,7 @@ def choose_in_family(
             candidates.time(names, at=limits.at)
         else:
             _require_taken_here(known, candidates, timer, limits.at)
-            candidates.know({name: known.profiles[name] for name in names})
+            candidates.record({name: known.profiles[name] for name in names})
         choice = _choice(candidates, manifest, budget, limits, packed)
         new = [name for name in (choice.variant, choice.next_denser) if name is not None and name not in names]
         for name in new:
@@ -136,7 +136,7 @@ def choose_in_family(
 def _candidates(
     folder: Path, manifest: Manifest, timer: Timer, packed: Elastic | None, scratch: Path, progress: Progress
 ) -> Candidates:
-    """The variants of a family, and those that an Elastic folder gives; all are compared with ONNX Runtime first."""
+    """Return the variants of a family, with a builder if an Elastic folder came along; all pass the runtime gate."""
     target, inputs = timer.target, noise(manifest, manifest.input.batch or GATE_IMAGES)
     built = [BuiltVariant.of(folder, variant) for variant in manifest.variants]
     builder = None
@@ -156,7 +156,7 @@ def _require_taken_here(known: FamilyProfile, candidates: Candidates, timer: Tim
         profile = known.profiles.get(name)
         if profile is None or not profile.belongs_to(built.sha256, timer.target, timer.device, timer.pause_ms):
             raise FileFormatError(
-                f"the given latencies of {name} are of another file or device, or were taken in another way. "
+                f"the given latencies of {name} are of another file or device, or were taken under other settings. "
                 "Leave --profile out"
             )
         require_runs(name, profile, at)
@@ -165,7 +165,7 @@ def _require_taken_here(known: FamilyProfile, candidates: Candidates, timer: Tim
 def _choose_by_known(
     folder: Path, manifest: Manifest, budget: Budget, limits: Limits, known: FamilyProfile
 ) -> Manifest:
-    """Choose by latencies that were taken on another device; the manifest then speaks of that one."""
+    """Choose by latencies that were taken on another device, which the manifest then names."""
     candidates = known_candidates(folder, manifest, known, limits.at)
     choice = _choice(candidates, manifest, budget, limits, None)
     variants = candidates.described(list(candidates.built))
@@ -186,7 +186,7 @@ def _choice(
 
 
 def _same_ranking(packed: Elastic, folder: Path, manifest: Manifest) -> Elastic:
-    """The Elastic folder, if it belongs to the family."""
+    """Return the Elastic folder, if it belongs to the family."""
     ranking = Ranking.load(folder / RANKING)
     if ranking.order_sha256 != packed.ranking.order_sha256 or packed.anatomy != manifest.anatomy:
         raise FileFormatError(f"{packed.folder}: of another model or ranking than {folder}. Pack with its {RANKING}")
@@ -199,7 +199,7 @@ def _same_ranking(packed: Elastic, folder: Path, manifest: Manifest) -> Elastic:
 
 
 def noise(manifest: Manifest, count: int) -> npt.NDArray[Any]:
-    """Images of noise in the form that a family's graphs take."""
+    """Return images of noise as a family's graphs take them."""
     height, width = manifest.anatomy.image
     shape = (count, height, width, manifest.anatomy.channels)
     pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
@@ -207,7 +207,7 @@ def noise(manifest: Manifest, count: int) -> npt.NDArray[Any]:
 
 
 def _format(folder: Path, manifest: Manifest) -> GraphFormat:
-    """How the graphs of a family were written, as their files tell."""
+    """Return the format that the graphs of a family were written in, read from their files."""
     dense = manifest.variant(manifest.dense)
     flavour: Flavour = "portable"
     if dense.file.endswith(".onnx") and inspect(folder / dense.file).opset == OPSETS["ort"]:

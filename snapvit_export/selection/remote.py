@@ -1,7 +1,7 @@
-"""Time a family on another machine over the system's ssh, and bring the Profile back. Light.
+"""Times a family on another machine over the system's ssh, and brings the Profile back. Light.
 
-Keys, host names and known hosts are ssh's own business and stay as the user has set them: an unknown host is refused,
-nothing is asked. The files of the family go there in one stream, into a folder that is removed afterwards; the other
+Keys, host names and known hosts are ssh's own business and stay as the user has set them: an unknown host is refused
+without a prompt. The files of the family go there in one stream, into a folder that is removed afterwards; the other
 machine needs Python with `snapvit-export[ort]`, and checks every hash before it times anything.
 """
 
@@ -34,8 +34,8 @@ for member in archive:
     with open(os.path.join(sys.argv[1], member.name), "wb") as file:
         file.write(archive.extractfile(member).read())
 """
-NO_CONNECTION = 255  # what ssh itself exits with
-NO_PROGRAM = 127  # what a shell exits with
+NO_CONNECTION = 255  # exit code of ssh itself
+NO_PROGRAM = 127  # exit code of a shell
 
 
 @dataclass(frozen=True)
@@ -75,19 +75,19 @@ class Host:
         return f"ssh {where}" if self.port is None else f"ssh -p {self.port} {where}"
 
     def run(self, *words: str, given: bytes = b"") -> bytes:
-        """Run a command there and return what it prints; clear words if it cannot."""
+        """Run a command there and return its standard output, or raise an error that names the cause."""
         try:
             done = subprocess.run(self.command(*words), input=given, capture_output=True, check=False)
         except FileNotFoundError:
             raise SnapvitError("there is no ssh program here. Install an OpenSSH client") from None
         if done.returncode == 0:
             return done.stdout
-        said = _last_line(done.stderr)
+        reason = _last_line(done.stderr)
         if done.returncode == NO_CONNECTION:
-            raise SnapvitError(f"{self.name}: no connection: {said}. Try it by hand: {self.by_hand}")
+            raise SnapvitError(f"{self.name}: no connection: {reason}. Try it by hand: {self.by_hand}")
         if done.returncode == NO_PROGRAM:
             raise SnapvitError(f"{self.name}: no program is called {words[0]} there. Give --python PATH")
-        raise SnapvitError(f"{self.name}: {said.removeprefix('error: ')}")
+        raise SnapvitError(f"{self.name}: {reason.removeprefix('error: ')}")
 
 
 def profile_there(family: Path, host: Host, options: Sequence[str], progress: Progress) -> FamilyProfile:
@@ -98,7 +98,7 @@ def profile_there(family: Path, host: Host, options: Sequence[str], progress: Pr
     folder = host.run(host.python, "-c", "import tempfile; print(tempfile.mkdtemp(prefix='snapvit-'))").decode().strip()
     if not folder.startswith("/"):
         raise SnapvitError(
-            f"{host.name}: said '{folder[:80]}' where a folder was expected. Is its shell quiet at login?"
+            f"{host.name}: printed '{folder[:80]}' where a folder was expected. Is its shell quiet at login?"
         )
     try:
         progress.phase(f"copying {len(manifest.variants)} variants to {host.name}")
@@ -114,13 +114,13 @@ def profile_there(family: Path, host: Host, options: Sequence[str], progress: Pr
             "--out",
             f"{folder}/profile.json",
         )
-        told = host.run(host.python, *program, *options)
+        answer = host.run(host.python, *program, *options)
     finally:
         try:
             host.run(host.python, "-c", "import shutil, sys; shutil.rmtree(sys.argv[1])", folder)
-        except SnapvitError as error:  # what was found is worth more than a clean folder
+        except SnapvitError as error:  # the measurements are worth more than a clean folder
             progress.note(f"{folder} stays on {host.name}: {error}")
-    found = from_json(told, FamilyProfile, f"the answer of {host.name}")
+    found = from_json(answer, FamilyProfile, f"the answer of {host.name}")
     wanted = {variant.name: variant.sha256 for variant in manifest.variants}
     if {name: profile.sha256 for name, profile in found.profiles.items()} != wanted:
         raise SnapvitError(f"{host.name}: timed other files than those of {family}")
@@ -139,7 +139,7 @@ def _require_package(host: Host) -> None:
 
 
 def _packed(family: Path) -> bytes:
-    """The files of a family as one archive."""
+    """Pack the files of a family into one archive."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name in own_files(family) or [MANIFEST]:

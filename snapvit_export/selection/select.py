@@ -1,7 +1,7 @@
-"""From candidates and a budget to the Choice: Plans are proposed, built, timed in turns and compared. Light.
+"""Selects the densest variant that meets a budget: Plans are proposed, built, timed and compared. Light.
 
-`bracket` walks along the line of candidates; here its numbers become variants, and its answer becomes the proof: what
-was chosen, the next denser one, every measurement with all timing runs pooled, and what remains in doubt.
+`bracket` walks along the line of candidates; here its numbers become variants, and its result becomes the
+proof: the chosen variant, the next denser one, every measurement with all timing runs pooled, and what is in doubt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..profiling.latency_model import SHARES, LatencyModel
 from .bracket import OutOfReach, find_bracket
 from .candidates import DENSE, BuiltVariant, Candidates
 
-MOST_ARTEFACTS = 12  # that a choice builds and times, with the sample configurations that lack no sub-layer
+MOST_BUILT = 12  # candidates, and sample configurations that lack no sub-layer, that a choice builds and times
 
 
 def select(candidates: Candidates, planner: Planner, budget: Budget, limits: Limits = Limits()) -> Choice:
@@ -40,7 +40,7 @@ def select(candidates: Candidates, planner: Planner, budget: Budget, limits: Lim
 
 
 def _falling(grid: Mapping[str, Plan], anatomy: Anatomy) -> dict[str, Plan]:
-    """The candidates without those that are faster than an earlier one but larger, so that smaller means later.
+    """Leave out candidates that are faster than an earlier one but larger, so that smaller means later.
 
     Behind the last attention MLPs are all but free, so an early last attention may make a model fast and yet large.
     """
@@ -67,7 +67,7 @@ def select_among(
 
     def timed(numbers: Sequence[int], seconds: float) -> dict[int, Latency]:
         chosen = [names[number] for number in numbers]
-        for name in chosen:  # two are timed together when they decide: then it must be the files that are kept
+        for name in chosen:  # two timed together decide, so they must be the files that are kept
             candidates.add(name, grid[name], keep=len(chosen) > 1)
         candidates.time(chosen, seconds, limits.at, first_budget_ms)
         # A budget in percent moves with the machine, so its latencies are brought back to the first dense one.
@@ -76,7 +76,7 @@ def select_among(
 
     allowed = limits.max_params or math.inf
     guesses = [ms if anatomy.params(plan) <= allowed else math.inf for ms, plan in zip(guesses, grid.values())]
-    most_timed = MOST_ARTEFACTS - 1 - (min(model.nets, len(SHARES)) if model else 0)
+    most_timed = MOST_BUILT - 1 - (min(model.nets, len(SHARES)) if model else 0)
     try:
         dense = candidates.latency(names[0], limits, relative)
         bracket = find_bracket(guesses, first_budget_ms, timed, dense, most_timed)
@@ -102,7 +102,7 @@ def select_among(
 
 
 def _with_all_runs(chosen: int, built: Sequence[BuiltVariant | None], found: Mapping[str, Measurement]) -> int:
-    """The choice by all runs pooled: a denser candidate that fits after all, if it was made to be kept."""
+    """Return the choice by all runs pooled: a denser candidate that fits after all, if it was built to be kept."""
 
     def is_kept(number: int) -> bool:
         candidate = built[number]
@@ -118,7 +118,7 @@ def _with_all_runs(chosen: int, built: Sequence[BuiltVariant | None], found: Map
 
 
 def _doubt(chosen: Measurement, denser: Measurement | None, budget_ms: float) -> str | None:
-    """Why a choice is not beyond doubt, and what to do; None if it is."""
+    """Return the reason why a choice is not beyond doubt, and advice; None if it is."""
     if any(measurement.profile.is_contended for measurement in (chosen, denser) if measurement is not None):
         return "other work kept the model from its cores. Stop it and choose again"
     unsure = chosen if chosen.between_ms[1] > budget_ms else denser
@@ -151,6 +151,6 @@ def _out_of_reach(candidates: Candidates, last: str, budget_ms: float, limits: L
 
 
 def rounded_up(ms: float) -> str:
-    """Three digits that are enough when typed in as a budget."""
+    """Format a latency in three digits, rounded up so that it is enough as a budget."""
     step = 10.0 ** (math.floor(math.log10(ms)) - 2)
     return f"{math.ceil(ms / step) * step:.6g}"

@@ -1,1 +1,1 @@
-"""One module a command: they string the light half and the torch half together. Importing them is light."""
+"""One module per command, each connecting the light half with the torch half. Importing them is light."""

@@ -1,7 +1,7 @@
-"""`snapvit compare`: from a model, images and names of methods to a table and a picture of them.
+"""`snapvit compare`: prunes a model by several methods, evaluates all, and writes a table and a chart.
 
-Importing this is light; torch is loaded when the work begins. All methods calibrate on the same images, and are judged
-on the same others: a data set of its own (`on`), or what calibration left of the images.
+Importing this is light; torch is loaded when the work begins. All methods calibrate on the same images and are
+evaluated on the same others: a dataset of its own (`on`), or the images that calibration left.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from ..allocation.planner import check_fraction, check_sparsity
 from ..allocation.recipe import Settings
-from ..calibration.dataset import DataSet, open_data_set
+from ..calibration.dataset import Dataset, open_dataset
 from ..calibration.images import calibration_and_held_out, read_images
 from ..errors import SnapvitError, UsageError, needs
 from ..evaluate.comparison import COMPARISON, Axis, Comparison
@@ -36,12 +36,12 @@ NAMES = (COMPARISON, "compare.md", "compare.svg", "compare.png")
 
 @dataclass(frozen=True)
 class CompareRequest:
-    """Which methods, on which model, at which sizes."""
+    """Methods, a model, sizes, and images to compare them on."""
 
     model: str = BUNDLED_MODEL
     checkpoint: Path | None = None
     data: str | Sequence[str] | None = None  # to calibrate on
-    on: str | None = None  # a data set to judge on; None: what calibration left
+    on: str | None = None  # a dataset to evaluate on; None: the images that calibration left
     recipes: Sequence[str] = METHODS
     axis: Axis = "sparsity"
     sizes: Sequence[float] = ()
@@ -53,7 +53,7 @@ class CompareRequest:
 
 
 def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
-    """Compare, and write the table, the picture and the numbers."""
+    """Compare, and write the table, the chart and the numbers."""
     sizes = _check(request)
     from ..report.draw import check_there
 
@@ -72,19 +72,19 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
     progress.phase("finding images")
     calibration, rest = calibration_and_held_out(data_of(request), request.images, request.seed, MOST_HELD_OUT)
     if request.on is None and not rest.count:
-        raise SnapvitError(f"{rest.name}: no images are left to judge on. Give fewer --images, or --on another set")
-    data = DataSet(rest.name, None, None, rest) if request.on is None else open_data_set(request.on, request.seed)
+        raise SnapvitError(f"{rest.name}: no images are left to evaluate on. Give fewer --images, or --on another set")
+    data = Dataset(rest.name, None, None, rest) if request.on is None else open_dataset(request.on, request.seed)
     progress.phase(f"loading {request.model}")
     model = load_model(request.model, request.checkpoint)
     images = read_images([calibration], model.preprocessing, progress)[0]
     dense = TorchExtractor(model)
-    evaluator = Evaluator.set(dense, data, request.options, progress, label_free=True)
-    whole = evaluator.features(dense, progress)
+    evaluator = Evaluator.prepare(dense, data, request.options, progress, label_free=True)
+    dense_features = evaluator.features(dense, progress)
 
-    def judge(module: nn.Module) -> Evaluation:
+    def evaluate(module: nn.Module) -> Evaluation:
         extractor = TorchExtractor(Model(module, read_anatomy(module, model.name), model.description))
         features = evaluator.features(extractor, progress)
-        return evaluator.evaluation(evaluator.measures(features, progress) | fidelity_to(features, whole))
+        return evaluator.evaluation(evaluator.measures(features, progress) | fidelity_to(features, dense_features))
 
     start = Comparison(
         model=model.name,
@@ -93,10 +93,12 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
         judged_on={name: part.fingerprint for name, part in evaluator.images.items()},
         settings={name: as_builtins(settings) for name, settings in methods.items()},
         axis=request.axis,
-        dense=evaluator.evaluation(evaluator.measures(whole, progress) | fidelity_to(whole, whole)),
+        dense=evaluator.evaluation(
+            evaluator.measures(dense_features, progress) | fidelity_to(dense_features, dense_features)
+        ),
     )
-    found = compare(model, images, methods, sizes, judge, _continued(start, request.out), request.out, progress)
-    asked = ordered(found, list(methods), sizes)  # the file keeps what earlier runs found besides
+    found = compare(model, images, methods, sizes, evaluate, _continued(start, request.out), request.out, progress)
+    asked = ordered(found, list(methods), sizes)  # the file keeps the results of earlier runs besides
     _write(asked, request.out)
     return asked
 
@@ -110,7 +112,7 @@ def _check(request: CompareRequest) -> tuple[float, ...]:
     if twice := [name for name in request.recipes if list(request.recipes).count(name) > 1]:
         raise UsageError(f"--recipes names {twice[0]} twice. Name each once")
     if request.options.by is not None and "segment" in request.options.by:
-        raise UsageError("--by segment judges one model at a time: see snapvit evaluate")
+        raise UsageError("--by segment evaluates one model at a time: see snapvit evaluate")
     if request.out.exists() and not request.out.is_dir():
         raise SnapvitError(f"{request.out}: exists and is not a folder. Choose another --out")
     return sizes
@@ -121,7 +123,7 @@ def _searching(settings: Settings, evaluations: int) -> Settings:
 
 
 def _continued(start: Comparison, folder: Path) -> Comparison:
-    """With what an earlier run found under the same conditions; each method must have the same settings too."""
+    """Add the results of an earlier run with the same inputs, of methods whose settings are the same too."""
     before = Comparison.load(folder)
     if before is None:
         return start

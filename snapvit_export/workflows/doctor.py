@@ -1,4 +1,4 @@
-"""What this machine has and what it lacks, and for which command that matters. Light: imports are tried."""
+"""`snapvit doctor`: tries what this machine has installed, and lists what each command lacks. Light."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ PACKAGES = (
     *("openvino", "nncf", "tensorrt", "tensorrt-rtx"),
     *("vl-convert-python", "jinja2"),
 )
-# runtime: packages of which it needs one, and how to get it
+# By runtime: packages of which it needs one, and how to install it.
 OTHER_RUNTIMES: dict[Runtime, tuple[tuple[str, ...], str]] = {
     "openvino": (("openvino",), "pip install 'snapvit-export[openvino]'"),
     "tensorrt": (("tensorrt", "tensorrt-rtx"), "pip install tensorrt-rtx, or see docs/jetson.md"),
     "onnxruntime-cuda": (("onnxruntime-gpu",), "pip install 'snapvit-export[ort-gpu]' instead of [ort]"),
     "onnxruntime-tensorrt": (("onnxruntime-gpu",), "pip install 'snapvit-export[ort-gpu]' instead of [ort]"),
 }
-# command: modules it imports, and the extra that brings them
+# By command: modules that it imports, and the extra that installs them.
 COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "rank": (("torch", "timm", "sklearn"), "prune"),
     "export": (("torch", "timm", "sklearn", "onnx", "onnxruntime"), "all"),
@@ -56,7 +56,7 @@ class RuntimeState(Value, frozen=True, kw_only=True):
 
 
 class Diagnosis(Value, frozen=True, kw_only=True):
-    """The whole answer of `snapvit doctor`."""
+    """The result of `snapvit doctor`."""
 
     snapvit: str
     python: str
@@ -67,7 +67,7 @@ class Diagnosis(Value, frozen=True, kw_only=True):
 
 
 def diagnose() -> Diagnosis:
-    """Look at the machine."""
+    """Examine the machine, its packages, runtimes and commands."""
     runtime = _onnxruntime()
     return Diagnosis(
         snapvit=__version__,
@@ -80,7 +80,7 @@ def diagnose() -> Diagnosis:
 
 
 def _onnxruntime() -> RuntimeState:
-    """Run a graph of one node: an import alone does not show that it works."""
+    """Run a graph of one node: a successful import alone does not prove that it works."""
 
     def try_it() -> str:
         import numpy as np

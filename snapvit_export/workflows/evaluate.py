@@ -1,4 +1,4 @@
-"""`snapvit evaluate`: how good one model is on a data set, in torch or as an exported file.
+"""`snapvit evaluate`: measures one model on a dataset, in torch or as an exported file.
 
 Importing this is light; torch is loaded when a model is.
 """
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..allocation.planner import check_fraction, check_sparsity
-from ..calibration.dataset import open_data_set
+from ..calibration.dataset import open_dataset
 from ..calibration.digits import BUNDLED as BUNDLED_IMAGES
 from ..errors import UsageError, needs
 from ..evaluate.evaluator import EvalOptions, Evaluator, Extractor, check_options
-from ..evaluate.exported_model import SUFFIXES, about_file, opened
+from ..evaluate.exported_model import SUFFIXES, open_exported, read_info
 from ..family.evaluation import Evaluation
 from ..model.ranking import Ranking
 from ..progress import Progress, Silent
@@ -26,7 +26,7 @@ from .inputs import BUNDLED_MODEL
 
 @dataclass(frozen=True)
 class EvaluateRequest:
-    """Which model to judge, cut or not, and how.
+    """A model to evaluate, pruned or not, and the options.
 
     >>> evaluate_model(EvaluateRequest("my-vit", data="path/to/pets", options=EvalOptions(by=["knn"])))
     """
@@ -34,7 +34,7 @@ class EvaluateRequest:
     model: str = BUNDLED_MODEL
     checkpoint: Path | None = None
     data: str | None = None  # None: the bundled digits, for the bundled model
-    ranking: Path | None = None  # cut by it, to one of:
+    ranking: Path | None = None  # prune along it, to a sparsity or to FLOPs
     sparsity: float | None = None
     flops: float | None = None
     options: EvalOptions = field(default_factory=EvalOptions)
@@ -42,7 +42,7 @@ class EvaluateRequest:
 
 
 def evaluate_model(request: EvaluateRequest, progress: Progress | None = None) -> Evaluation:
-    """Load a model, cut it if asked to, and judge it."""
+    """Load a model, prune it if asked to, and evaluate it."""
     progress = progress or Silent()
     ranking = _check(request)
     is_file = Path(request.model).suffix in SUFFIXES
@@ -50,19 +50,19 @@ def evaluate_model(request: EvaluateRequest, progress: Progress | None = None) -
         with needs("evaluating a model", extra="prune"):
             import torch  # noqa: F401
     progress.phase("finding images")
-    data = open_data_set(_data(request), request.options.seed)
+    data = open_dataset(_data(request), request.options.seed)
     with _exported(request) if is_file else nullcontext(_in_torch(request, ranking, progress)) as extractor:
-        return Evaluator.set(extractor, data, request.options, progress).judge(extractor, progress)
+        return Evaluator.prepare(extractor, data, request.options, progress).evaluate(extractor, progress)
 
 
 def _check(request: EvaluateRequest) -> Ranking | None:
     """Refuse what can be refused before any work; return the ranking that was given, if one was."""
-    how = request.options
+    options = request.options
     if request.runtime is not None and Path(request.model).suffix not in SUFFIXES:
         raise UsageError("--runtime runs exported files, and models run in torch. Leave it out, or give a .onnx file")
-    check_options(how)
-    if how.features is not None:
-        check_place(how.features)
+    check_options(options)
+    if options.features is not None:
+        check_place(options.features)
     sizes = [size for size in (request.sparsity, request.flops) if size is not None]
     if request.ranking is None and sizes:
         raise UsageError("--sparsity and --flops cut along a ranking. Give --ranking FILE, made by snapvit rank")
@@ -79,21 +79,21 @@ def _check(request: EvaluateRequest) -> Ranking | None:
 
 def _data(request: EvaluateRequest) -> str:
     if request.data is None and request.model != BUNDLED_MODEL:
-        raise UsageError(f"{request.model} needs images to be judged on. Give --data FOLDER")
+        raise UsageError(f"{request.model} needs images to be evaluated on. Give --data FOLDER")
     return BUNDLED_IMAGES if request.data is None else request.data
 
 
 @contextmanager
 def _exported(request: EvaluateRequest) -> Iterator[Extractor]:
-    """A file of a family, in the runtime that was asked for."""
+    """Open a file of a family in the requested runtime."""
     if request.ranking is not None or request.checkpoint is not None:
         raise UsageError(f"{request.model} is cut and has its weights. Leave --ranking and --checkpoint out")
     path = Path(request.model)
-    about, precision = about_file(path)
+    info, precision = read_info(path)
     default: Runtime = "openvino" if path.suffix == ".xml" else "onnxruntime"
     target = Target(runtime=request.runtime or default, precision=precision, batch=1, threads=1)
-    with opened(path, target, about) as artefact:
-        yield artefact
+    with open_exported(path, target, info) as exported:
+        yield exported
 
 
 def _in_torch(request: EvaluateRequest, ranking: Ranking | None, progress: Progress) -> Extractor:

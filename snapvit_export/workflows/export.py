@@ -1,7 +1,7 @@
-"""`snapvit export`: a model and images go in, a family folder with its proof comes out.
+"""`snapvit export`: from a model and images to a family folder with the proof of its choice.
 
-Ranking, cutting, building, timing and choosing are strung together here and done elsewhere. Importing this is light;
-torch is loaded when an export begins, after all that can be checked without it has been checked.
+This module connects ranking, building, timing and selecting, which are done elsewhere. Importing it is light; torch is
+loaded when an export begins, after everything that can be checked without it has been checked.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """What to export: a budget, explicit plans, or both.
+    """A model to export to a budget, to explicit plans, or to both.
 
     >>> manifest = export(Request("my-vit", data="path/to/images", budget="10ms"))
     """
@@ -64,22 +64,22 @@ class Request:
     params: Sequence[float] = ()
     pairs: Sequence[tuple[float, float]] = ()
     target: Target = field(default_factory=lambda: profiles.load("cpu").target)
-    recipe: str = recipe.DEFAULT  # the name of the settings, as the manifest says it
+    recipe: str = recipe.DEFAULT  # the name of the settings, for the manifest
     settings: Settings = field(default_factory=lambda: make_settings(recipe.DEFAULT))
-    depth: bool | None = None  # whether sub-layers are removable; None: as the settings or the given ranking say
+    depth: bool | None = None  # True: sub-layers are removable; None: as the settings or the given ranking have it
     ranking: Path | None = None  # made before; None: ranked anew
-    flavour: str | None = None  # of the graphs: ort or portable; None: as the target's runtime likes it
+    flavour: str | None = None  # of the graphs: ort or portable; None: what suits the target's runtime
     single_file: bool = False  # True: every graph holds its own weights
     static_batch: bool = False  # True: graphs take exactly the target's batch
     takes_bytes: bool = False  # True: graphs take (B, H, W, 3) bytes and normalise them
     limits: Limits = field(default_factory=Limits)  # beside the budget
     width_multiple: int = 1  # of the neurons that an MLP keeps
-    clock: str | None = None  # what to do with the clocks of the device before timing; only shown
+    clock: str | None = None  # advice on the clocks of the device before timing; only shown
     build_only: bool = False  # True: build engines for a GPU that is not here, and time nothing
 
     @property
     def format(self) -> GraphFormat:
-        """How the graphs are written."""
+        """The format that graphs are written in."""
         return GraphFormat(
             flavour=flavour_for(self.target.runtime, self.flavour),
             batch=self.target.batch if self.static_batch else None,
@@ -89,8 +89,8 @@ class Request:
 
 
 @dataclass(frozen=True, eq=False)
-class _Prepared:
-    """What variants are made from."""
+class _PreparedInputs:
+    """Everything that variants are built from."""
 
     model: Model
     calibration: Images
@@ -98,7 +98,7 @@ class _Prepared:
     ranking: Ranking
     factors: Factors | None  # None: made when first needed
     planner: Planner
-    plans: Mapping[str, Plan]  # that were asked for by name
+    plans: Mapping[str, Plan]  # that were requested, by name
     provenance: Mapping[str, object]
 
 
@@ -162,11 +162,11 @@ def _check_runtime(request: Request, budget: Budget | None) -> None:
 
 
 def _device(request: Request) -> DeviceCard:
-    """This machine, as it stands for the target."""
+    """Return the card of this machine for the target."""
     return this_device(BuildOnly.here().version) if request.build_only else device_for(request.target.runtime)
 
 
-def _prepare(request: Request, given: Ranking | None, split: Sequence[Source], progress: Progress) -> _Prepared:
+def _prepare(request: Request, given: Ranking | None, split: Sequence[Source], progress: Progress) -> _PreparedInputs:
     """Load the model, read the images, and rank unless a ranking was given."""
     from ..prune.models.load import load_model
     from ..prune.rank.rank import rank_and_factor
@@ -184,11 +184,16 @@ def _prepare(request: Request, given: Ranking | None, split: Sequence[Source], p
     planner = _planner(request, ranking, model)
     plans = _requested_plans(request, planner)
     provenance = _provenance(request, given, ranking, calibration)
-    return _Prepared(model, calibration, held_out, ranking, factors, planner, plans, provenance)
+    return _PreparedInputs(model, calibration, held_out, ranking, factors, planner, plans, provenance)
 
 
 def _fill(
-    stage: Path, request: Request, budget: Budget | None, prepared: _Prepared, device: DeviceCard, progress: Progress
+    stage: Path,
+    request: Request,
+    budget: Budget | None,
+    prepared: _PreparedInputs,
+    device: DeviceCard,
+    progress: Progress,
 ) -> Manifest:
     """Fill the folder with the variants and the ranking, and describe them."""
     from ..prune.build import VariantBuilder
@@ -237,9 +242,9 @@ def _fill(
 
 
 def _build_and_choose(
-    request: Request, budget: Budget | None, prepared: _Prepared, candidates: Candidates
+    request: Request, budget: Budget | None, prepared: _PreparedInputs, candidates: Candidates
 ) -> Choice | None:
-    """Build and time what was asked for by name, then what the budget needs."""
+    """Build and time the requested plans, then what the budget needs."""
     candidates.add(DENSE, Plan.dense(candidates.anatomy))
     for name, plan in prepared.plans.items():
         candidates.add(name, plan, keep=True)
@@ -261,7 +266,7 @@ def _build_engines(candidates: Candidates) -> None:
 
 
 def _provenance(request: Request, given: Ranking | None, ranking: Ranking, calibration: Images) -> dict[str, object]:
-    """What was done here; a ranking that was given keeps its own provenance apart."""
+    """Return the provenance of this export; a given ranking keeps its own apart."""
     done = {"correction": request.settings.correction, "damping": request.settings.damping}
     if given is None:
         return {"name": request.recipe, **done, **ranking.provenance}
@@ -294,7 +299,7 @@ def _refuse_early(request: Request, given: Ranking | None, model: Model) -> None
 
 
 def _planner(request: Request, ranking: Ranking, model: Model) -> Planner:
-    """All Plans of the ranking; whether sub-layers are removable is for the request to say first."""
+    """Return the Planner of a ranking; the request decides first if sub-layers are removable."""
     protection = ranking.protection
     if request.depth is not None:
         protection = msgspec.structs.replace(protection, sublayers=not request.depth)
@@ -308,7 +313,7 @@ def _planner(request: Request, ranking: Ranking, model: Model) -> Planner:
 
 
 def _requested_plans(request: Request, planner: Planner) -> dict[str, Plan]:
-    """The Plans that were asked for by sparsity, FLOPs, parameters or pairs, under the names of their variants."""
+    """Return the Plans requested by sparsity, FLOPs, parameters or pairs, by the names of their variants."""
 
     def percent(fraction: float) -> str:
         return f"{100 * fraction:g}"

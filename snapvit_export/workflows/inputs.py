@@ -1,4 +1,4 @@
-"""What commands begin with: models, where images come from, and where a long ranking keeps its state."""
+"""Inputs that several commands share: the bundled model, sources of images, and checkpoints of a long ranking."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 BUNDLED_MODEL = "bundled"
 BUNDLED_NAME = "digits-vit"  # what manifests call it
-MOST_HELD_OUT = 500  # images that report accuracy
+MOST_HELD_OUT = 500  # images that accuracy is reported on
 
 
 class AsksForImages(Protocol):
@@ -29,7 +29,7 @@ class AsksForImages(Protocol):
 
 
 def data_of(request: AsksForImages) -> str | Sequence[str]:
-    """Return where the images of a request come from."""
+    """Return the sources of a request's images."""
     if request.data is not None:
         return request.data
     if request.model != BUNDLED_MODEL:
@@ -38,7 +38,7 @@ def data_of(request: AsksForImages) -> str | Sequence[str]:
 
 
 def list_models(pattern: str = "*") -> list[CatalogueEntry]:
-    """Return the models that are understood and whose name or family matches."""
+    """Return the supported models whose name or family matches."""
     with needs("listing models", extra="prune"):
         from ..prune.models.catalogue import catalogue
 
@@ -49,7 +49,7 @@ def list_models(pattern: str = "*") -> list[CatalogueEntry]:
 
 
 def checkpoint_of(out: Path) -> Path:
-    """Return where a long ranking keeps its state: beside what it will become."""
+    """Return the path where a long ranking keeps its state: beside its output."""
     return out.parent / f"{out.name}.checkpoint"
 
 
@@ -61,7 +61,7 @@ def refuse_own_folder(out: Path) -> None:
 
 @contextmanager
 def resumable(checkpoint: Path) -> Iterator[None]:
-    """Tell whoever interrupts a ranking that nothing is lost."""
+    """Tell a user who interrupts a ranking that nothing is lost."""
     try:
         yield
     except KeyboardInterrupt:

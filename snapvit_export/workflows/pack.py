@@ -22,7 +22,7 @@ from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, refuse_own_folder
 
 @dataclass(frozen=True)
 class PackRequest:
-    """What to pack, in which order, and where the folder goes."""
+    """A model to pack, its ranking, and the folder to write."""
 
     model: str = BUNDLED_MODEL
     checkpoint: Path | None = None

@@ -22,7 +22,7 @@ from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, resumable
 
 @dataclass(frozen=True)
 class RankRequest:
-    """What to rank, on which images, and where the ranking goes."""
+    """A model to rank, images to rank it on, and the file to write."""
 
     model: str = BUNDLED_MODEL
     data: str | Sequence[str] | None = None
@@ -32,8 +32,8 @@ class RankRequest:
     device: str = "cpu"
     engine: str | None = None
     autocast: str | None = None
-    rounds: Sequence[float] = ()  # FLOPs after each: cut a little, refit, order what is kept anew
-    most_moved: float | None = None  # a round whose output divergence is larger ends it; None: as `Rounds` says
+    rounds: Sequence[float] = ()  # FLOPs after each: prune a little, refit, rank what is kept again
+    most_moved: float | None = None  # rounds end beyond this output divergence; None: the default of `Rounds`
 
 
 def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
@@ -87,7 +87,7 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
 
 
 def _rounds(request: RankRequest) -> Rounds | None:
-    """What was asked for in rounds, if it was; refuse what has no part there, or only there."""
+    """Return the requested rounds, if any; refuse options that do not belong to rounds, or only to them."""
     if not request.rounds:
         if request.most_moved is not None:
             raise UsageError("--most-moved ends a ranking in rounds. Give --rounds 0.85,0.7,0.55 too, or leave it out")

@@ -1,11 +1,12 @@
-"""Every variant of a family on real images, in the runtime that it will use: what each millisecond buys. Light.
+"""`snapvit validate`: evaluates every variant of a family on real images, in its runtime, next to its latency.
 
 Each image is decoded once and each file runs once over all of them; accuracy with the head, k-NN, linear probe and the
-likeness to the dense model all come from what that run gave. Latencies are those in the manifest where a choice rests
-on them, or they were taken on this machine in the same way; otherwise all variants are timed now, side by side. Where
-torch and the weights are at hand, files whose weights were not corrected are compared with the module that they were
-cut from. The manifest gets the answers, and `validation.json` some images to look at. What every file said is kept
-until then, so that a run that was stopped goes on with the next file.
+fidelity to the dense model all come from the outputs of that run. Latencies are those of the manifest if a choice rests
+on them, or if they were taken on this machine with the same settings; otherwise all variants are timed now, side by
+side. Where torch and the weights are available, files whose weights were not corrected are compared with the module
+that they were built from. The results go into the manifest, and some images to look at into `validation.json`. Until
+then the features of every file are kept, so that a run that was stopped resumes with the next file. Light, but for the
+comparison with torch.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from pathlib import Path
 
 import msgspec
 
-from ..calibration.dataset import DataSet, open_data_set, split_by_seed
+from ..calibration.dataset import Dataset, open_dataset, split_by_seed
 from ..calibration.digits import BUNDLED as BUNDLED_IMAGES
 from ..calibration.images import calibration_and_held_out
 from ..calibration.preprocessing import Preprocessing
 from ..calibration.source import Source
 from ..errors import FileFormatError, SnapvitError, UsageError, needs
 from ..evaluate.evaluator import EvalOptions, Evaluator, check_options, fidelity_to
-from ..evaluate.exported_model import About, opened
+from ..evaluate.exported_model import ExportedInfo, open_exported
 from ..evaluate.features import Features
-from ..evaluate.pareto import Point, dominated
+from ..evaluate.pareto import Tradeoff, dominated
 from ..evaluate.samples import pick_samples
 from ..family.evaluation import TITLES, Evaluation, Measure
 from ..family.folder import read_family, write_manifest
@@ -47,7 +48,7 @@ from .inputs import BUNDLED_MODEL, BUNDLED_NAME
 
 @dataclass(frozen=True)
 class ValidateRequest:
-    """A family, images to judge it on, and what is asked.
+    """A family, images to evaluate it on, and the options.
 
     >>> manifest = validate(ValidateRequest(Path("snapvit-family"), data="path/to/images"), progress)
     """
@@ -59,13 +60,13 @@ class ValidateRequest:
     known: FamilyProfile | None = None  # latencies that were taken before
     measure: bool = False  # time again, whatever is known
     seconds: float = 1.0  # of each variant, if they are timed
-    model: str | None = None  # what the family was made from, if its name does not say it
+    model: str | None = None  # that the family was made from, if the manifest's name is not enough
     checkpoint: Path | None = None  # its weights, to compare with torch
-    needs_labels: bool = False  # whether an accuracy must come of it
+    needs_labels: bool = False  # True: an accuracy must be measured
 
 
 def validate(request: ValidateRequest, progress: Progress) -> Manifest:
-    """Judge every variant and write what was found into the family."""
+    """Evaluate every variant and write the results into the family."""
     began, folder = time.monotonic(), Path(request.family)
     manifest = read_family(folder)
     target = request.timing.target(manifest)
@@ -73,16 +74,18 @@ def validate(request: ValidateRequest, progress: Progress) -> Manifest:
     _check(request, manifest)
     progress.phase("finding images")
     data = _without_calibration(
-        open_data_set(_data(request, manifest), request.options.seed), request, manifest, progress
+        open_dataset(_data(request, manifest), request.options.seed), request, manifest, progress
     )
-    evaluator = Evaluator.set(_Family(manifest), data, request.options, progress, label_free=not request.needs_labels)
-    answers, found = _judged(folder, manifest, target, evaluator, progress)
-    parities = _parities(request, folder, manifest, evaluator, answers, progress)
+    evaluator = Evaluator.prepare(
+        _FamilyUnderTest(manifest), data, request.options, progress, label_free=not request.needs_labels
+    )
+    outputs, found = _evaluate_all(folder, manifest, target, evaluator, progress)
+    parities = _parities(request, folder, manifest, evaluator, outputs, progress)
     profiles = _latencies(request, folder, manifest, target, device, progress)
     on = manifest.target if manifest.choice else MeasuredOn.of(target, device)
     on = on if request.known is None else request.known.target
-    judged = _described(manifest, profiles, found, parities, on)
-    samples = _samples(manifest, evaluator, answers)
+    validated = _described(manifest, profiles, found, parities, on)
+    samples = _samples(manifest, evaluator, outputs)
     validation = Validation(
         source=evaluator.test.source,
         images=len(evaluator.test),
@@ -92,10 +95,10 @@ def validate(request: ValidateRequest, progress: Progress) -> Manifest:
         samples=samples,
     )
     validation.save(folder)
-    write_manifest(folder, judged)
+    write_manifest(folder, validated)
     for path in folder.glob(f"{KEPT_FEATURES}*"):
         path.unlink()
-    return judged
+    return validated
 
 
 def require_accuracy(manifest: Manifest, least: float) -> None:
@@ -114,8 +117,8 @@ def require_accuracy(manifest: Manifest, least: float) -> None:
 
 
 @dataclass(frozen=True)
-class _Family:
-    """What the evaluator must know of all variants."""
+class _FamilyUnderTest:
+    """The properties that all variants of a family share: a `ModelUnderTest`."""
 
     manifest: Manifest
 
@@ -136,7 +139,7 @@ def _check(request: ValidateRequest, manifest: Manifest) -> None:
     """Refuse what can be refused before any file is run."""
     check_options(request.options)
     if request.options.by is not None and "segment" in request.options.by:
-        raise UsageError("exported files give no patch tokens, so --by segment judges models: see snapvit evaluate")
+        raise UsageError("exported files give no patch tokens, so --by segment evaluates models: see snapvit evaluate")
     if request.known is not None and request.measure:
         raise UsageError("--profile and --measure contradict each other. Give one")
     if manifest.choice is not None and (request.known is not None or request.measure):
@@ -158,35 +161,37 @@ def _data(request: ValidateRequest, manifest: Manifest) -> str:
         return request.data
     if dict(manifest.recipe.get("data", {})).get("source") == BUNDLED_IMAGES:
         return BUNDLED_IMAGES
-    raise UsageError(f"{manifest.model} needs images to be judged on. Give --data FOLDER")
+    raise UsageError(f"{manifest.model} needs images to be evaluated on. Give --data FOLDER")
 
 
-def _without_calibration(data: DataSet, request: ValidateRequest, manifest: Manifest, progress: Progress) -> DataSet:
-    """The data set without pictures that calibrated the family: who fits must not judge."""
+def _without_calibration(data: Dataset, request: ValidateRequest, manifest: Manifest, progress: Progress) -> Dataset:
+    """Return the dataset without images that calibrated the family: accuracy on those would be too high."""
     used, seed = dict(manifest.recipe.get("data", {})), manifest.recipe.get("seed")
     name = str(used.get("source", ""))
-    if not name or name == BUNDLED_IMAGES or not isinstance(seed, int):  # the bundled set has some set aside
+    if not name or name == BUNDLED_IMAGES or not isinstance(seed, int):  # the bundled images have a held-out part
         return data
     count = int(used.get("images", 0)) + int(used.get("unreadable", 0))
     try:
-        calibrated, _ = calibration_and_held_out(name.split(" + "), count, seed, 0)  # draws the same again
+        calibrated, _ = calibration_and_held_out(name.split(" + "), count, seed, 0)  # draws the same images again
     except SnapvitError:
         progress.note(
             f"the family was calibrated on {name}, which is not here: whether it has these images is not known"
         )
         return data
     known = {os.path.realpath(calibrated.title(i)) for i in range(calibrated.count)}
-    parts = {split: _others(source, known) for split, source in {"test": data.test, "heap": data.heap}.items()}
-    test, heap = parts["test"], parts["heap"]
-    before = data.heap or data.test
-    left_out = before.count - (heap or test or before).count
+    parts = {split: _others(source, known) for split, source in {"test": data.test, "unsplit": data.unsplit}.items()}
+    test, unsplit = parts["test"], parts["unsplit"]
+    before = data.unsplit or data.test
+    left_out = before.count - (unsplit or test or before).count
     if not left_out:
         return data
-    if not (heap or test or before).count:
-        raise SnapvitError(f"{data.name}: all of its images calibrated the family. Give --data others to judge it on")
+    if not (unsplit or test or before).count:
+        raise SnapvitError(
+            f"{data.name}: all of its images calibrated the family. Give --data others to evaluate it on"
+        )
     progress.note(f"{data.name}: left out {left_out} images that calibrated the family")
-    if heap is not None:
-        return split_by_seed(data.name, heap, request.options.seed)
+    if unsplit is not None:
+        return split_by_seed(data.name, unsplit, request.options.seed)
     assert test is not None
     return replace(data, test=test)
 
@@ -197,27 +202,26 @@ def _others(source: Source | None, known: set[str]) -> Source | None:
     return source.subset([i for i in range(source.count) if os.path.realpath(source.title(i)) not in known])
 
 
-def _judged(
+def _evaluate_all(
     folder: Path, manifest: Manifest, target: Target, evaluator: Evaluator, progress: Progress
 ) -> tuple[dict[str, Features], dict[str, Evaluation]]:
-    """What every file says of the images, the dense one first, and what that is worth."""
-    answers: dict[str, Features] = {}
+    """Run and evaluate every file, the dense one first; return features and evaluations by variant."""
+    outputs: dict[str, Features] = {}
     found: dict[str, Evaluation] = {}
     for variant in sorted(manifest.variants, key=lambda v: v.name != manifest.dense):
-        about = About(
+        info = ExportedInfo(
             variant.name, variant.sha256, manifest.preprocessing, manifest.labels, manifest.input.type == "uint8"
         )
-        resumable = replace(
-            evaluator, how=replace(evaluator.how, features=folder / f"{KEPT_FEATURES}{variant.name}.safetensors")
-        )
-        with opened(folder / variant.file, target, about) as artefact:
-            features = resumable.features(artefact, progress)
-        answers[variant.name] = replace(features, train=None, valid=None)  # of which nothing more is asked
-        measured = evaluator.measures(features, progress) | fidelity_to(features, answers[manifest.dense])
+        kept = folder / f"{KEPT_FEATURES}{variant.name}.safetensors"
+        resumable = replace(evaluator, options=replace(evaluator.options, features=kept))
+        with open_exported(folder / variant.file, target, info) as exported:
+            features = resumable.features(exported, progress)
+        outputs[variant.name] = replace(features, train=None, valid=None)  # those are not needed any more
+        measured = evaluator.measures(features, progress) | fidelity_to(features, outputs[manifest.dense])
         found[variant.name] = evaluator.evaluation(measured)
         measure, value = _headline(found[variant.name])
         progress.note(f"{variant.name}: {TITLES[measure]} {100 * value:.1f} %")
-    return answers, found
+    return outputs, found
 
 
 def _headline(evaluation: Evaluation) -> tuple[Measure, float]:
@@ -231,15 +235,15 @@ def _parities(
     folder: Path,
     manifest: Manifest,
     evaluator: Evaluator,
-    answers: Mapping[str, Features],
+    outputs: Mapping[str, Features],
     progress: Progress,
 ) -> dict[str, float]:
-    """How far the files that were not corrected are from the torch modules they were cut from, if those are at hand."""
+    """Return the largest difference of each uncorrected file to its torch module, where torch is available."""
     name = request.model or (BUNDLED_MODEL if manifest.model == BUNDLED_NAME else manifest.model)
     asked = request.checkpoint is not None or request.model is not None
     if not asked and (name != BUNDLED_MODEL or find_spec("torch") is None):
         return {}
-    if manifest.target.precision != "fp32":  # `precision_cosine` tells how far fewer bits are from float32
+    if manifest.target.precision != "fp32":  # `precision_cosine` compares reduced precision with float32
         progress.note(f"torch is compared with files in fp32, not in {manifest.target.precision}")
         return {}
     if not (folder / RANKING).is_file():
@@ -248,23 +252,23 @@ def _parities(
     from ..prune.torch_parity import parities
 
     progress.phase("comparing with torch")
-    outputs = {v.name: answers[v.name].test for v in manifest.variants if not v.corrected}
+    uncorrected = {v.name: outputs[v.name].test for v in manifest.variants if not v.corrected}
     plans = {v.name: v.plan for v in manifest.variants if not v.corrected}
-    return parities(name, request.checkpoint, folder / RANKING, plans, evaluator.test, outputs)
+    return parities(name, request.checkpoint, folder / RANKING, plans, evaluator.test, uncorrected)
 
 
 def _latencies(
     request: ValidateRequest, folder: Path, manifest: Manifest, target: Target, device: DeviceCard, progress: Progress
 ) -> dict[str, Profile]:
-    """Those that were given; the manifest's, if a choice rests on them or they were taken here and so; or new ones."""
+    """Return latencies: given ones; the manifest's, if a choice rests on them or they are still valid; or new ones."""
     if request.known is not None:
         return dict(request.known.profiles)
     known = {v.name: v.profile for v in manifest.variants if v.profile is not None}
     if manifest.choice is not None:
         progress.note(f"latencies are those by which {manifest.choice.variant} was chosen")
         return known
-    taken_so = target == manifest.target.target
-    if not request.measure and taken_so and len(known) == len(manifest.variants):
+    same_target = target == manifest.target.target
+    if not request.measure and same_target and len(known) == len(manifest.variants):
         pause = request.timing.pause_ms
         shas = {v.name: v.sha256 for v in manifest.variants}
         if all(profile.belongs_to(shas[name], target, device, pause) for name, profile in known.items()):
@@ -283,9 +287,9 @@ def _require_all(given: FamilyProfile, manifest: Manifest) -> None:
             )
 
 
-def _samples(manifest: Manifest, evaluator: Evaluator, answers: Mapping[str, Features]) -> tuple[Sample, ...]:
-    """What each variant says of some images: among the data's classes where these are judged, else among all."""
-    logits = {name: answer.test.logits for name, answer in answers.items() if answer.test.logits is not None}
+def _samples(manifest: Manifest, evaluator: Evaluator, outputs: Mapping[str, Features]) -> tuple[Sample, ...]:
+    """Pick sample images with predictions: among the data's classes if the head has them, else among all."""
+    logits = {name: found.test.logits for name, found in outputs.items() if found.test.logits is not None}
     if not logits:
         return ()
     names: Sequence[str] = manifest.labels or [str(i) for i in range(manifest.anatomy.classes)]
@@ -302,7 +306,7 @@ def _described(
     parities: Mapping[str, float],
     on: MeasuredOn,
 ) -> Manifest:
-    """The manifest with all that is known now."""
+    """Return the manifest with latencies, evaluations and parities filled in."""
     known = [
         msgspec.structs.replace(
             variant,
@@ -312,10 +316,10 @@ def _described(
         )
         for variant in manifest.variants
     ]
-    judged = msgspec.structs.replace(manifest, variants=tuple(known), target=on)
+    evaluated = msgspec.structs.replace(manifest, variants=tuple(known), target=on)
     at: Percentile = "p50" if manifest.choice is None else manifest.choice.limits.at
-    latencies = {variant.name: judged.latency(variant.name, at) for variant in known}
-    points = {name: Point(ms[0], _headline(found[name])[1]) for name, ms in latencies.items() if ms is not None}
+    latencies = {variant.name: evaluated.latency(variant.name, at) for variant in known}
+    points = {name: Tradeoff(ms[0], _headline(found[name])[1]) for name, ms in latencies.items() if ms is not None}
     beaten = dominated(points)
     flagged = [msgspec.structs.replace(v, dominated_by=beaten.get(v.name)) for v in known]
-    return msgspec.structs.replace(judged, variants=tuple(flagged))
+    return msgspec.structs.replace(evaluated, variants=tuple(flagged))

@@ -20,7 +20,7 @@ from snapvit_export.allocation.planner import Planner
 from snapvit_export.allocation.recipe import make_settings
 from snapvit_export.elastic.folder import Elastic
 from snapvit_export.evaluate.evaluator import EvalOptions
-from snapvit_export.evaluate.exported_model import about_file
+from snapvit_export.evaluate.exported_model import read_info
 from snapvit_export.graph.nodes import Nodes
 from snapvit_export.graph.writer import Blueprint, GraphWriter
 from snapvit_export.model.plan import Plan
@@ -171,8 +171,8 @@ class Names:
         return [(plan, self.timer.time({"s30": self.s30}, 0.05)["s30"]) for plan in shares]
 
     @property
-    def about(self):
-        return about_file(self.path)[0]
+    def info(self):
+        return read_info(self.path)[0]
 
     @property
     def block(self):

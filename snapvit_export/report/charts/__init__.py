@@ -5,18 +5,18 @@ No name, label or path ever becomes part of an expression or a field name: they 
 
 from __future__ import annotations
 
-from ..data import Numbers
+from ..data import ReportData
 from .depth import depth
 from .latencies import latencies
-from .look import Chart
 from .pareto import pareto
 from .proof import proof
 from .search import search
+from .style import Chart
 from .widths import widths
 
 
-def all_charts(numbers: Numbers) -> list[Chart]:
-    """Those that there are numbers for, in the order of the page."""
-    kinds = (widths(numbers, "heads"), widths(numbers, "neurons"))
-    found = (pareto(numbers), proof(numbers), *kinds, latencies(numbers), search(numbers), depth(numbers))
+def all_charts(report: ReportData) -> list[Chart]:
+    """Return the charts that there is data for, in the order of the page."""
+    kinds = (widths(report, "heads"), widths(report, "neurons"))
+    found = (pareto(report), proof(report), *kinds, latencies(report), search(report), depth(report))
     return [chart for chart in found if chart is not None]

@@ -1,16 +1,18 @@
-"""What every attention and MLP does, along the depth of the model: a strip, if the recipe recorded it."""
+"""Heat strips of the damage and divergence of every attention and MLP, along the depth of the model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..data import Numbers, SubLayer
-from .look import HEAT, PAPER, Chart, Spec, base, tips
+from ..data import ReportData, SubLayerRow
+from .style import HEAT, PAPER, Chart, Spec, base, tips
+
+MEASURES = ("damage", "divergence")
 
 
-def depth(numbers: Numbers) -> Chart | None:
-    """The damage of its loss and the divergence of each sub-layer; None if nobody looked."""
-    found = numbers.sublayers
+def depth(report: ReportData) -> Chart | None:
+    """Draw damage and divergence of each sub-layer; None if they were not measured."""
+    found = report.sublayers
     if not found:
         return None
     rows = [row for measure in MEASURES for row in _rows(found, measure)]
@@ -31,7 +33,13 @@ def depth(numbers: Numbers) -> Chart | None:
         "legend": legend,
     }
     plain: Spec = {"ticks": False, "domain": False}
-    fields = ("block_text", "block"), ("part", "part"), ("divergence", "divergence"), ("turned", "turned"), _DAMAGE
+    fields = (
+        ("block_text", "block"),
+        ("part", "part"),
+        ("divergence", "divergence"),
+        ("turned", "turned"),
+        ("damage", "damage"),
+    )
     spec = base(
         26 * len({row["strip"] for row in rows}),
         data={"values": rows},
@@ -51,22 +59,18 @@ def depth(numbers: Numbers) -> Chart | None:
     worst = max(found, key=lambda item: item.damage or item.divergence or 0.0)
     return Chart(
         name="sublayers",
-        title="What each sub-layer does",
-        caption="Damage: how far the dense model's answers move when one attention or MLP is left out and its mean "
-        "takes its place. Divergence: the length of what it adds, against that of the stream.",
-        says=f"Strip over {len(found)} sub-layers. The most is lost without the {worst.part} of block {worst.block}.",
+        title="Effect of each sub-layer",
+        caption="Damage: the output divergence from the dense model when one attention or MLP is replaced by its mean "
+        "output. Divergence: the length of what it adds, against that of the stream.",
+        alt=f"Strip over {len(found)} sub-layers. The most is lost without the {worst.part} of block {worst.block}.",
         spec=spec,
         columns=("block", "part", "divergence", "turned", "damage"),
         rows=tuple((str(s.block), s.part, _text(s.divergence), _text(s.turned), _text(s.damage)) for s in found),
     )
 
 
-MEASURES = ("damage", "divergence")
-_DAMAGE = ("damage", "damage")
-
-
-def _rows(found: Sequence[SubLayer], measure: str) -> list[Spec]:
-    """A strip for attention and one for the MLPs, shaded by the largest value; none if the measure is not known."""
+def _rows(found: Sequence[SubLayerRow], measure: str) -> list[Spec]:
+    """Return a strip for attention and one for the MLPs, as shares of the largest value; none without values."""
     values = [getattr(item, measure) for item in found]
     most = max((value for value in values if value is not None), default=0.0)
     if most <= 0:

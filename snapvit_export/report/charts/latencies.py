@@ -1,19 +1,21 @@
-"""All runs of each variant on one line: a mark for a run, a box from quartile to quartile, a line at the median."""
+"""Strip plot of all runs of each variant: a mark for a run, a box between quartiles, a line at the median."""
 
 from __future__ import annotations
 
 from .. import text as words
-from ..data import Numbers, Spread
-from .look import FAMILY_COLOURS, INK, Chart, Spec, axis, base, budget_layers, tips
+from ..data import ReportData, Spread
+from .style import FAMILY_COLOURS, INK, Chart, Spec, axis, base, budget_layers, tips
 
 ROW, SMALL_ROW, MANY = 30, 18, 16
+_NAMES: Spec = {"title": None, "ticks": False, "domain": False, "grid": False, "labelLimit": 90}
+_TIPS = tips(("name", "variant"), ("median", "median"), ("middle", "middle half"), ("far", "99th percentile"))
 
 
-def latencies(numbers: Numbers) -> Chart | None:
-    """How the runs are spread; None if there are no samples."""
-    if not numbers.spreads:
+def latencies(report: ReportData) -> Chart | None:
+    """Draw the distribution of the runs; None if there are no samples."""
+    if not report.spreads:
         return None
-    spreads = numbers.spreads
+    spreads = report.spreads
     ends = [ms for spread in spreads.values() for ms in (spread.p1_ms, spread.p99_ms)]
     x = axis(ends, least=0.05 * max(ends), pad=0.04, floor=0.0)
     runs = [
@@ -46,16 +48,16 @@ def latencies(numbers: Numbers) -> Chart | None:
                 "mark": {"type": "tick", "color": INK, "thickness": 2, "size": row * 0.62},
                 "encoding": {"x": {"field": "p50", **scale}, "y": y, "tooltip": _TIPS},
             },
-            *budget_layers(numbers.budget_ms, x),
+            *budget_layers(report.budget_ms, x),
         ],
     )
     return Chart(
         name="latencies",
         title="Latency of single runs",
         caption="A thin mark is a run as the clock saw it, the box holds the middle half, the dark line is the median. "
-        "Variants that were timed at other moments met another pace of the machine, which the intervals allow for. "
-        "The slowest runs, beyond the 99th percentile, are left out of the picture.",
-        says=f"Strip plot of the runs of {len(spreads)} variants; the table has their percentiles.",
+        "Variants that were timed at other moments saw another machine drift, which the intervals allow for. "
+        "The slowest runs, beyond the 99th percentile, are left out of the plot.",
+        alt=f"Strip plot of the runs of {len(spreads)} variants; the table has their percentiles.",
         spec=spec,
         columns=("variant", "runs", "1st percentile", "quartile", "median", "quartile ", "99th percentile"),
         rows=tuple(
@@ -63,10 +65,6 @@ def latencies(numbers: Numbers) -> Chart | None:
             for name, s in spreads.items()
         ),
     )
-
-
-_NAMES: Spec = {"title": None, "ticks": False, "domain": False, "grid": False, "labelLimit": 90}
-_TIPS = tips(("name", "variant"), ("median", "median"), ("middle", "middle half"), ("far", "99th percentile"))
 
 
 def _box(name: str, spread: Spread) -> Spec:

@@ -1,14 +1,14 @@
-"""Methods against each other: quality over size, a line for each, with standard errors; the dense model as a rule."""
+"""Chart of `snapvit compare`: quality over size, a line per method with standard errors, and the dense model."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ...evaluate.comparison import Comparison, Contestant
+from ...evaluate.comparison import Comparison, MethodResult
 from ...family.evaluation import TITLES
 from .. import text as words
 from ..data import plain
-from .look import FAMILY_COLOURS, FAMILY_SHAPES, MUTED, Chart, Spec, axis, base, tips
+from .style import FAMILY_COLOURS, FAMILY_SHAPES, MUTED, Chart, Spec, axis, base, tips
 
 HEIGHT = 380
 APART = 0.004  # of the axis, between methods at one size
@@ -17,14 +17,14 @@ DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])  # after the colours have been u
 
 
 def methods(comparison: Comparison) -> Chart:
-    """The picture of a comparison."""
+    """Draw the results of a comparison."""
     measure = comparison.measure
     unit = 1.0 if measure == "cosine" else 100.0
     rows = [_row(comparison, c, unit) for c in comparison.contestants]
     dense = (comparison.dense.value(measure) or 0.0) * unit
     names = list(dict.fromkeys(row["method"] for row in rows))
     x = axis([row["x"] for row in rows], least=5.0)
-    for row in rows:  # side by side, so that bars at one size can be told apart
+    for row in rows:  # side by side, so that bars at one size can be distinguished
         row["x"] += (names.index(row["method"]) - (len(names) - 1) / 2) * APART * (x.high - x.low)
     y = axis([*(row[end] for row in rows for end in ("down", "up")), dense], least=0.02 * unit, floor=0.0, most=unit)
     title = TITLES[measure] + ("" if measure == "cosine" else ", %")
@@ -67,7 +67,7 @@ def methods(comparison: Comparison) -> Chart:
         name="compare",
         title=f"{plain(comparison.model)}, pruned by {len(names)} methods",
         caption=f"On {comparison.dense.images} images of {plain(comparison.dense.source)}; bars are standard errors.",
-        says=f"Lines of {len(names)} pruning methods over size: {', '.join(names)}.",
+        alt=f"Lines of {len(names)} pruning methods over size: {', '.join(names)}.",
         spec=spec,
         columns=("method", comparison.axis, TITLES[measure]),
         rows=tuple((row["method"], row["size"], row["quality"]) for row in rows),
@@ -96,18 +96,18 @@ def _dense(value: float) -> list[Spec]:
     return [{"data": data, **layer} for layer in (rule, text)]
 
 
-def _row(comparison: Comparison, contestant: Contestant, unit: float) -> Spec:
+def _row(comparison: Comparison, result: MethodResult, unit: float) -> Spec:
     measure = comparison.measure
-    value = (contestant.evaluation.value(measure) or 0.0) * unit
-    error = contestant.evaluation.error(measure) * unit
-    size = contestant.sparsity if comparison.axis == "sparsity" else contestant.flops_ratio
+    value = (result.evaluation.value(measure) or 0.0) * unit
+    error = result.evaluation.error(measure) * unit
+    size = result.sparsity if comparison.axis == "sparsity" else result.flops_ratio
     return {
-        "method": plain(contestant.recipe),
+        "method": plain(result.recipe),
         "x": 100 * size,
         "y": value,
         "down": max(0.0, value - error),
         "up": min(unit, value + error),
         "size": f"{100 * size:.1f} %",
-        "quality": words.quality(measure, contestant.evaluation.value(measure), contestant.evaluation.error(measure)),
-        "cut": contestant.correction or "none",
+        "quality": words.quality(measure, result.evaluation.value(measure), result.evaluation.error(measure)),
+        "cut": result.correction or "none",
     }

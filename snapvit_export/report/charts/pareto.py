@@ -1,9 +1,8 @@
-"""Quality against latency: every variant with its intervals, the front, the budget, and the chosen one in a ring.
+"""Chart of quality against latency: all variants with intervals, the Pareto front, the budget, the chosen one.
 
-Where the names of points go: beside them, never over each other or over a point.
-
-Greedy, most important first; a name that finds no free place is left out, since hovering and the table have it.
-Judged at the width of a phone: what is free there is free everywhere.
+Names of points are placed beside them, never over each other or over a point: greedily, the most important first. A
+name that finds no free place is left out, since the tooltip and the table have it. Places are computed for the width of
+a phone: what is free there is free everywhere.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import text as words
-from ..data import Numbers, Point
-from .look import (
+from ..data import Point, ReportData
+from .style import (
     BUDGET,
     FAMILY_COLOURS,
     FAMILY_SHAPES,
@@ -31,16 +30,34 @@ from .look import (
     with_halo,
 )
 
-WIDTH, LABEL_HEIGHT = 270, 340  # pixels of the plot that is judged
+HEIGHT = 380
+LABEL = 18  # letters of a name beside its point
+TIPS = (
+    ("name", "variant"),
+    ("family", "family"),
+    ("latency", "latency"),
+    ("between", "95 % interval"),
+    ("p90", "p90, last timing run"),
+    ("quality", "quality"),
+    ("kept", "FLOPs kept"),
+    ("params", "parameters"),
+    ("gflops", "GFLOPs"),
+    ("size", "size"),
+    ("precision", "precision"),
+    ("sparsity", "sparsity"),
+    ("beaten", "dominated by"),
+)
+WIDTH, LABEL_HEIGHT = 270, 340  # pixels of the plot that labels are placed in
 LETTER, LINE = 7.2, 14  # of a label
 PLACES = (("left", 9, -9), ("right", -9, -9), ("left", 9, 11), ("right", -9, 11), ("center", 0, -17), ("center", 0, 18))
 DOT = 7
 FAR = 20  # above a point whose label finds no free place and must be there
+_ABOVE = {"titleAnchor": "start", "titleX": 0, "titleY": -22, "titleBaseline": "bottom", "titlePadding": 0}
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A label and where it goes, relative to its point."""
+class PlacedLabel:
+    """A label and its offset from its point."""
 
     index: int
     align: str
@@ -48,8 +65,8 @@ class Placed:
     dy: int
 
 
-def place(points: Sequence[tuple[float, float, str]], order: Sequence[int], sure: int = 0) -> list[Placed]:
-    """Places for the labels of points (x, y from 0 to 1, the text), tried in that order; the first `sure` get one."""
+def place(points: Sequence[tuple[float, float, str]], order: Sequence[int], sure: int = 0) -> list[PlacedLabel]:
+    """Place the labels of points (x, y from 0 to 1, text), tried in that order; the first `sure` always get a place."""
     dots = [_around(x * WIDTH, (1 - y) * LABEL_HEIGHT) for x, y, _ in points]
     taken: list[tuple[float, float, float, float]] = []
     found = []
@@ -60,13 +77,13 @@ def place(points: Sequence[tuple[float, float, str]], order: Sequence[int], sure
             box = _box(x * WIDTH + dx, (1 - y) * LABEL_HEIGHT + dy, align, len(text) * LETTER)
             if box[0] >= 0 and box[2] <= WIDTH and box[1] >= -4 and not any(_overlap(box, other) for other in others):
                 taken.append(box)
-                found.append(Placed(index, align, dx, dy))
+                found.append(PlacedLabel(index, align, dx, dy))
                 break
         else:
             if rank < sure:
                 align = "left" if x < 0.3 else "right" if x > 0.7 else "center"
                 taken.append(_box(x * WIDTH, (1 - y) * LABEL_HEIGHT - FAR, align, len(text) * LETTER))
-                found.append(Placed(index, align, 0, -FAR))
+                found.append(PlacedLabel(index, align, 0, -FAR))
     return found
 
 
@@ -83,33 +100,14 @@ def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float,
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
-HEIGHT = 380
-LABEL = 18  # letters of a name beside its point
-TIPS = (
-    ("name", "variant"),
-    ("family", "family"),
-    ("latency", "latency"),
-    ("between", "95 % interval"),
-    ("p90", "p90, last look"),
-    ("quality", "quality"),
-    ("kept", "FLOPs kept"),
-    ("params", "parameters"),
-    ("gflops", "GFLOPs"),
-    ("size", "size"),
-    ("precision", "precision"),
-    ("sparsity", "sparsity"),
-    ("beaten", "dominated by"),
-)
-
-
-def pareto(numbers: Numbers) -> Chart | None:
-    """The picture of the whole family; None if nothing was timed."""
-    shown = [p for p in numbers.points if p.latency_ms is not None and _y(p, numbers) is not None]
+def pareto(report: ReportData) -> Chart | None:
+    """Draw all variants of the report; None if nothing was timed."""
+    shown = [p for p in report.points if p.latency_ms is not None and _y(p, report) is not None]
     if not shown:
         return None
-    x, y = _axes(numbers, shown)
-    title = _y_title(numbers)
-    rows = [_row(point, numbers) for point in shown]
+    x, y = _axes(report, shown)
+    title = _y_title(report)
+    rows = [_row(point, report) for point in shown]
     spec = base(
         HEIGHT,
         data={"values": rows},
@@ -118,7 +116,7 @@ def pareto(numbers: Numbers) -> Chart | None:
                 "field": "x",
                 "type": "quantitative",
                 "scale": x.scale,
-                "axis": {"values": list(x.ticks), "title": f"latency {numbers.at}, ms", "grid": False},
+                "axis": {"values": list(x.ticks), "title": f"latency {report.at}, ms", "grid": False},
             },
             "y": {
                 "field": "y",
@@ -128,59 +126,54 @@ def pareto(numbers: Numbers) -> Chart | None:
             },
         },
         layer=[
-            *_room(numbers, x),
-            *budget_layers(numbers.budget_ms, x),
+            *_budget_region(report, x),
+            *budget_layers(report.budget_ms, x),
             *_front(rows),
-            *_bars(numbers),
-            *_dots(numbers),
-            *_names(numbers, shown, rows, x, y),
-            _hover(numbers),
+            *_bars(report),
+            *_dots(report),
+            *_names(report, shown, rows, x, y),
+            _hover(report),
         ],
     )
     return Chart(
         name="pareto",
         title=f"{title.split(',')[0][0].upper()}{title.split(',')[0][1:]} against latency",
-        caption=_caption(numbers, shown),
-        says=f"Scatter plot of {len(shown)} variants. {words.headline(numbers)}",
+        caption=_caption(report, shown),
+        alt=f"Scatter plot of {len(shown)} variants. {words.headline(report)}",
         spec=spec,
-        columns=("variant", "family", f"latency {numbers.at}", "95 % interval", title.split(",")[0]),
+        columns=("variant", "family", f"latency {report.at}", "95 % interval", title.split(",")[0]),
         rows=tuple((r["name"], r["family"], r["latency"], r["between"], r["quality"]) for r in rows),
     )
 
 
-_ABOVE = {"titleAnchor": "start", "titleX": 0, "titleY": -22, "titleBaseline": "bottom", "titlePadding": 0}
-
-
-def _y(point: Point, numbers: Numbers) -> float | None:
-    if numbers.measure is None:
+def _y(point: Point, report: ReportData) -> float | None:
+    if report.measure is None:
         return 100 * point.flops_ratio
-    return None if point.quality is None else point.quality * _unit(numbers)
+    return None if point.quality is None else point.quality * _unit(report)
 
 
-def _unit(numbers: Numbers) -> float:
-    return 1.0 if numbers.measure == "cosine" else 100.0
+def _unit(report: ReportData) -> float:
+    return 1.0 if report.measure == "cosine" else 100.0
 
 
-def _y_title(numbers: Numbers) -> str:
-    title = words.measure_title(numbers)
-    return title if numbers.measure == "cosine" else f"{title}, %"
+def _y_title(report: ReportData) -> str:
+    title = words.measure_title(report)
+    return title if report.measure == "cosine" else f"{title}, %"
 
 
-def _axes(numbers: Numbers, shown: list[Point]) -> tuple[Axis, Axis]:
+def _axes(report: ReportData, shown: list[Point]) -> tuple[Axis, Axis]:
     xs = [ms for point in shown for ms in point.between_ms or () if ms is not None]
-    xs += [numbers.budget_ms] if numbers.budget_ms is not None else []
+    xs += [report.budget_ms] if report.budget_ms is not None else []
     ys = []
     for point in shown:
-        value, error = _y(point, numbers) or 0.0, (point.error or 0.0) * _unit(numbers)
-        ys += [value - error, min(value + error, _unit(numbers))] if numbers.measure else [value]
-    return axis(xs, least=0.05 * max(xs), floor=0.0), axis(
-        ys, least=0.02 * _unit(numbers), pad=0.12, most=_unit(numbers)
-    )
+        value, error = _y(point, report) or 0.0, (point.error or 0.0) * _unit(report)
+        ys += [value - error, min(value + error, _unit(report))] if report.measure else [value]
+    return axis(xs, least=0.05 * max(xs), floor=0.0), axis(ys, least=0.02 * _unit(report), pad=0.12, most=_unit(report))
 
 
-def _row(point: Point, numbers: Numbers) -> Spec:
-    value = _y(point, numbers) or 0.0
-    error = (point.error or 0.0) * _unit(numbers)
+def _row(point: Point, report: ReportData) -> Spec:
+    value = _y(point, report) or 0.0
+    error = (point.error or 0.0) * _unit(report)
     low, high = point.between_ms or (point.latency_ms, point.latency_ms)
     return {
         "x": point.latency_ms,
@@ -188,14 +181,14 @@ def _row(point: Point, numbers: Numbers) -> Spec:
         "high": high,
         "y": value,
         "down": value - error,
-        "up": min(value + error, _unit(numbers)),
+        "up": min(value + error, _unit(report)),
         "family": point.family,
         "name": point.name,
         "label": point.name if len(point.name) <= LABEL else f"{point.name[: LABEL - 1]}…",
         "latency": words.ms(point.latency_ms),
         "between": f"{words.interval(point.between_ms)} ms",
         "p90": words.ms(point.p90_ms),
-        "quality": words.quality(numbers.measure, point.quality, point.error),
+        "quality": words.quality(report.measure, point.quality, point.error),
         "kept": words.share(point.flops_ratio),
         "params": words.millions(point.params),
         "gflops": words.gflops(point.flops),
@@ -209,22 +202,22 @@ def _row(point: Point, numbers: Numbers) -> Spec:
     }
 
 
-def _by_family(numbers: Numbers, values: tuple[str, ...]) -> Spec:
-    """A colour or a shape for each family, with one legend for all layers if there are several."""
-    count = len(numbers.families)
+def _by_family(report: ReportData, values: tuple[str, ...]) -> Spec:
+    """Encode a colour or a shape for each family, with one legend for all layers if there are several."""
+    count = len(report.families)
     return {
         "field": "family",
         "type": "nominal",
-        "scale": {"domain": list(numbers.families), "range": [values[i % len(values)] for i in range(count)]},
+        "scale": {"domain": list(report.families), "range": [values[i % len(values)] for i in range(count)]},
         "legend": {"orient": "bottom", "title": None, "columns": 1, "symbolOpacity": 1} if count > 1 else None,
     }
 
 
-def _room(numbers: Numbers, x: Axis) -> list[Spec]:
-    """What keeps the budget, faintly."""
-    if numbers.budget_ms is None:
+def _budget_region(report: ReportData, x: Axis) -> list[Spec]:
+    """Shade the region that meets the budget."""
+    if report.budget_ms is None:
         return []
-    data = {"values": [{"from": x.low, "to": numbers.budget_ms}]}
+    data = {"values": [{"from": x.low, "to": report.budget_ms}]}
     ends = {"x": {"field": "from", "type": "quantitative"}, "x2": {"field": "to"}, "y": {"value": 0}}
     return [
         {
@@ -236,7 +229,7 @@ def _room(numbers: Numbers, x: Axis) -> list[Spec]:
 
 
 def _front(rows: list[Spec]) -> list[Spec]:
-    """The variants that nothing beats, joined; families of one such variant have no line."""
+    """Join the variants that are not dominated; families of one such variant have no line."""
     kept = [row for row in rows if not row["dominated"]]
     if len(kept) < 2:
         return []
@@ -245,8 +238,8 @@ def _front(rows: list[Spec]) -> list[Spec]:
     return [{"data": {"values": kept}, "mark": mark, "encoding": encoding}]
 
 
-def _bars(numbers: Numbers) -> list[Spec]:
-    colour = _by_family(numbers, FAMILY_COLOURS)
+def _bars(report: ReportData) -> list[Spec]:
+    colour = _by_family(report, FAMILY_COLOURS)
     faint = {"type": "rule", "strokeWidth": 1.5, "opacity": 0.45}
     across: Spec = {
         "mark": faint,
@@ -256,12 +249,12 @@ def _bars(numbers: Numbers) -> list[Spec]:
         "mark": faint,
         "encoding": {"y": {"field": "down", "type": "quantitative"}, "y2": {"field": "up"}, "color": colour},
     }
-    return [across, up] if numbers.measure else [across]
+    return [across, up] if report.measure else [across]
 
 
-def _dots(numbers: Numbers) -> list[Spec]:
-    """Full where nothing beats them, hollow where something does, and a ring around the chosen one."""
-    colour, shape = _by_family(numbers, FAMILY_COLOURS), _by_family(numbers, FAMILY_SHAPES)
+def _dots(report: ReportData) -> list[Spec]:
+    """Draw points: full if not dominated, hollow if dominated, and a ring around the chosen one."""
+    colour, shape = _by_family(report, FAMILY_COLOURS), _by_family(report, FAMILY_SHAPES)
     hollow: Spec = {
         "transform": [{"filter": {"field": "dominated", "equal": True}}],
         "mark": {"type": "point", "filled": False, "fill": PAPER, "size": 75, "strokeWidth": 2, "opacity": 1},
@@ -280,8 +273,8 @@ def _dots(numbers: Numbers) -> list[Spec]:
     return [hollow, full, ring]
 
 
-def _names(numbers: Numbers, shown: list[Point], rows: list[Spec], x: Axis, y: Axis) -> list[Spec]:
-    """Names of the chosen one, the dense ones, and of the others where there is room; a mark for each place."""
+def _names(report: ReportData, shown: list[Point], rows: list[Spec], x: Axis, y: Axis) -> list[Spec]:
+    """Write the names of the chosen one, the dense ones, and of the others where there is room."""
     spots = [(x.at(row["x"]), y.at(row["y"]), row["label"]) for row in rows]
     rank = sorted(range(len(shown)), key=lambda i: (not shown[i].is_chosen, not shown[i].is_dense, i))
     layers: list[Spec] = []
@@ -307,12 +300,12 @@ def _names(numbers: Numbers, shown: list[Point], rows: list[Spec], x: Axis, y: A
     return layers
 
 
-def _hover(numbers: Numbers) -> Spec:
-    """Large invisible points on top: easy to hit, also with a thumb."""
-    fields = [(name, words.measure_title(numbers) if name == "quality" else title) for name, title in TIPS]
-    if len(numbers.families) == 1:
+def _hover(report: ReportData) -> Spec:
+    """Draw large invisible points on top, which are easy to hit, also with a thumb."""
+    fields = [(name, words.measure_title(report) if name == "quality" else title) for name, title in TIPS]
+    if len(report.families) == 1:
         fields = [pair for pair in fields if pair[0] != "family"]
-    if numbers.measure is None:
+    if report.measure is None:
         fields = [pair for pair in fields if pair[0] not in ("quality", "beaten")]
     return {
         "mark": {"type": "point", "filled": True, "shape": "circle", "size": 450, "opacity": 0, "color": BUDGET},
@@ -320,15 +313,15 @@ def _hover(numbers: Numbers) -> Spec:
     }
 
 
-def _caption(numbers: Numbers, shown: list[Point]) -> str:
+def _caption(report: ReportData, shown: list[Point]) -> str:
     parts = ["Bars across are 95 % intervals of the latency"]
-    if numbers.measure is not None:
-        parts[0] += f", bars upwards one standard error of {words.measure_title(numbers)}"
-        parts[0] += f" on {numbers.judged}" if numbers.judged else ""
-    if numbers.measure and any(p.dominated_by for p in shown):
+    if report.measure is not None:
+        parts[0] += f", bars upwards one standard error of {words.measure_title(report)}"
+        parts[0] += f" on {report.judged}" if report.judged else ""
+    if report.measure and any(p.dominated_by for p in shown):
         parts.append("Hollow: another variant is as fast and as good or better. The line joins the others")
     if any(p.is_chosen for p in shown):
         parts.append("The ring is the chosen variant")
-    if numbers.budget_ms is not None:
+    if report.budget_ms is not None:
         parts.append("Left of the dashed line is within the budget")
     return ". ".join(parts) + "."

@@ -1,28 +1,28 @@
-"""The proof of a choice: the chosen variant and the next denser one with their intervals, against the budget."""
+"""Chart of the proof: the chosen variant and the next denser one with their intervals, against the budget."""
 
 from __future__ import annotations
 
 from .. import text as words
-from ..data import Look, Numbers
-from .look import BUDGET, FITS, INK, Chart, Spec, axis, base, budget_layers, tips, with_halo
+from ..data import MeasurementRow, ReportData
+from .style import BUDGET, FITS, INK, Chart, Spec, axis, base, budget_layers, tips, with_halo
 
 ROW = 56
 
 
-def proof(numbers: Numbers) -> Chart | None:
-    """Both intervals and the budget; None without a choice."""
-    by_name = {look.name: look for look in numbers.looks}
-    names = [name for name in (numbers.next_denser, numbers.chosen) if name in by_name]
-    if numbers.budget_ms is None or numbers.chosen not in by_name:
+def proof(report: ReportData) -> Chart | None:
+    """Draw both intervals and the budget; None without a choice."""
+    by_name = {row.name: row for row in report.looks}
+    names = [name for name in (report.next_denser, report.chosen) if name in by_name]
+    if report.budget_ms is None or report.chosen not in by_name:
         return None
-    looks = [by_name[name] for name in names if name is not None]
-    ends = [ms for look in looks for ms in look.between_ms] + [numbers.budget_ms]
-    x = axis(ends, least=0.02 * numbers.budget_ms, pad=0.18, floor=0.0)
-    rows = [_row(look, numbers) for look in looks]
+    compared = [by_name[name] for name in names if name is not None]
+    ends = [ms for measured in compared for ms in measured.between_ms] + [report.budget_ms]
+    x = axis(ends, least=0.02 * report.budget_ms, pad=0.18, floor=0.0)
+    rows = [_row(measured, report) for measured in compared]
     position = {
         "type": "quantitative",
         "scale": x.scale,
-        "axis": {"values": list(x.ticks), "title": f"latency {numbers.at}, ms", "grid": False},
+        "axis": {"values": list(x.ticks), "title": f"latency {report.at}, ms", "grid": False},
     }
     y = {"field": "name", "type": "nominal", "sort": None, "axis": {"title": None, "ticks": False, "domain": False}}
     fits = {
@@ -45,7 +45,7 @@ def proof(numbers: Numbers) -> Chart | None:
                 "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
                 "encoding": {"x": {"field": "ms", **position}, "color": fits},
             },
-            *budget_layers(numbers.budget_ms, x),
+            *budget_layers(report.budget_ms, x),
             *with_halo(
                 {
                     "mark": {"type": "text", "dy": -15, "color": INK, "fontSize": 12},
@@ -57,23 +57,23 @@ def proof(numbers: Numbers) -> Chart | None:
     return Chart(
         name="proof",
         title="Proof of the choice",
-        caption="The variant before and behind the budget, timed side by side; points are the latency at the machine's "
-        "usual pace, bars its 95 % interval. A variant fits when the whole bar keeps the budget.",
-        says=" ".join(f"{row['name']}: {row['latency']}, interval {row['between']}, {row['fits']}." for row in rows),
+        caption="The variants on both sides of the budget, timed side by side; points are latencies corrected for "
+        "machine drift, bars their 95 % intervals. A variant fits when its whole bar meets the budget.",
+        alt=" ".join(f"{row['name']}: {row['latency']}, interval {row['between']}, {row['fits']}." for row in rows),
         spec=spec,
-        columns=("variant", f"latency {numbers.at}", "95 % interval", "verdict"),
+        columns=("variant", f"latency {report.at}", "95 % interval", "verdict"),
         rows=tuple((row["name"], row["latency"], row["between"], row["fits"]) for row in rows),
     )
 
 
-def _row(look: Look, numbers: Numbers) -> Spec:
+def _row(measured: MeasurementRow, report: ReportData) -> Spec:
     return {
-        "name": look.name,
-        "ms": look.latency_ms,
-        "low": look.between_ms[0],
-        "high": look.between_ms[1],
-        "latency": words.ms(look.latency_ms),
-        "between": f"{words.interval(look.between_ms)} ms",
-        "fits": "fits" if look.fits else "does not surely fit",
-        "verdict": f"{words.ms(look.latency_ms)}{', chosen' if look.name == numbers.chosen else ''}",
+        "name": measured.name,
+        "ms": measured.latency_ms,
+        "low": measured.between_ms[0],
+        "high": measured.between_ms[1],
+        "latency": words.ms(measured.latency_ms),
+        "between": f"{words.interval(measured.between_ms)} ms",
+        "fits": "fits" if measured.fits else "does not surely fit",
+        "verdict": f"{words.ms(measured.latency_ms)}{', chosen' if measured.name == report.chosen else ''}",
     }

@@ -1,16 +1,16 @@
-"""How a search went: the best fitness so far, and the mean of each generation."""
+"""Chart of the search for a ranking: the best fitness so far, and the mean of each generation."""
 
 from __future__ import annotations
 
-from ..data import Numbers
-from .look import FAMILY_COLOURS, MUTED, Chart, Spec, axis, base, tips
+from ..data import ReportData
+from .style import FAMILY_COLOURS, MUTED, Chart, Spec, axis, base, tips
 
 HEIGHT = 240
 
 
-def search(numbers: Numbers) -> Chart | None:
-    """Fitness by evaluations; None if nothing was searched."""
-    found = numbers.search
+def search(report: ReportData) -> Chart | None:
+    """Draw fitness by evaluations; None if there was no search."""
+    found = report.search
     if found is None:
         return None
     start = [] if found.start_fitness is None else [{"n": 0, "value": found.start_fitness, "which": "best so far"}]
@@ -58,7 +58,7 @@ def search(numbers: Numbers) -> Chart | None:
         name="search",
         title="Search for the ranking",
         caption="What the search minimises, without labels. The best so far, and the mean of each generation.",
-        says=f"Line from {first['text']} at the start to {last['value']:.5g} after {last['n']} evaluations.",
+        alt=f"Line from {first['text']} at the start to {last['value']:.5g} after {last['n']} evaluations.",
         spec=base(HEIGHT, data={"values": rows}, encoding=encoding, layer=layers),
         columns=("evaluations", "best so far", "mean of the generation"),
         rows=tuple(

@@ -1,25 +1,27 @@
-"""What each block keeps in each variant, as two maps (Figure 8 of the SnapViT paper): heads, and neurons.
+"""Heat maps of the heads and neurons that each block of each variant keeps (Figure 8 of the SnapViT paper).
 
-Ten shades for shares, so that two cells can be compared by eye; a sub-layer of which nothing is left is no shade at
-all but an empty cell with a cross.
+Ten shades for shares, so that two cells can be compared by eye; a sub-layer that is removed has no shade but an
+empty cell with a cross.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from ..data import Numbers, Widths
-from .look import HEAT, INK, MUTED, PAPER, Chart, Spec, base, tips
+from ..data import ReportData, Widths
+from .style import HEAT, INK, MUTED, PAPER, Chart, Spec, base, tips
 
 Kind = Literal["heads", "neurons"]
 ROW, SMALL_ROW, MANY = 24, 15, 16  # pixels of a row, and from how many rows on it is smaller
+_BLOCKS: Spec = {"title": "block", "labelAngle": 0, "labelOverlap": True, "ticks": False, "domain": False}
+_NAMES: Spec = {"title": None, "ticks": False, "domain": False, "labelLimit": 90}
 
 
-def widths(numbers: Numbers, kind: Kind) -> Chart:
-    """The map of one kind."""
-    whole = numbers.dense_heads if kind == "heads" else numbers.dense_neurons
-    rows = [row for variant in numbers.widths for row in _cells(variant, kind, whole)]
-    height = len(numbers.widths) * (ROW if len(numbers.widths) <= MANY else SMALL_ROW)
+def widths(report: ReportData, kind: Kind) -> Chart:
+    """Draw the heat map of heads or of neurons."""
+    whole = report.dense_heads if kind == "heads" else report.dense_neurons
+    rows = [row for variant in report.widths for row in _cells(variant, kind, whole)]
+    height = len(report.widths) * (ROW if len(report.widths) <= MANY else SMALL_ROW)
     removed = any(row["kept"] == 0 for row in rows)
     spec = base(
         height,
@@ -36,17 +38,13 @@ def widths(numbers: Numbers, kind: Kind) -> Chart:
         name=kind,
         title=f"{kind.capitalize()} kept in each block",
         caption=f"Share of the {kind} that each block keeps, from the input on the left to the output on the right."
-        + (" A cross: nothing is left of it, the sub-layer is removed." if removed else ""),
-        says=f"Heat map of {len(numbers.widths)} variants by {len(whole)} blocks. "
+        + (" A cross: the sub-layer is removed." if removed else ""),
+        alt=f"Heat map of {len(report.widths)} variants by {len(whole)} blocks. "
         f"Least is kept in block {least['block']} of {least['name']}: {least['text']}.",
         spec=spec,
         columns=("variant", *(f"block {i}" for i in range(len(whole)))),
-        rows=tuple((v.name, *(f"{k} of {n}" for k, n in zip(getattr(v, kind), whole))) for v in numbers.widths),
+        rows=tuple((v.name, *(f"{k} of {n}" for k, n in zip(getattr(v, kind), whole))) for v in report.widths),
     )
-
-
-_BLOCKS: Spec = {"title": "block", "labelAngle": 0, "labelOverlap": True, "ticks": False, "domain": False}
-_NAMES: Spec = {"title": None, "ticks": False, "domain": False, "labelLimit": 90}
 
 
 def _cells(variant: Widths, kind: Kind, whole: tuple[int, ...]) -> list[Spec]:
@@ -84,14 +82,14 @@ def _shades(kind: Kind) -> Spec:
 
 
 def _crosses() -> list[Spec]:
-    gone = [{"filter": {"field": "kept", "equal": 0}}]
+    removed = [{"filter": {"field": "kept", "equal": 0}}]
     empty: Spec = {
-        "transform": gone,
+        "transform": removed,
         "mark": {"type": "rect", "color": PAPER, "stroke": MUTED, "strokeWidth": 1, "strokeDash": [2, 2]},
         "encoding": {},
     }
     cross: Spec = {
-        "transform": [*gone, {"calculate": "'×'", "as": "cross"}],
+        "transform": [*removed, {"calculate": "'×'", "as": "cross"}],
         "mark": {"type": "text", "color": INK, "fontSize": 13, "fontWeight": 700, "baseline": "middle"},
         "encoding": {"text": {"field": "cross", "type": "nominal"}},
     }

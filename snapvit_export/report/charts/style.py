@@ -1,8 +1,9 @@
-"""What all plots have in common: colours by name, one configuration, axes that show the data and not the zero.
+"""The style that all plots share: named colours, one configuration, axes around the data instead of zero.
 
 Colours are CSS variables (`var(--ink)`) in every specification: a page sets them for light, dark and paper and no plot
 has to be drawn again; for a PNG or an SVG of its own they are replaced by the light ones. Colours of families are those
-of Okabe and Ito, darkened to three to one against white; a shape goes with each, so that colour never tells alone.
+of Okabe and Ito, darkened to three to one against white; a shape goes with each, so that colour is never the only
+difference.
 """
 
 from __future__ import annotations
@@ -70,36 +71,7 @@ INK, MUTED, GRID, PAPER, BUDGET, FITS = (
     f"var(--{name})" for name in ("ink", "muted", "grid", "paper", "budget", "fits")
 )
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
-PLOT_WIDTH = 720  # pixels of a plot that is not in a page
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A plot with what stands for it where it cannot be seen: a sentence and a table."""
-
-    name: str
-    title: str
-    caption: str
-    says: str  # what the plot shows, in one sentence, for those who hear the page
-    spec: Spec
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...] = field(default=())
-
-
-def base(height: int, **parts: Any) -> Spec:
-    """A plot as wide as its place."""
-    return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "width": "container",
-        "height": height,
-        "autosize": {"type": "fit-x", "contains": "padding"},
-        "background": None,
-        "padding": 4,
-        "config": _CONFIG,
-        **parts,
-    }
-
-
+PLOT_WIDTH = 720  # pixels of a plot in a file of its own
 _TEXT = {"labelFont": FONT, "titleFont": FONT, "labelColor": MUTED, "titleColor": INK, "labelFontSize": 12}
 _CONFIG: Spec = {
     "view": {"stroke": None},
@@ -121,8 +93,35 @@ _CONFIG: Spec = {
 
 
 @dataclass(frozen=True)
+class Chart:
+    """A plot, with alternative text and a table for readers who cannot see it."""
+
+    name: str
+    title: str
+    caption: str
+    alt: str  # alternative text in one sentence, for screen readers
+    spec: Spec
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...] = field(default=())
+
+
+def base(height: int, **parts: Any) -> Spec:
+    """Return the specification of a plot as wide as its container."""
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "width": "container",
+        "height": height,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "background": None,
+        "padding": 4,
+        "config": _CONFIG,
+        **parts,
+    }
+
+
+@dataclass(frozen=True)
 class Axis:
-    """From where to where an axis goes, and its ticks."""
+    """The range of an axis and its ticks."""
 
     low: float
     high: float
@@ -133,14 +132,14 @@ class Axis:
         return {"domain": [self.low, self.high], "nice": False, "zero": False}
 
     def at(self, value: float) -> float:
-        """Where a value lies, from 0 to 1."""
+        """Return the position of a value, from 0 to 1."""
         return (value - self.low) / (self.high - self.low)
 
 
 def axis(
     values: list[float], least: float = 0.0, pad: float = 0.07, floor: float = -math.inf, most: float = math.inf
 ) -> Axis:
-    """An axis around the values, at least `least` long; it does not go below `floor`, nor its ticks above `most`."""
+    """Make an axis around the values, at least `least` long, not below `floor`; ticks do not exceed `most`."""
     low, high = min(values), max(values)
     length = max(high - low, least, 1e-9)
     middle = (low + high) / 2
@@ -154,13 +153,13 @@ def axis(
 
 
 def _step(about: float) -> float:
-    """1, 2 or 5 times a power of ten, at least as long as `about`."""
+    """Return 1, 2 or 5 times a power of ten, at least as long as `about`."""
     power = 10.0 ** math.floor(math.log10(about))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= about * 0.999)
 
 
 def budget_layers(budget_ms: float | None, x_axis: Axis, dy: int = -4) -> list[Spec]:
-    """The budget as a dashed line with its name at the upper end; nothing if it lies outside the axis."""
+    """Draw the budget as a dashed line with its name at the top; nothing if it lies outside the axis."""
     if budget_ms is None or not x_axis.low <= budget_ms <= x_axis.high:
         return []
     text = f"budget {words.budget(budget_ms)}"
@@ -182,11 +181,11 @@ def budget_layers(budget_ms: float | None, x_axis: Axis, dy: int = -4) -> list[S
 
 
 def tips(*fields: tuple[str, str]) -> list[Spec]:
-    """What hovering shows: fields of the row, which hold text, under these titles."""
+    """Return the tooltip: fields of the row, which hold text, under these titles."""
     return [{"field": field, "title": title, "type": "nominal"} for field, title in fields]
 
 
 def with_halo(layer: Spec) -> list[Spec]:
-    """Text, and under it the same text wider in the colour of the paper, so that lines behind it do not cross it."""
+    """Draw text over a halo in the colour of the paper, so that lines behind it do not cross it."""
     mark = {**layer["mark"], "color": PAPER, "stroke": PAPER, "strokeWidth": 4, "strokeJoin": "round", "aria": False}
     return [{**layer, "mark": mark}, layer]

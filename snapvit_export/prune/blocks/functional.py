@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from ...errors import ModelNotUnderstood
 from ...model.anatomy import Anatomy, Block
+from ...model.plan import Part
 from .eva_attention import rotate
 from .pruned_block import added_by
-from .timm_blocks import PARTS, Part, blocks_of, gain_of, head_shares, neuron_shares
+from .timm_blocks import PARTS, blocks_of, head_shares, layer_scale_of, neuron_shares
 
 Weights = dict[str, Tensor]
 ATTENDING = frozenset({"norm1", "qkv", "q", "kv", "q_norm", "k_norm"})  # what comes before the heads' output
@@ -98,8 +99,8 @@ def block_weights(block: Any, heads: Tensor, neurons: Tensor, split_query: bool)
     if block.mlp is not None:
         weights |= _norm("norm2", block.norm2) | _mlp(block.mlp, cut)
     for name, part in zip(("scale1", "scale2"), PARTS):
-        if (gain := gain_of(block, part)) is not None:
-            weights[name] = gain
+        if (layer_scale := layer_scale_of(block, part)) is not None:
+            weights[name] = layer_scale
     return weights
 
 

@@ -13,20 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .timm_blocks import PARTS, Part, attention_half, blocks_of, gain_of, mlp_half, output_of
+from ...model.plan import Part
+from .timm_blocks import PARTS, attention_branch, blocks_of, layer_scale_of, mlp_branch, output_of
 
 MEMBERS: dict[Part, tuple[str, ...]] = {
     "attention": ("norm1", "attn", "ls1", "gamma_1", "drop_path1"),
     "mlp": ("norm2", "mlp", "ls2", "gamma_2", "drop_path2"),
 }
-LEAST_GAIN = 1e-4  # of the largest: a LayerScale below it cannot take over a vector without losing digits
+LEAST_LAYER_SCALE = 1e-4  # of the largest: a LayerScale below it cannot take over a vector without losing digits
 
 
-class ShortBlock(nn.Module):
+class PrunedBlock(nn.Module):
     """Takes over the members of a timm block of which some are None already.
 
     >>> block.mlp = None
-    >>> short = ShortBlock(block, head_dim=64)
+    >>> short = PrunedBlock(block, head_dim=64)
     """
 
     attention_added: Tensor | None
@@ -42,7 +43,7 @@ class ShortBlock(nn.Module):
             self.register_buffer(f"{part}_added", None)
 
     def forward(self, x: Tensor, **extra: Any) -> Tensor:
-        return mlp_half(self, attention_half(self, x, extra), extra)
+        return mlp_branch(self, attention_branch(self, x, extra), extra)
 
     def add(self, part: Part, vector: Tensor) -> None:
         """Let a removed part add this to every token, beside what it adds already."""
@@ -71,15 +72,15 @@ def fold(module: nn.Module) -> None:
         for part in PARTS:
             linear = output_of(block, part)
             if linear is not None:
-                holder = (linear, gain_of(block, part))
+                holder = (linear, layer_scale_of(block, part))
             elif holder is not None and (vector := added_by(block, part)) is not None and _can_hold(*holder):
-                linear, gain = holder
+                linear, layer_scale = holder
                 assert linear.bias is not None
-                linear.bias.add_(vector if gain is None else (vector.double() / gain.double()).to(vector))
+                linear.bias.add_(vector if layer_scale is None else (vector.double() / layer_scale.double()).to(vector))
                 setattr(block, f"{part}_added", None)
 
 
-def _can_hold(linear: nn.Linear, gain: Tensor | None) -> bool:
+def _can_hold(linear: nn.Linear, layer_scale: Tensor | None) -> bool:
     if linear.bias is None:
         return False
-    return gain is None or bool(gain.abs().min() >= LEAST_GAIN * gain.abs().max() > 0)
+    return layer_scale is None or bool(layer_scale.abs().min() >= LEAST_LAYER_SCALE * layer_scale.abs().max() > 0)

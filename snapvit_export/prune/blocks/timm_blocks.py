@@ -22,7 +22,7 @@ import torch
 from timm.layers.mlp import GluMlp, Mlp, SwiGLU
 from torch import Tensor, nn
 
-from ...model.plan import Part as Part
+from ...model.plan import Part
 
 
 @dataclass(frozen=True)
@@ -163,24 +163,24 @@ def _rows(module: nn.Module, unit: int, sections: int = 1) -> Iterator[Share]:
 
 
 PARTS: tuple[Part, Part] = ("attention", "mlp")
-Half = Callable[[Any, Tensor, dict[str, Any]], Tensor]
+Branch = Callable[[Any, Tensor, dict[str, Any]], Tensor]
 
 
-def attention_half(block: Any, x: Tensor, extra: dict[str, Any]) -> Tensor:
+def attention_branch(block: Any, x: Tensor, extra: dict[str, Any]) -> Tensor:
     """The stream after the attention of a block; `extra` is how its attention is called beside the tokens."""
     if block.attn is None:
         return x if block.attention_added is None else x + block.attention_added
     return x + block.drop_path1(_scaled(block, 1, block.attn(block.norm1(x), **extra)))
 
 
-def mlp_half(block: Any, x: Tensor, extra: dict[str, Any]) -> Tensor:
+def mlp_branch(block: Any, x: Tensor, extra: dict[str, Any]) -> Tensor:
     """The stream after the MLP of a block, from that after its attention."""
     if block.mlp is None:
         return x if block.mlp_added is None else x + block.mlp_added
     return x + block.drop_path2(_scaled(block, 2, block.mlp(block.norm2(x))))
 
 
-HALVES: dict[Part, Half] = {"attention": attention_half, "mlp": mlp_half}
+BRANCHES: dict[Part, Branch] = {"attention": attention_branch, "mlp": mlp_branch}
 
 
 def output_of(block: Any, part: Part) -> nn.Linear | None:
@@ -190,7 +190,7 @@ def output_of(block: Any, part: Part) -> nn.Linear | None:
     return None if block.mlp is None else block.mlp.fc2
 
 
-def gain_of(block: Any, part: Part) -> Tensor | None:
+def layer_scale_of(block: Any, part: Part) -> Tensor | None:
     """LayerScale behind a part, (E,): a module in most families, a bare parameter in EVA's, or nothing."""
     number = PARTS.index(part) + 1
     scale = getattr(block, f"gamma_{number}", None)

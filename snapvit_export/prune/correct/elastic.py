@@ -30,32 +30,32 @@ from ...correction.cholesky import Factor, Factors, columns_of, from_rank_order,
 from ...correction.moments import Array, Damping, Moments, Statistics
 from ...correction.sparsegpt import left_to_right
 from ...errors import SnapvitError
-from ...model.plan import Plan
+from ...model.plan import Part, Plan
 from ...model.ranking import Order, Ranking
-from ..blocks.pruned_block import ShortBlock, fold
-from ..blocks.timm_blocks import PARTS, Part, blocks_of, gain_of, give_bias, output_of
+from ..blocks.pruned_block import PrunedBlock, fold
+from ..blocks.timm_blocks import PARTS, blocks_of, give_bias, layer_scale_of, output_of
 from ..models.load import Model, weights_fingerprint
 
 Correction = Literal["elastic", "sparsegpt"]
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class PrunableLayer:
     """The proj or fc2 of one block: what reads the structures, `unit` columns each."""
 
     linear: nn.Linear
     unit: int
     order: Order  # structures, best first
-    gain: Array | None  # LayerScale after the layer, (E,)
+    layer_scale: Array | None  # LayerScale after the layer, (E,)
 
     @property
     def weight(self) -> Array:
         return self.linear.weight.detach().cpu().double().numpy()  # (E, d)
 
     def factored(self, moments: Moments, damping: Damping) -> Factor:
-        return make_factor(self.weight, moments, self.order, self.unit, damping, self.gain)
+        return make_factor(self.weight, moments, self.order, self.unit, damping, self.layer_scale)
 
-    def with_order(self, order: Order) -> Layer:
+    def with_order(self, order: Order) -> PrunableLayer:
         return replace(self, order=order)
 
     def from_rank_order(self, keep: int) -> Order:
@@ -67,19 +67,19 @@ class Layer:
         return columns_of(np.sort(self.order[:keep]), self.unit)
 
 
-def layers_of(block: Any, ranking: Ranking, i: int) -> tuple[Layer | None, Layer | None]:
+def layers_of(block: Any, ranking: Ranking, i: int) -> tuple[PrunableLayer | None, PrunableLayer | None]:
     """The proj and the fc2 of block `i`; None for what was removed."""
     proj, fc2 = unordered_layers(block)
     return proj and proj.with_order(ranking.head_order(i)), fc2 and fc2.with_order(ranking.neuron_order(i))
 
 
-def unordered_layers(block: Any) -> tuple[Layer | None, Layer | None]:
+def unordered_layers(block: Any) -> tuple[PrunableLayer | None, PrunableLayer | None]:
     """The proj and the fc2 of a block, with its structures in their original order; None for what was removed."""
     units = (getattr(block.attn, "head_dim", 0), 1)
     proj, fc2 = (
         None
         if (linear := output_of(block, part)) is None
-        else Layer(linear, unit, np.arange(linear.in_features // unit), _gain(block, part))
+        else PrunableLayer(linear, unit, np.arange(linear.in_features // unit), _layer_scale(block, part))
         for part, unit in zip(PARTS, units)
     )
     return proj, fc2
@@ -125,7 +125,7 @@ def correct_module(small: nn.Module, ranking: Ranking, plan: Plan, factors: Fact
     fold(small)
 
 
-def put_factor(target: nn.Linear, layer: Layer, factor: Factor, keep: int) -> None:
+def put_factor(target: nn.Linear, layer: PrunableLayer, factor: Factor, keep: int) -> None:
     """Give the cut `target` the corrected weight and bias of `keep` structures."""
     _check_width(target, factor.unit * keep)
     give_bias(target)
@@ -137,14 +137,14 @@ def put_factor(target: nn.Linear, layer: Layer, factor: Factor, keep: int) -> No
         target.bias.add_(_like(target.bias, shift))
 
 
-def put_mean(block: ShortBlock, part: Part, shift: Array, gain: Array | None) -> None:
+def put_mean(block: PrunedBlock, part: Part, shift: Array, layer_scale: Array | None) -> None:
     """Let a removed part of `block` add its mean beside its bias: `shift` (E,) before LayerScale."""
-    after = torch.from_numpy(shift if gain is None else shift * gain)
+    after = torch.from_numpy(shift if layer_scale is None else shift * layer_scale)
     like = next(block.parameters(), None)
     block.add(part, after.float() if like is None else after.to(like))
 
 
-def put_left_to_right(target: nn.Linear, layer: Layer, moments: Moments, keep: int, damping: Damping) -> None:
+def put_left_to_right(target: nn.Linear, layer: PrunableLayer, moments: Moments, keep: int, damping: Damping) -> None:
     """Give the cut `target` the weight that the left-to-right variant finds; its bias stays."""
     columns = layer.columns(keep)
     _check_width(target, len(columns))
@@ -157,8 +157,8 @@ def put_left_to_right(target: nn.Linear, layer: Layer, moments: Moments, keep: i
         target.weight.copy_(_like(target.weight, weight[:, columns]))
 
 
-def _gain(block: Any, part: Part) -> Array | None:
-    gamma = gain_of(block, part)
+def _layer_scale(block: Any, part: Part) -> Array | None:
+    gamma = layer_scale_of(block, part)
     return None if gamma is None else gamma.cpu().double().numpy()
 
 

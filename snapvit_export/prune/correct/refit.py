@@ -42,23 +42,23 @@ from ...calibration.images import Images
 from ...correction.cholesky import cholesky
 from ...correction.moments import Array, Damping, Moments
 from ...errors import GateFailed, SnapvitError
-from ...model.plan import Plan
+from ...model.plan import Part, Plan
 from ...model.ranking import Ranking
 from ...progress import Progress, Silent
 from ..blocks.pruned_block import fold
-from ..blocks.timm_blocks import HALVES, PARTS, Half, Part, attention_half, blocks_of, give_bias, mlp_half, output_of
+from ..blocks.timm_blocks import BRANCHES, PARTS, Branch, attention_branch, blocks_of, give_bias, mlp_branch, output_of
 from ..models.load import Model, as_model
 from ..models.slicing import shrink_unfolded
 from ..stats.moments import RunningRegression
-from ..stats.stream import Stream, input_of
+from ..stats.stream import Stream, capture_input
 from ..stats.token_weights import TokenWeights, checked_weights, counted
-from .elastic import Layer, layers_of
+from .elastic import PrunableLayer, layers_of
 
 PULL = (
     0.6  # share of what is missing that the first block is asked to give back; it falls evenly, to none behind the last
 )
 PULL_DAMPING = Damping(fraction=0.1)  # of that part of the fit
-LEAST_GAIN = 1e-2  # of the root mean square: a LayerScale smaller than this cannot give anything back
+LAYER_SCALE_FLOOR = 1e-2  # of the root mean square: a LayerScale smaller than this cannot give anything back
 
 
 @torch.no_grad()
@@ -85,32 +85,32 @@ def refit(
     weights = checked_weights(model.anatomy, token_weights, plan)
     stream = Stream.of(model, images)  # of the cut model
     goal = Stream(list(stream.chunks), stream.extra)  # of the dense one
-    _check_halves(blocks_of(model.module)[0], stream)
+    _check_branches(blocks_of(model.module)[0], stream)
     progress.phase("refitting block by block", len(plan.heads))
     for i, (dense, cut) in enumerate(zip(blocks_of(model.module), blocks_of(small))):
         counts = [counted(model.anatomy, len(images), n, weights[i]) for n in range(len(stream.chunks))]
-        parts = _sub_layers(dense, cut, layers_of(dense, ranking, i), (plan.heads[i], plan.neurons[i]), i)
-        for half, part in zip(HALVES.values(), parts):
-            goal.chunks = [half(dense, chunk, goal.extra) for chunk in goal.chunks]
-            if part is not None:
-                part.put(part.look(stream, goal, counts), damping, pull * (1 - i / len(plan.heads)))
-            stream.chunks = [half(cut, chunk, stream.extra) for chunk in stream.chunks]
+        fits = _layer_refits(dense, cut, layers_of(dense, ranking, i), (plan.heads[i], plan.neurons[i]), i)
+        for branch, fit in zip(BRANCHES.values(), fits):
+            goal.chunks = [branch(dense, chunk, goal.extra) for chunk in goal.chunks]
+            if fit is not None:
+                fit.apply(fit.collect(stream, goal, counts), damping, pull * (1 - i / len(plan.heads)))
+            stream.chunks = [branch(cut, chunk, stream.extra) for chunk in stream.chunks]
         progress.advance()
     fold(small)
     return small
 
 
-def _check_halves(block: Any, stream: Stream) -> None:
-    """The gate: both halves together must be the block itself."""
+def _check_branches(block: Any, stream: Stream) -> None:
+    """The gate: both residual branches, one after the other, must be the block itself."""
     chunk = stream.chunks[0][:1]
     whole = block(chunk, **stream.extra)
-    off = float((mlp_half(block, attention_half(block, chunk, stream.extra), {}) - whole).abs().max())
+    off = float((mlp_branch(block, attention_branch(block, chunk, stream.extra), {}) - whole).abs().max())
     if not off <= 1e-4 * max(1.0, float(whole.abs().max())):
         raise GateFailed(f"a block is not its attention and its MLP one after the other: they differ by {off:.1e}")
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _LayerStatistics:
     """The kept columns of a layer's input on the cut stream, and how u and t go with them."""
 
     moments: Moments  # of a_K
@@ -119,23 +119,23 @@ class _Seen:
 
 
 @dataclass(frozen=True)
-class _SubLayer:
+class _LayerRefit:
     """The attention or the MLP of a block: dense, and where the refitted weights go."""
 
     name: str
     part: Part
-    half: Half
+    branch: Branch
     dense: Any
     cut: Any
-    layer: Layer
+    layer: PrunableLayer
     target: nn.Linear | None  # None: the part is gone
     keep: int
     renormed: bool  # a norm runs over what is cut, so that the cut layer's input is not a part of the dense one's
 
-    def look(self, stream: Stream, goal: Stream, counts: Sequence[Tensor | None]) -> _Seen:
+    def collect(self, stream: Stream, goal: Stream, counts: Sequence[Tensor | None]) -> _LayerStatistics:
         """Run the dense sub-layer on the cut stream up to the layer; `goal` is the dense stream after it."""
         linear, columns = self.layer.linear, torch.from_numpy(self.layer.columns(self.keep))
-        gain = 1.0 if self.layer.gain is None else torch.from_numpy(self.layer.gain).float()
+        layer_scale = 1.0 if self.layer.layer_scale is None else torch.from_numpy(self.layer.layer_scale).float()
         sums = RunningRegression(self.name, len(columns), 2 * linear.out_features)
         for x, y, weights in zip(stream.chunks, goal.chunks, counts):
             used = slice(None) if weights is None else weights > 0
@@ -144,48 +144,54 @@ class _SubLayer:
             if self.renormed and self.target is not None:
                 kept = self.input_at(used, self.target, self.cut, x, stream.extra)
             u = linear(a)
-            t = y[:, used] - x[:, used] - gain * u
+            t = y[:, used] - x[:, used] - layer_scale * u
             sums.add(kept, torch.cat([u, t], -1), None if weights is None else weights[used])
         moments, mean, cross = sums.result()
-        return _Seen(moments, mean.reshape(2, -1), cross.reshape(2, linear.out_features, -1))
+        return _LayerStatistics(moments, mean.reshape(2, -1), cross.reshape(2, linear.out_features, -1))
 
     def input_at(self, used: Any, linear: nn.Linear, block: Any, x: Tensor, extra: dict[str, Tensor]) -> Tensor:
         """What reaches `linear` at the tokens that count, when this half of `block` runs on `x`."""
         if self.part == "mlp":  # each token by itself, so the others need not run
-            return input_of(linear, partial(self.half, block, x[:, used], extra))
-        return input_of(linear, partial(self.half, block, x, extra))[:, used]
+            return capture_input(linear, partial(self.branch, block, x[:, used], extra))
+        return capture_input(linear, partial(self.branch, block, x, extra))[:, used]
 
-    def put(self, seen: _Seen, damping: Damping, pull: float) -> None:
+    def apply(self, found: _LayerStatistics, damping: Damping, pull: float) -> None:
         """Give the cut layer its plain fit on this stream, plus its share of what is missing."""
         if self.target is None:
-            gain = 1.0 if self.layer.gain is None else self.layer.gain
-            setattr(self.cut, f"{self.part}_added", torch.from_numpy(gain * seen.mean[0] + pull * seen.mean[1]).float())
+            layer_scale = 1.0 if self.layer.layer_scale is None else self.layer.layer_scale
+            setattr(
+                self.cut,
+                f"{self.part}_added",
+                torch.from_numpy(layer_scale * found.mean[0] + pull * found.mean[1]).float(),
+            )
             return
-        share = pull * _inverse(self.layer.gain, len(seen.mean[0]))  # (E,)
-        more = share[:, None] * _solved(seen.moments, seen.cross[1], PULL_DAMPING)  # (E, k)
+        share = pull * _inverse(self.layer.layer_scale, len(found.mean[0]))  # (E,)
+        more = share[:, None] * _solved(found.moments, found.cross[1], PULL_DAMPING)  # (E, k)
         weight = self.layer.weight[:, self.layer.columns(self.keep)]
         bias = 0.0 if self.layer.linear.bias is None else self.layer.linear.bias.double().numpy()
         if self.keep < len(self.layer.order):
-            weight = np.where(np.diag(seen.moments.covariance) > 0, weight, 0.0)  # what never varies goes into the bias
-            towards = damping.amount(seen.moments.covariance) * weight
-            weight = _solved(seen.moments, seen.cross[0] + towards, damping)
-            bias = seen.mean[0] - weight @ seen.moments.mean
-        bias = bias + share * seen.mean[1] - more @ seen.moments.mean
+            weight = np.where(
+                np.diag(found.moments.covariance) > 0, weight, 0.0
+            )  # what never varies goes into the bias
+            towards = damping.amount(found.moments.covariance) * weight
+            weight = _solved(found.moments, found.cross[0] + towards, damping)
+            bias = found.mean[0] - weight @ found.moments.mean
+        bias = bias + share * found.mean[1] - more @ found.moments.mean
         give_bias(self.target)
         self.target.weight.copy_(torch.from_numpy(weight + more))
         self.target.bias.copy_(torch.from_numpy(bias))
 
 
-def _sub_layers(
-    dense: Any, cut: Any, layers: tuple[Layer | None, Layer | None], keep: tuple[int, int], i: int
-) -> list[_SubLayer | None]:
+def _layer_refits(
+    dense: Any, cut: Any, layers: tuple[PrunableLayer | None, PrunableLayer | None], keep: tuple[int, int], i: int
+) -> list[_LayerRefit | None]:
     """The attention and the MLP of a block; None for one that the dense model lacks."""
     named = zip(("attn.proj", "mlp.fc2"), PARTS, (dense.attn, dense.mlp), layers, keep)
     return [
         None
         if layer is None
-        else _SubLayer(
-            f"blocks.{i}.{name}", part, HALVES[part], dense, cut, layer, output_of(cut, part), kept, _has_norm(inner)
+        else _LayerRefit(
+            f"blocks.{i}.{name}", part, BRANCHES[part], dense, cut, layer, output_of(cut, part), kept, _has_norm(inner)
         )
         for name, part, inner, layer, kept in named
     ]
@@ -202,8 +208,8 @@ def _solved(moments: Moments, right: Array, damping: Damping) -> Array:
     return torch.cholesky_solve(torch.from_numpy(right.T.copy()), lower).T.numpy()
 
 
-def _inverse(gain: Array | None, width: int) -> Array:
+def _inverse(layer_scale: Array | None, width: int) -> Array:
     """1 / LayerScale, falling back to zero where the scale is so small that only huge weights could pass it."""
-    if gain is None:
+    if layer_scale is None:
         return np.ones(width)
-    return gain / (np.square(gain) + LEAST_GAIN**2 * np.mean(np.square(gain)) + 1e-30)
+    return layer_scale / (np.square(layer_scale) + LAYER_SCALE_FLOOR**2 * np.mean(np.square(layer_scale)) + 1e-30)

@@ -24,16 +24,16 @@ from torch import Tensor, nn
 from ...calibration.images import Images
 from ...correction.moments import Damping
 from ...errors import SnapvitError
-from ...model.plan import Plan
+from ...model.plan import Part, Plan
 from ...model.ranking import Ranking
 from ...progress import Progress, Silent
 from ..blocks.pruned_block import fold
-from ..blocks.timm_blocks import HALVES, PARTS, Part, blocks_of, give_bias, output_of
+from ..blocks.timm_blocks import BRANCHES, PARTS, blocks_of, give_bias, output_of
 from ..models.load import Model
 from ..models.slicing import shrink_unfolded
 from ..stats.stream import Stream
 from ..stats.token_weights import TokenWeights, checked_weights
-from .elastic import Correction, Layer, layers_of, put_factor, put_left_to_right, put_mean
+from .elastic import Correction, PrunableLayer, layers_of, put_factor, put_left_to_right, put_mean
 
 
 @torch.no_grad()
@@ -76,7 +76,7 @@ class _Step:
     number: int
     dense: Any
     cut: Any
-    layers: tuple[Layer | None, Layer | None]  # None: the dense model lacks it
+    layers: tuple[PrunableLayer | None, PrunableLayer | None]  # None: the dense model lacks it
     keep: tuple[int, int]
     weights: Tensor | None  # of the tokens
     damping: Damping
@@ -99,12 +99,12 @@ def _correct_block(step: _Step, stream: Stream) -> None:
         if target is not None:
             give_bias(target)
         if layer is not None and is_cut:
-            moments = stream.moments(half_of(part, step.dense), layer.linear, name, step.weights)
+            moments = stream.moments(branch_of(part, step.dense), layer.linear, name, step.weights)
             if target is None:
-                put_mean(step.cut, part, layer.weight @ moments.mean, layer.gain)
+                put_mean(step.cut, part, layer.weight @ moments.mean, layer.layer_scale)
             else:
                 put_factor(target, layer, layer.factored(moments, step.damping), keep)
-        stream.go_through(half_of(part, step.cut))
+        stream.go_through(branch_of(part, step.cut))
 
 
 def _correct_block_as_released(step: _Step, stream: Stream) -> None:
@@ -116,6 +116,6 @@ def _correct_block_as_released(step: _Step, stream: Stream) -> None:
     stream.go_through(step.cut)
 
 
-def half_of(part: Part, block: Any) -> Callable[..., Tensor]:
+def branch_of(part: Part, block: Any) -> Callable[..., Tensor]:
     """One half of a block, called as the block is."""
-    return lambda x, **extra: HALVES[part](block, x, extra)
+    return lambda x, **extra: BRANCHES[part](block, x, extra)

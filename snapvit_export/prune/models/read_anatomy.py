@@ -21,8 +21,8 @@ from torch import nn
 from ...errors import ModelNotUnderstood, SnapvitError
 from ...model.anatomy import Anatomy, AttentionPool, Bias, Block, Norm
 from ..blocks.eva_attention import ElasticEvaAttention
-from ..blocks.pruned_block import ShortBlock
-from ..blocks.timm_blocks import PARTS, gain_of
+from ..blocks.pruned_block import PrunedBlock
+from ..blocks.timm_blocks import PARTS, layer_scale_of
 
 _FAMILIES: dict[type, tuple[Literal["vit", "deit-distilled", "eva"], type]] = {
     VisionTransformer: ("vit", VitBlock),
@@ -93,7 +93,7 @@ def _check_outside(model: Any, name: str) -> None:
 
 
 def _check_block(block: Any, block_type: type[Any], where: str) -> None:
-    if type(block) not in (block_type, ShortBlock):
+    if type(block) not in (block_type, PrunedBlock):
         raise ModelNotUnderstood(f"{where}: {type(block).__name__} is not a plain pre-norm block")
     if block.attn is not None:
         _check_attention(block, where)
@@ -165,7 +165,7 @@ def _mlp_biases(mlp: Any) -> list[Bias]:
 
 def _layer_scales(block: Any) -> list[Literal["attn", "mlp"]]:
     names: tuple[Literal["attn", "mlp"], ...] = ("attn", "mlp")
-    return [name for name, part in zip(names, PARTS) if gain_of(block, part) is not None]
+    return [name for name, part in zip(names, PARTS) if layer_scale_of(block, part) is not None]
 
 
 def activation_name(act: nn.Module) -> str:

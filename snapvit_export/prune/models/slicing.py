@@ -21,11 +21,11 @@ from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 
 from ...allocation.planner import Planner
-from ...model.plan import Plan
+from ...model.plan import Part, Plan
 from ...model.ranking import Ranking
 from ..blocks.eva_attention import ElasticEvaAttention
-from ..blocks.pruned_block import MEMBERS, ShortBlock, added_by, fold
-from ..blocks.timm_blocks import PARTS, Part, as_module, blocks_of, gain_of, head_shares, neuron_shares, output_of
+from ..blocks.pruned_block import MEMBERS, PrunedBlock, added_by, fold
+from ..blocks.timm_blocks import PARTS, as_module, blocks_of, head_shares, layer_scale_of, neuron_shares, output_of
 from .read_anatomy import read_anatomy
 
 if TYPE_CHECKING:  # which imports this file
@@ -87,12 +87,12 @@ def _nothing(model: nn.Module, gone: list[list[Part]]) -> dict[int, Any]:
     }
 
 
-def _shortened(block: Any, dense: Any, head_dim: int, parts: list[Part]) -> ShortBlock:
-    short = ShortBlock(block, head_dim)
+def _shortened(block: Any, dense: Any, head_dim: int, parts: list[Part]) -> PrunedBlock:
+    short = PrunedBlock(block, head_dim)
     for part in parts:
-        linear, gain = output_of(dense, part), gain_of(dense, part)
+        linear, layer_scale = output_of(dense, part), layer_scale_of(dense, part)
         if linear is not None and linear.bias is not None:
-            short.add(part, linear.bias.detach() if gain is None else linear.bias.detach() * gain)
+            short.add(part, linear.bias.detach() if layer_scale is None else linear.bias.detach() * layer_scale)
         elif linear is None and (left := added_by(dense, part)) is not None:  # gone before
             short.add(part, left)
     return short

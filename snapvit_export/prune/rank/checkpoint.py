@@ -21,7 +21,7 @@ KIND = "snapvit-checkpoint"
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedState:
     """What a checkpoint holds: the phase of the run, arrays by name, and anything that is not an array."""
 
     phase: str
@@ -29,7 +29,7 @@ class Saved:
     rest: dict[str, Any]
 
     @staticmethod
-    def packed(saved: Saved | None) -> dict[str, Any] | None:
+    def packed(saved: SavedState | None) -> dict[str, Any] | None:
         """As plain values: one process reads the file and tells the others, which may be on other machines."""
         if saved is None:
             return None
@@ -37,11 +37,11 @@ class Saved:
         return {"phase": saved.phase, "arrays": arrays, "rest": saved.rest}
 
     @staticmethod
-    def unpacked(packed: dict[str, Any] | None) -> Saved | None:
+    def unpacked(packed: dict[str, Any] | None) -> SavedState | None:
         if packed is None:
             return None
         arrays = {n: np.frombuffer(data, kind).reshape(shape) for n, (kind, shape, data) in packed["arrays"].items()}
-        return Saved(packed["phase"], arrays, packed["rest"])
+        return SavedState(packed["phase"], arrays, packed["rest"])
 
 
 class Checkpoint:
@@ -56,7 +56,7 @@ class Checkpoint:
         described = json.dumps({"settings": self.settings, "phase": phase, "rest": rest})
         save_sealed(self.path, KIND, arrays, described)
 
-    def load(self) -> Saved | None:
+    def load(self) -> SavedState | None:
         """The state on disk, None if there is none; refused if it is damaged or of another run."""
         if not self.path.exists():
             return None
@@ -69,7 +69,7 @@ class Checkpoint:
             raise SnapvitError(
                 f"{self.path}: is of another run: {difference}. Remove it to start again, or give another --out"
             )
-        return Saved(content["phase"], arrays, content["rest"])
+        return SavedState(content["phase"], arrays, content["rest"])
 
 
 def _difference(theirs: Any, ours: Any, where: str = "") -> str | None:

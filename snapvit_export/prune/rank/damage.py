@@ -19,9 +19,9 @@ from ...errors import UsageError
 from ...model.ranking import Order, Ranking
 from ...model.scores import Scores
 from ..blocks.timm_blocks import blocks_of
-from ..correct.elastic import Layer, check_statistics, unordered_layers
+from ..correct.elastic import PrunableLayer, check_statistics, unordered_layers
 from ..models.load import Model
-from .reproducible import one_thread
+from .reproducible import single_thread
 
 
 def damage_ranking(
@@ -49,20 +49,20 @@ def damage_ranking(
     return ranking, Factors(proj, fc2, ranking.order_sha256, damping, statistics.images)
 
 
-class Ordered(NamedTuple):
+class OrderedPart(NamedTuple):
     """One attention or MLP: its structures best first, and the factor that corrects any number of them."""
 
     order: Order
     factor: Factor
 
 
-def _nothing(unit: int, embed: int) -> Ordered:
-    return Ordered(np.zeros(0, np.int64), no_factor(unit, embed))
+def _nothing(unit: int, embed: int) -> OrderedPart:
+    return OrderedPart(np.zeros(0, np.int64), no_factor(unit, embed))
 
 
 def ordered_layers(
     model: Model, statistics: Statistics, order: str, scores: Scores | None, damping: Damping
-) -> list[tuple[Ordered | None, Ordered | None]]:
+) -> list[tuple[OrderedPart | None, OrderedPart | None]]:
     """The attention and the MLP of every block; None for one that the model lacks."""
     check_statistics(model, statistics)
     if order not in (*ORDERS, "criterion", "product"):
@@ -70,7 +70,7 @@ def ordered_layers(
     if scores is None and order in ("criterion", "product"):
         raise UsageError(f"order {order} needs scores")
     found = []
-    with one_thread():  # so that the number of cores cannot decide between two structures that are nearly equal
+    with single_thread():  # so that the number of cores cannot decide between two structures that are nearly equal
         for i, block in enumerate(blocks_of(model.module)):
             given = (None, None) if scores is None else (scores.heads[i], scores.neurons[i])
             layers, moments = unordered_layers(block), (statistics.proj[i], statistics.fc2[i])
@@ -79,16 +79,18 @@ def ordered_layers(
     return found
 
 
-def _ordered(layer: Layer | None, moments: Moments, scores: Any, order: str, damping: Damping) -> Ordered | None:
+def _ordered(
+    layer: PrunableLayer | None, moments: Moments, scores: Any, order: str, damping: Damping
+) -> OrderedPart | None:
     if layer is None:
         return None
     best_first = _order(layer, moments, order, scores, damping)
-    return Ordered(best_first, layer.with_order(best_first).factored(moments, damping))
+    return OrderedPart(best_first, layer.with_order(best_first).factored(moments, damping))
 
 
-def _order(layer: Layer, moments: Moments, order: str, scores: Any, damping: Damping) -> Any:
+def _order(layer: PrunableLayer, moments: Moments, order: str, scores: Any, damping: Damping) -> Any:
     if order == "criterion":
         return np.argsort(-scores, kind="stable")
-    weight = layer.weight if layer.gain is None else layer.weight * layer.gain[:, None]  # (E, d)
+    weight = layer.weight if layer.layer_scale is None else layer.weight * layer.layer_scale[:, None]  # (E, d)
     ordered = ORDERS["backward" if order == "product" else order](weight, moments, layer.unit, damping)
     return (product(ordered, scores) if order == "product" else ordered).order

@@ -57,14 +57,14 @@ from ..models.load import Model
 from ..models.read_anatomy import read_anatomy
 from ..models.slicing import kept, shrink
 from ..stats.observe import observe
-from ..stats.output_divergence import Divergence, DivergenceName
+from ..stats.output_divergence import DivergenceName, OutputDivergence
 from ..stats.sublayer_stats import IMAGES, measure_sublayers
-from .checkpoint import Checkpoint, Saved
-from .damage import Ordered, damage_ranking, ordered_layers
+from .checkpoint import Checkpoint, SavedState
+from .damage import OrderedPart, damage_ranking, ordered_layers
 from .rank import check, criterion_of, divergence_of, provenance_of, score
 
 
-def refined(ranking: Ranking, plan: Plan, again: Sequence[tuple[Ordered | None, Ordered | None]]) -> Ranking:
+def refined(ranking: Ranking, plan: Plan, again: Sequence[tuple[OrderedPart | None, OrderedPart | None]]) -> Ranking:
     """The ranking, but what `plan` keeps has the order and damage of `again`, which was made of that part alone."""
     if ranking.damage is None:
         raise UsageError("only a ranking with damage curves can be refined")
@@ -80,7 +80,7 @@ def refined(ranking: Ranking, plan: Plan, again: Sequence[tuple[Ordered | None, 
     return Ranking.from_orders(heads, neurons, made, ranking.model, ranking.anatomy, ranking.provenance)
 
 
-def _continued(order: Order, curve: Curve, chosen: Order, again: Ordered | None) -> tuple[Order, Curve]:
+def _continued(order: Order, curve: Curve, chosen: Order, again: OrderedPart | None) -> tuple[Order, Curve]:
     """What is kept in its new order, then what was cut as it was; `chosen`: the kept ones as the smaller model has."""
     if again is None:
         return order, curve
@@ -144,29 +144,32 @@ def rank_in_rounds(
             "held_back": len(held_back),
         },
     }
-    work, state = _Work(model, fitted, settings, progress), None if checkpoint is None else Checkpoint(checkpoint, made)
-    found = _restored(None if state is None else state.load(), model) or work.begin()
+    ranker = _Ranker(model, fitted, settings, progress)
+    state = None if checkpoint is None else Checkpoint(checkpoint, made)
+    found = _restored(None if state is None else state.load(), model) or ranker.begin()
     if found.rounds:
         progress.note(f"going on after round {len(found.rounds)} of {len(rounds.flops)}")
-    judge = _Judge(name, model, held_back)
+    meter = _DivergenceMeter(name, model, held_back)
     for fraction in rounds.flops[len(found.rounds) :]:
         if state is not None:
             found.save(state)
-        plan = work.plan(found, fraction)
-        module = work.cut(found.ranking, plan)
-        moved = judge.moved(module)
-        goes_on = moved <= limit  # nothing is, if it is no number
-        found.rounds.append({"flops": fraction, "moved": moved, "kept": goes_on, "plan": as_builtins(plan)})
+        plan = ranker.plan(found, fraction)
+        module = ranker.cut(found.ranking, plan)
+        divergence = meter.of(module)
+        goes_on = divergence <= limit  # false for a NaN
+        found.rounds.append({"flops": fraction, "moved": divergence, "kept": goes_on, "plan": as_builtins(plan)})
         if not goes_on:
-            progress.note(f"stopped at {fraction:g} of the FLOPs: the answers moved by {moved:.3g}, beyond {limit:.3g}")
+            progress.note(
+                f"stopped at {fraction:g} of the FLOPs: output divergence {divergence:.3g}, beyond {limit:.3g}"
+            )
             break
         smaller = Model(module, read_anatomy(module, model.name), model.description)
-        found.ranking = work.again(found.ranking, plan, smaller)
+        found.ranking = ranker.again(found.ranking, plan, smaller)
     return replace(found.ranking, provenance={**made, "rounds": found.rounds, **found.ranking.provenance})
 
 
 @dataclass
-class _Found:
+class _RoundsState:
     """What is known after some rounds."""
 
     ranking: Ranking  # whose provenance has the sub-layers of the whole model, if they were measured
@@ -183,15 +186,15 @@ class _Found:
         state.save("rounds", self.ranking.arrays(), known)
 
 
-def _restored(saved: Saved | None, model: Model) -> _Found | None:
+def _restored(saved: SavedState | None, model: Model) -> _RoundsState | None:
     if saved is None:
         return None
     ranking = Ranking.of_arrays(saved.arrays, model.name, model.anatomy, saved.rest["provenance"])
-    return _Found(ranking, saved.rest["rounds"])
+    return _RoundsState(ranking, saved.rest["rounds"])
 
 
 @dataclass(frozen=True)
-class _Work:
+class _Ranker:
     """Looking at models and allocating, always in the same way."""
 
     model: Model
@@ -208,7 +211,7 @@ class _Work:
         """Whether there are damage curves; otherwise there are scores alone."""
         return self.settings.allocation == "joint"
 
-    def begin(self) -> _Found:
+    def begin(self) -> _RoundsState:
         """The ranking of the whole model."""
         if self.by_damage:
             ranking, _ = damage_ranking(self.model, *self._statistics(self.model), self.damping)
@@ -218,7 +221,7 @@ class _Work:
         if self.by_damage or self.settings.depth:
             sublayers = measure_sublayers(self.model, self.images.first(IMAGES), progress=self.progress)
             ranking = replace(ranking, provenance={KEY: as_builtins(sublayers)})
-        return _Found(ranking, [])
+        return _RoundsState(ranking, [])
 
     def cut(self, ranking: Ranking, plan: Plan) -> nn.Module:
         """The model of a Plan: refitted, unless the recipe is one that does not correct."""
@@ -242,7 +245,7 @@ class _Work:
         self.progress.phase("ordering heads and neurons")
         return statistics, self.settings.order, scores
 
-    def plan(self, found: _Found, fraction: float) -> Plan:
+    def plan(self, found: _RoundsState, fraction: float) -> Plan:
         """The Plan with the least damage for these FLOPs that keeps nothing which was cut before."""
         anatomy, ranking = self.model.anatomy, found.ranking
         if ranking.damage is None:
@@ -261,14 +264,15 @@ def protection_of(settings: Settings) -> Protection:
     return Protection(sublayers=not settings.depth or uses_scores(settings))
 
 
-class _Judge:
+class _DivergenceMeter:
     """Tells how far the answers have moved, on images of its own."""
 
     def __init__(self, name: DivergenceName, model: Model, images: Images) -> None:
         self.images = images
-        self.divergence = Divergence(name, model, _embedding(model.module, images))
+        self.divergence = OutputDivergence(name, model, _embedding(model.module, images))
 
-    def moved(self, module: Any) -> float:
+    def of(self, module: Any) -> float:
+        """Return the mean output divergence of a cut model from the dense one."""
         return float(self.divergence(_embedding(module, self.images), slice(0, len(self.images))).mean())
 
 

@@ -35,20 +35,20 @@ from ...storage.json import as_builtins
 from ..models.class_names import as_outputs
 from ..models.load import Model, as_model, weights_fingerprint
 from ..stats.observe import observe
-from ..stats.output_divergence import Divergence, DivergenceName, check_divergence, default_divergence
+from ..stats.output_divergence import DivergenceName, OutputDivergence, check_divergence, default_divergence
 from ..stats.sublayer_stats import IMAGES, measure_sublayers
-from .checkpoint import Checkpoint, Saved
+from .checkpoint import Checkpoint, SavedState
 from .criteria import make_criterion
 from .criteria.base import Batch, Criterion
 from .damage import damage_ranking
 from .distributed import Processes
-from .reproducible import ExactSum, choose_exponents, one_thread
-from .search.candidate_runner import Bench
+from .reproducible import ExactSum, choose_exponents, single_thread
+from .search.candidate_runner import CandidateRunner
 from .search.cka import cka_covariance
-from .search.damage_fitness import AllocationFitness
+from .search.damage_fitness import DamageFitness
 from .search.engine import Autocast, EngineName, engine_name
 from .search.fitness import Fitness, check_enough_images
-from .search.loop import Judge, Progressed, search
+from .search.loop import Objective, SearchState, search
 from .search.optimiser import Optimiser, Vector
 from .search.snes import LogSNES
 from .search.xnes import XNES
@@ -86,7 +86,9 @@ def rank_and_factor(
     how = {"engine": engine_name(engine, processes.device, autocast), "device": processes.device.type}
     provenance = provenance_of(model, images, settings, criterion, {**how, "autocast": autocast})
     state = Checkpoint(checkpoint, provenance) if checkpoint is not None else None
-    saved = Saved.unpacked(processes.from_first(lambda: Saved.packed(state.load() if state is not None else None)))
+    saved = SavedState.unpacked(
+        processes.from_first(lambda: SavedState.packed(state.load() if state is not None else None))
+    )
     seconds = SAVE_SECONDS if save_seconds is None else save_seconds
     run = _Run(model, images, settings, criterion, processes, state, seconds, progress or Silent(), engine, autocast)
     if settings.allocation == "joint":
@@ -113,7 +115,7 @@ class _Run:
     engine: EngineName | None
     autocast: Autocast | None
 
-    def score(self, saved: Saved | None) -> Scores:
+    def score(self, saved: SavedState | None) -> Scores:
         """Add up what all batches contribute, each process its share, and finish."""
         if saved is not None and saved.phase in ("scored", "search"):
             return _scores_from(saved.arrays, len(self.model.anatomy.blocks))
@@ -127,7 +129,7 @@ class _Run:
             module.to("cpu")
         return self.criterion.finish(module, sums, len(self.images))
 
-    def _sums(self, saved: Saved | None) -> list[torch.Tensor]:
+    def _sums(self, saved: SavedState | None) -> list[torch.Tensor]:
         batches = range(-(-len(self.images) // BATCH))
         first = None if saved is not None else self._contribution(0)  # in every process: it tells shapes and scale
         total, begun = self._begin(first, saved)
@@ -148,7 +150,7 @@ class _Run:
     def _due(self, last_save: float) -> bool:
         return time.monotonic() - last_save >= self.save_seconds
 
-    def _begin(self, first: list[torch.Tensor] | None, saved: Saved | None) -> tuple[ExactSum, int]:
+    def _begin(self, first: list[torch.Tensor] | None, saved: SavedState | None) -> tuple[ExactSum, int]:
         """An empty sum, or the one of the checkpoint, which then belongs to the first process."""
         if first is None:
             assert saved is not None
@@ -179,7 +181,7 @@ class _Run:
         batch = Batch(torch.from_numpy(pixels).to(target), None if labels is None else labels.to(target), number)
         return self.criterion.contribution(self.model.module, batch)
 
-    def search(self, scores: Scores, saved: Saved | None) -> tuple[Scores, dict[str, Any]]:
+    def search(self, scores: Scores, saved: SavedState | None) -> tuple[Scores, dict[str, Any]]:
         """Weight the scores by the factors that the search finds best."""
         settings = self.settings
         self.progress.phase("preparing the search")
@@ -194,14 +196,14 @@ class _Run:
             autocast=self._precision(saved),
             agree=self.processes.from_first,
         )
-        notes = {"autocast": fitness.bench.autocast}
-        with one_thread():
+        notes = {"autocast": fitness.runner.autocast}
+        with single_thread():
             covariance = cka_covariance(self.model, self.images) if settings.cka else None
         optimiser = make_optimiser(settings, starting_factors(scores), covariance)
         factors, summary = self._minimise(fitness, optimiser, _arrays_of(scores), notes, saved)
         return scores.scaled(factors), summary
 
-    def joint(self, saved: Saved | None, provenance: dict[str, Any]) -> tuple[Ranking, Factors]:
+    def joint(self, saved: SavedState | None, provenance: dict[str, Any]) -> tuple[Ranking, Factors]:
         """Orders and damage curves from the statistics of the dense model; a search may then weight the curves."""
         settings = self.settings
         scores = self.score(saved) if uses_scores(settings) else None
@@ -212,7 +214,7 @@ class _Run:
         if not settings.evaluations:
             return ranking, factors
         self.progress.phase("preparing the search")
-        bench = Bench(
+        runner = CandidateRunner(
             self.model,
             self.images.first(settings.search_images),
             self.engine,
@@ -220,12 +222,12 @@ class _Run:
             self._precision(saved),
             self.processes.from_first,
         )
-        divergence = Divergence(divergence_of(settings, self.model), self.model, bench.dense)
+        divergence = OutputDivergence(divergence_of(settings, self.model), self.model, runner.dense)
         judged = factors if _corrects(settings) else None
-        fitness = AllocationFitness(bench, ranking, judged, divergence, settings.flops)
+        fitness = DamageFitness(runner, ranking, judged, divergence, settings.flops)
         optimiser = make_optimiser(settings, np.ones(2 * len(self.model.anatomy.blocks)))
         arrays = {} if scores is None else _arrays_of(scores)
-        notes = {"autocast": bench.autocast, "order_sha256": ranking.order_sha256}
+        notes = {"autocast": runner.autocast, "order_sha256": ranking.order_sha256}
         weights, summary = self._minimise(fitness, optimiser, arrays, notes, saved)
         weighted = ranking.weighted(np.reshape(weights, (-1, 2)))
         return replace(weighted, provenance={**weighted.provenance, **summary}), factors
@@ -243,7 +245,7 @@ class _Run:
         measured = partial(measure_sublayers, self.model, few, None, self.progress, device)
         return msgspec.convert(self.processes.from_first(lambda: as_builtins(measured())), tuple[SubLayer, ...])
 
-    def _check_same_order(self, ranking: Ranking, saved: Saved | None) -> None:
+    def _check_same_order(self, ranking: Ranking, saved: SavedState | None) -> None:
         """All processes observed all images: unlike machines might round unlike, and must not search together."""
         if self.processes.from_first(lambda: ranking.order_sha256) != ranking.order_sha256:
             raise SnapvitError("the processes of this run found different orders. Run them on machines of one kind")
@@ -256,11 +258,11 @@ class _Run:
 
     def _minimise(
         self,
-        fitness: Judge,
+        fitness: Objective,
         optimiser: Optimiser,
         arrays: dict[str, np.ndarray],
         notes: dict[str, Any],
-        saved: Saved | None,
+        saved: SavedState | None,
     ) -> tuple[Vector, dict[str, Any]]:
         """Search, showing and saving how far it is; the best factors, and what to say of the search in the ranking."""
         if self.state is not None and self.processes.is_first and (saved is None or saved.phase == "score"):
@@ -269,7 +271,7 @@ class _Run:
         self.progress.phase("searching", evaluations)
         reached = 0
 
-        def tell(now: Progressed) -> None:
+        def tell(now: SearchState) -> None:
             nonlocal reached
             self.progress.describe(f"searching, best fitness {now.best_loss:.5f}")
             self.progress.advance(now.evaluations - reached)
@@ -300,7 +302,7 @@ class _Run:
         }
         return found.best_factors, summary
 
-    def _precision(self, saved: Saved | None) -> Autocast | None:
+    def _precision(self, saved: SavedState | None) -> Autocast | None:
         """fp32 on a CPU, so that results repeat; on a GPU what was asked for, or measured once for the whole run."""
         if saved is not None and "autocast" in saved.rest:
             return saved.rest["autocast"]

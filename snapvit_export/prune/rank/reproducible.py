@@ -64,7 +64,7 @@ class ExactSum:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def single_thread() -> Iterator[None]:
     """Within the block, numpy and torch compute on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

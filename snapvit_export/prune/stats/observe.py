@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from ...calibration.images import Images
 from ...correction.moments import Moments, Statistics
 from ...errors import SnapvitError
+from ...model.plan import Part
 from ...progress import Progress, Silent
-from ..blocks.timm_blocks import PARTS, Part, blocks_of, output_of
+from ..blocks.timm_blocks import PARTS, blocks_of, output_of
 from ..models.load import Model, check_device, weights_fingerprint
 from .moments import RunningMoments
-from .token_weights import TokenWeights, batch_size, checked_weights, counted, passed_over
+from .token_weights import TokenWeights, batch_size, checked_weights, counted, subsample_step
 
 EMPTY = Moments(0.0, np.zeros(0), np.zeros((0, 0)))  # of a layer that is gone
 
@@ -66,7 +67,7 @@ def observe(
         "model": model.name,
         "weights_sha256": weights_fingerprint(module),
         "data": images.fingerprint,
-        "passed_over": passed_over(model.anatomy, len(images)),
+        "passed_over": subsample_step(model.anatomy, len(images)),
     }
     return Statistics(proj, fc2, len(images), made_from)
 

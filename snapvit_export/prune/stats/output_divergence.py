@@ -26,10 +26,10 @@ DivergenceName = Literal["predictions", "neighbours", "cosine"]
 TEMPERATURE = 0.07  # of the similarities, as customary in contrastive learning
 
 
-class Divergence:
+class OutputDivergence:
     """Compares embeddings of a cut model with those of the dense one.
 
-    >>> divergence = Divergence("predictions", model, bench.dense)
+    >>> divergence = OutputDivergence("predictions", model, runner.dense)
     >>> divergence(embedding[:8], slice(0, 8))     # (8,)
     """
 

@@ -20,22 +20,22 @@ from .moments import RunningMoments
 from .token_weights import batch_size
 
 
-class _Reached(Exception):
+class _InputCaptured(Exception):
     """The layer got its input: the rest need not run."""
 
 
-def input_of(linear: nn.Linear, run: Callable[[], object]) -> Tensor:
+def capture_input(linear: nn.Linear, run: Callable[[], object]) -> Tensor:
     """The input that `linear` gets when `run` is called: (B, T, d)."""
     found: list[Tensor] = []
 
     def hook(_: nn.Module, inputs: tuple[Tensor]) -> None:
         found.append(inputs[0])
-        raise _Reached
+        raise _InputCaptured
 
     handle = linear.register_forward_pre_hook(hook)
     try:
         run()
-    except _Reached:
+    except _InputCaptured:
         pass
     finally:
         handle.remove()
@@ -67,5 +67,5 @@ class Stream:
         """The moments of what reaches `linear` when `run` gets the stream; nothing after it is computed."""
         sums = RunningMoments(name, linear.in_features)
         for chunk in self.chunks:
-            sums.add(input_of(linear, partial(run, chunk, **self.extra)), weights)
+            sums.add(capture_input(linear, partial(run, chunk, **self.extra)), weights)
         return sums.result()

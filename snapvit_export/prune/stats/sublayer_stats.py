@@ -29,12 +29,13 @@ from torch import Tensor
 
 from ...calibration.images import Images
 from ...errors import SnapvitError
+from ...model.plan import Part
 from ...model.sublayer import SubLayer
 from ...progress import Progress, Silent
 from ..blocks.functional import pooled
-from ..blocks.timm_blocks import HALVES, PARTS, Part, blocks_of, output_of
+from ..blocks.timm_blocks import BRANCHES, PARTS, blocks_of, output_of
 from ..models.load import Model
-from .output_divergence import Divergence, DivergenceName, default_divergence
+from .output_divergence import DivergenceName, OutputDivergence, default_divergence
 from .stream import Stream
 from .token_weights import as_read
 
@@ -63,8 +64,8 @@ def measure_sublayers(
     try:
         chunks = [chunk.to(device) for chunk in stream.chunks]
         extra = {name: tensor.to(device) for name, tensor in stream.extra.items()}
-        rest = _Rest(module, blocks, extra)
-        judge = Divergence(divergence or default_divergence(model), model, rest.embedding(chunks, 0, "attention"))
+        rest = _Remainder(module, blocks, extra)
+        judge = OutputDivergence(divergence or default_divergence(model), model, rest.embedding(chunks, 0, "attention"))
         progress.phase("measuring sub-layers", 2 * len(blocks))
         found, read, means = [], [], []
         reads_token, tokens = model.anatomy.reads_token, model.anatomy.read_tokens
@@ -72,7 +73,7 @@ def measure_sublayers(
             if reads_token:
                 read.append([chunk[:, :tokens].clone() for chunk in chunks])  # a view would keep the whole stream
             for part in PARTS:
-                after = [HALVES[part](block, chunk, extra) for chunk in chunks]
+                after = [BRANCHES[part](block, chunk, extra) for chunk in chunks]
                 mean, said = _seen(chunks, after, weights[i])
                 moved = 0.0
                 if output_of(block, part) is None:  # the model lacks it already, and nothing more can be lost
@@ -94,7 +95,7 @@ def measure_sublayers(
     return tuple(found)
 
 
-class _Rest:
+class _Remainder:
     """The model from any sub-layer on."""
 
     def __init__(self, module: Any, blocks: list[Any], extra: dict[str, Tensor]) -> None:
@@ -109,7 +110,7 @@ class _Rest:
         made = []
         for x in chunks:
             for each, mean in zip(self.blocks[block:], means[block:]):
-                x = HALVES["mlp"](each, x + mean, self.extra)
+                x = BRANCHES["mlp"](each, x + mean, self.extra)
             made.append(pooled(self.module, x))
         return torch.cat(made).float()
 
@@ -117,7 +118,7 @@ class _Rest:
         for i in range(block, len(self.blocks)):
             for each in PARTS:
                 if (i, PARTS.index(each)) >= (block, PARTS.index(part)):
-                    x = HALVES[each](self.blocks[i], x, self.extra)
+                    x = BRANCHES[each](self.blocks[i], x, self.extra)
         return pooled(self.module, x)
 
 

@@ -23,7 +23,7 @@ from ...model.plan import Plan
 
 READ, READ_LAST = 0.1, 0.2  # share of the weight of the tokens that are read; from the last attention on
 PLENTY = 8  # tokens per column of the widest layer that must remain when some are passed over
-PASSED_OVER = (2, 4)  # one patch token in so many, most first
+SUBSAMPLE_STEPS = (2, 4)  # one patch token in so many, most first
 BATCHES = 8  # at least, so that every patch counts in some of them
 TOKENS = 4096  # per batch: enough that adding up float64 matrices costs little beside the products
 
@@ -68,10 +68,10 @@ def batch_size(anatomy: Anatomy, images: int) -> int:
     return max(1, min(TOKENS // anatomy.tokens, -(-images // BATCHES)))
 
 
-def passed_over(anatomy: Anatomy, images: int) -> int:
+def subsample_step(anatomy: Anatomy, images: int) -> int:
     """One patch token in so many is passed over, 0 for none: as many as leave plenty for the widest layer."""
     widest = max(max(block.hidden, block.heads * block.head_dim) for block in anatomy.blocks)
-    for step in PASSED_OVER:
+    for step in SUBSAMPLE_STEPS:
         if images * anatomy.tokens * (1 - 1 / step) >= PLENTY * widest:
             return step
     return 0
@@ -79,7 +79,7 @@ def passed_over(anatomy: Anatomy, images: int) -> int:
 
 def counted(anatomy: Anatomy, images: int, batch: int, weights: Tensor | None) -> Tensor | None:
     """The weights of the tokens in this batch, by its number; None counts all alike, 0 passes a token over."""
-    step = passed_over(anatomy, images)
+    step = subsample_step(anatomy, images)
     if not step:
         return weights
     counts = torch.ones(anatomy.tokens)

@@ -20,7 +20,7 @@ from .weights import LAMP, MAGNITUDE, Random, WeightCriterion
 Reduction = Literal["summed", "per_sample"]
 
 
-class Options(NamedTuple):
+class CriterionOptions(NamedTuple):
     """What a caller may choose; a criterion has some of them."""
 
     views: ViewMode = "paired"
@@ -32,11 +32,11 @@ class Options(NamedTuple):
 class Entry:
     """How a criterion is made, and which of `views` and `reduction` it has."""
 
-    make: Callable[[str, Options], Criterion]
+    make: Callable[[str, CriterionOptions], Criterion]
     options: tuple[str, ...] = ()
 
 
-def _label_free(options: Options) -> Loss:
+def _label_free(options: CriterionOptions) -> Loss:
     return SelfSupervised(options.views, options.seed)
 
 
@@ -71,12 +71,12 @@ def make_criterion(
         raise UsageError(f"no criterion is called '{name}'. Known: {', '.join(CRITERIA)}")
     _check_option(entry, name, "views", views, get_args(ViewMode))
     _check_option(entry, name, "reduction", reduction, get_args(Reduction))
-    return entry.make(name, Options(views, reduction, seed))
+    return entry.make(name, CriterionOptions(views, reduction, seed))
 
 
 def _check_option(entry: Entry, name: str, option: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise UsageError(f"{option} '{value}' is not known. Known: {', '.join(known)}")
-    if option not in entry.options and value != Options._field_defaults[option]:
+    if option not in entry.options and value != CriterionOptions._field_defaults[option]:
         have = ", ".join(other for other, its in CRITERIA.items() if option in its.options)
         raise UsageError(f"the criterion {name} has no {option} to choose. Those that have: {have}")

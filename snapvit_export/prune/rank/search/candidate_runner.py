@@ -30,17 +30,17 @@ from ...blocks.functional import (
 from ...blocks.timm_blocks import blocks_of
 from ...models.load import Model
 from ...models.slicing import kept
-from ..reproducible import one_thread
+from ..reproducible import single_thread
 from .engine import Autocast, EngineName, choose_autocast, make_engine
 
 CHUNK = 4  # images at a time: what fits the cache of one core serves best
 
 
-class Bench:
+class CandidateRunner:
     """Runs candidates over the same images.
 
-    >>> bench = Bench(model, images)
-    >>> bench.embedding(*bench.weights(ranking, plan))     # (N, E)
+    >>> runner = CandidateRunner(model, images)
+    >>> runner.embedding(*runner.weights(ranking, plan))     # (N, E)
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Bench:
         self.model = model
         self.blocks, self.count = blocks_of(model.module), len(images)
         self.device = torch.device(device)
-        with torch.no_grad(), one_thread():
+        with torch.no_grad(), single_thread():
             self.tokens, rope = self._embed(images)
             self.body = read_body(model.module, model.anatomy, rope)
             self.first = self._attend_first()

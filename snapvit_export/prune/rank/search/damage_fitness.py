@@ -20,30 +20,30 @@ from ....correction.cholesky import Factor, Factors, from_rank_order
 from ....model.plan import Plan
 from ....model.ranking import Ranking
 from ...blocks.functional import Weights
-from ...stats.output_divergence import Divergence
-from ..reproducible import one_thread
-from .candidate_runner import Bench
+from ...stats.output_divergence import OutputDivergence
+from ..reproducible import single_thread
+from .candidate_runner import CandidateRunner
 from .fitness import PerImage
 
 
-class AllocationFitness:
+class DamageFitness:
     """Evaluates factors on the damage curves of a ranking.
 
-    >>> fitness = AllocationFitness(bench, ranking, factors, divergence)
+    >>> fitness = DamageFitness(runner, ranking, factors, divergence)
     >>> fitness(np.ones(2 * len(ranking.heads)))
     """
 
     def __init__(
         self,
-        bench: Bench,
+        runner: CandidateRunner,
         ranking: Ranking,
         factors: Factors | None,  # None: without correction
-        divergence: Divergence,
+        divergence: OutputDivergence,
         flops: Sequence[float] = (0.6,),  # of the dense blocks: the sizes a candidate is judged at
     ) -> None:
         if factors is not None:
             factors.check_made_for(ranking)
-        self.bench, self.ranking, self.factors, self.divergence = bench, ranking, factors, divergence
+        self.runner, self.ranking, self.factors, self.divergence = runner, ranking, factors, divergence
         self.flops = tuple(flops)
         self._remembered: dict[Plan, tuple[list[Weights], Tensor]] = {}
 
@@ -58,20 +58,20 @@ class AllocationFitness:
     def per_image(self, weights: npt.ArrayLike, chunks: range | None = None) -> PerImage:
         """The divergence at every cost of every image of the given chunks: (sizes, images)."""
         weighted = self.ranking.weighted(np.reshape(np.asarray(weights, np.float64), (-1, 2)))
-        planner = Planner(weighted, self.bench.model.anatomy, self.ranking.protection)
+        planner = Planner(weighted, self.runner.model.anatomy, self.ranking.protection)
         return np.stack([self.of_plan(planner.flops(fraction), chunks) for fraction in self.flops])
 
     def of_plan(self, plan: Plan, chunks: range | None = None) -> npt.NDArray[np.float64]:
         """The divergence of one Plan, image by image: (images,)."""
-        chunks = range(self.bench.chunks) if chunks is None else chunks
+        chunks = range(self.runner.chunks) if chunks is None else chunks
         with torch.no_grad():
             z = self.embedding(plan, chunks)
-            with one_thread():
-                return self.divergence(z, self.bench.rows(chunks)).numpy()
+            with single_thread():
+                return self.divergence(z, self.runner.rows(chunks)).numpy()
 
     def embedding(self, plan: Plan, chunks: range | None = None) -> Tensor:
         """What a Plan makes of the images, corrected: (n, E)."""
-        return self.bench.embedding(*self._weights(plan), chunks)
+        return self.runner.embedding(*self._weights(plan), chunks)
 
     def _weights(self, plan: Plan) -> tuple[list[Weights], Tensor]:
         """The tensors of a Plan; those of the last candidate are remembered, since a race comes back to it."""
@@ -82,9 +82,9 @@ class AllocationFitness:
         return self._remembered[plan]
 
     def _corrected(self, plan: Plan) -> tuple[list[Weights], Tensor]:
-        weights, columns = self.bench.weights(self.ranking, plan)
+        weights, columns = self.runner.weights(self.ranking, plan)
         if self.factors is not None:
-            with one_thread():
+            with single_thread():
                 for i, block in enumerate(weights):
                     self._correct(block, "proj", self.factors.proj[i], self.ranking.head_order(i), plan.heads[i])
                     self._correct(block, "fc2", self.factors.fc2[i], self.ranking.neuron_order(i), plan.neurons[i])

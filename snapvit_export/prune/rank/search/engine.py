@@ -44,7 +44,7 @@ def check_autocast(autocast: str | None) -> Autocast | None:
     return autocast  # type: ignore[return-value]
 
 
-class Engine(Protocol):
+class SearchEngine(Protocol):
     """Takes the weights of a candidate once, then runs chunks of cached tokens, `workers` of them at a time."""
 
     workers: int
@@ -169,7 +169,7 @@ def make_engine(
     first: Tensor,
     autocast: Autocast = "none",
     workers: int = 1,
-) -> Engine:
+) -> SearchEngine:
     """The engine asked for, or without a wish the faster one: ONNX Runtime on a CPU if it is there, else torch."""
     if engine_name(name, device, autocast) == "onnxruntime":
         if device.type != "cpu":

@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from ....errors import SnapvitError
-from ..checkpoint import Checkpoint, Saved
+from ..checkpoint import Checkpoint, SavedState
 from ..distributed import Processes
-from ..reproducible import one_thread
-from .candidate_runner import Bench
+from ..reproducible import single_thread
+from .candidate_runner import CandidateRunner
 from .fitness import PerImage
 from .optimiser import Optimiser, Vector
 
@@ -28,10 +28,10 @@ RACE_AT = (0.25, 0.5)  # shares of the images after which a candidate may be dro
 RACE_ERRORS = 3.0
 
 
-class Judge(Protocol):
+class Objective(Protocol):
     """What a search minimises: a loss for every size that the factors' candidate is cut to, and every image."""
 
-    bench: Bench
+    runner: CandidateRunner
 
     @property
     def sizes(self) -> int: ...
@@ -40,7 +40,7 @@ class Judge(Protocol):
 
 
 @dataclass
-class Progressed:
+class SearchState:
     """How far a search has come; all of it goes into the checkpoint."""
 
     best_loss: float
@@ -53,7 +53,7 @@ class Progressed:
 
 
 @dataclass(frozen=True)
-class Tried:
+class CandidateResult:
     """One candidate's loss; `per_image` is absent if it was dropped early."""
 
     loss: float
@@ -65,23 +65,23 @@ class Tried:
         return [self.loss, self.images, None if self.per_image is None else self.per_image.tobytes()]
 
     @staticmethod
-    def unpacked(packed: list[Any], sizes: int) -> Tried:
+    def unpacked(packed: list[Any], sizes: int) -> CandidateResult:
         loss, images, data = packed
-        return Tried(loss, images, None if data is None else np.frombuffer(data).reshape(sizes, images))
+        return CandidateResult(loss, images, None if data is None else np.frombuffer(data).reshape(sizes, images))
 
 
 def search(
-    fitness: Judge,
+    fitness: Objective,
     optimiser: Optimiser,
     evaluations: int,
     racing: bool = False,
     processes: Processes = Processes(),
     checkpoint: Checkpoint | None = None,
-    saved: Saved | None = None,
+    saved: SavedState | None = None,
     extra: dict[str, np.ndarray] | None = None,
     notes: dict[str, Any] | None = None,
-    on_generation: Callable[[Progressed], None] = lambda progressed: None,
-) -> Progressed:
+    on_generation: Callable[[SearchState], None] = lambda progressed: None,
+) -> SearchState:
     """Minimise the fitness over the factors; `extra` arrays and `notes` are carried along in the checkpoint."""
     if saved is not None and saved.phase == "search":
         now = _restore(saved, optimiser)
@@ -89,14 +89,14 @@ def search(
         now = _first(fitness, optimiser)
     on_generation(now)
     while now.evaluations < evaluations:
-        with one_thread():
+        with single_thread():
             points = optimiser.ask()  # (n, D), the same in every process
         wanted = points[: evaluations - now.evaluations]
         mine = [_try(fitness, optimiser.factors(x), now, racing).packed() for x in processes.share(list(wanted))]
-        tried = [Tried.unpacked(packed, fitness.sizes) for packed in processes.gather(mine)]
+        tried = [CandidateResult.unpacked(packed, fitness.sizes) for packed in processes.gather(mine)]
         _take_in(now, tried, wanted, optimiser)
         if len(wanted) == len(points):
-            with one_thread():
+            with single_thread():
                 optimiser.tell(points, np.array([t.loss for t in tried]))
         if checkpoint is not None and processes.is_first:
             _save(checkpoint, now, optimiser, extra or {}, notes or {})
@@ -104,31 +104,31 @@ def search(
     return now
 
 
-def _first(fitness: Judge, optimiser: Optimiser) -> Progressed:
+def _first(fitness: Objective, optimiser: Optimiser) -> SearchState:
     """The start itself: a search can never end worse than no search."""
     factors = optimiser.factors(optimiser.start)
     per_image = fitness.per_image(factors)
     loss = float(per_image.mean())
     if not np.isfinite(loss):
         raise SnapvitError("the fitness of the start is not a finite number. Are the weights of this model whole?")
-    return Progressed(loss, factors, per_image, start_loss=loss, images_seen=fitness.bench.count)
+    return SearchState(loss, factors, per_image, start_loss=loss, images_seen=fitness.runner.count)
 
 
-def _try(fitness: Judge, factors: Vector, now: Progressed, racing: bool) -> Tried:
-    stops = [round(share * fitness.bench.chunks) for share in RACE_AT] if racing else []
+def _try(fitness: Objective, factors: Vector, now: SearchState, racing: bool) -> CandidateResult:
+    stops = [round(share * fitness.runner.chunks) for share in RACE_AT] if racing else []
     begun, parts = 0, []
-    for stop in [*stops, fitness.bench.chunks]:
+    for stop in [*stops, fitness.runner.chunks]:
         if stop <= begun:
             continue
         parts.append(fitness.per_image(factors, range(begun, stop)))
         begun = stop
-        if begun < fitness.bench.chunks and (behind := _hopeless(np.concatenate(parts, axis=1), now)):
-            return Tried(now.best_loss + behind, sum(part.shape[1] for part in parts), None)
+        if begun < fitness.runner.chunks and (behind := _hopeless(np.concatenate(parts, axis=1), now)):
+            return CandidateResult(now.best_loss + behind, sum(part.shape[1] for part in parts), None)
     per_image = np.concatenate(parts, axis=1)  # (sizes, images)
-    return Tried(float(per_image.mean()), per_image.shape[1], per_image)
+    return CandidateResult(float(per_image.mean()), per_image.shape[1], per_image)
 
 
-def _hopeless(partial: PerImage, now: Progressed) -> float | None:
+def _hopeless(partial: PerImage, now: SearchState) -> float | None:
     """How far behind the best a candidate is on the images seen so far, if that is beyond doubt."""
     seen = partial.shape[1]
     behind = (partial - now.best_per_image[:, :seen]).mean(0)  # (seen,)
@@ -136,7 +136,7 @@ def _hopeless(partial: PerImage, now: Progressed) -> float | None:
     return float(behind.mean()) if behind.mean() > RACE_ERRORS * error else None
 
 
-def _take_in(now: Progressed, tried: list[Tried], points: np.ndarray, optimiser: Optimiser) -> None:
+def _take_in(now: SearchState, tried: list[CandidateResult], points: np.ndarray, optimiser: Optimiser) -> None:
     for result, point in zip(tried, points):
         now.evaluations += 1
         now.images_seen += result.images
@@ -150,7 +150,7 @@ def _take_in(now: Progressed, tried: list[Tried], points: np.ndarray, optimiser:
 
 
 def _save(
-    checkpoint: Checkpoint, now: Progressed, optimiser: Optimiser, extra: dict[str, np.ndarray], notes: dict[str, Any]
+    checkpoint: Checkpoint, now: SearchState, optimiser: Optimiser, extra: dict[str, np.ndarray], notes: dict[str, Any]
 ) -> None:
     state = optimiser.state()
     arrays = {f"optimiser.{name}": value for name, value in state.items() if isinstance(value, np.ndarray)}
@@ -165,10 +165,10 @@ def _save(
     checkpoint.save("search", arrays, {"optimiser": rest, "history": now.history, **counts, **notes})
 
 
-def _restore(saved: Saved, optimiser: Optimiser) -> Progressed:
+def _restore(saved: SavedState, optimiser: Optimiser) -> SearchState:
     state = {name.removeprefix("optimiser."): a for name, a in saved.arrays.items() if name.startswith("optimiser.")}
     optimiser.restore({**state, **saved.rest["optimiser"]})
-    return Progressed(
+    return SearchState(
         saved.rest["best_loss"],
         saved.arrays["best_factors"],
         saved.arrays["best_per_image"],

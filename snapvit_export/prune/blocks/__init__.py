@@ -1,1 +1,1 @@
-"""Transformer blocks in torch: where timm keeps heads and neurons, blocks that lack a part, a functional forward."""
+"""Transformer blocks in torch: where timm keeps heads and neurons, blocks with removed parts, a functional forward."""

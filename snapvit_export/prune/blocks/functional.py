@@ -1,4 +1,4 @@
-"""The blocks of any understood ViT as one function of tensors: no module, no copy, any number of heads and neurons.
+"""The blocks of any supported ViT as one function of tensors: no module, no copy, any number of heads and neurons.
 
 `block_weights` reads a timm block into tensors by uniform names, cut to a Plan; `run_blocks` computes with them. The
 function holds no width: the same code, traced once, serves every candidate of a search.
@@ -38,7 +38,7 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Body:
-    """What stays the same for every candidate: the settings of the blocks and the rotary embedding, if any."""
+    """Everything that is the same for all candidates: the settings of the blocks and the rotary embedding, if any."""
 
     blocks: tuple[Block, ...]
     norm: str
@@ -64,19 +64,19 @@ def read_body(model: Any, anatomy: Anatomy, rope: Tensor | None) -> Body:
 
 
 def embed_tokens(model: Any, images: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Images to the input of the first block, (B, T, E), and the rotary embedding that all blocks share."""
+    """Return the input of the first block for these images, (B, T, E), and the rotary embedding of all blocks."""
     x = model._pos_embed(model.patch_embed(images))
     x, rope = x if isinstance(x, tuple) else (x, None)
     return model.norm_pre(x), rope
 
 
 def pooled(model: Any, x: Tensor) -> Tensor:
-    """Output of the last block to the pre-logits embedding, (B, E)."""
+    """Return the pre-logits embedding, (B, E), from the output of the last block."""
     return model.forward_head(model.norm(x), pre_logits=True)
 
 
 def all_weights(model: Any, body: Body, keep: Sequence[tuple[Tensor, Tensor]]) -> list[Weights]:
-    """The tensors of every block, cut to the heads and neurons it keeps; without those that `attend_first` needs."""
+    """Return the tensors of every block, cut to what it keeps; without those that `attend_first` has used already."""
     last = len(keep) - 1
     weights = []
     for i, (block, chosen) in enumerate(zip(blocks_of(model), keep)):
@@ -87,10 +87,7 @@ def all_weights(model: Any, body: Body, keep: Sequence[tuple[Tensor, Tensor]]) -
 
 
 def block_weights(block: Any, heads: Tensor, neurons: Tensor, split_query: bool) -> Weights:
-    """The tensors of one block, cut to these heads and neurons; copies, so nothing of the dense model is kept alive.
-
-    Of a part that the block lacks there are none.
-    """
+    """Return copies of the tensors of one block, cut to these heads and neurons; none of a part that was removed."""
     cut = {id(share.tensor): share.taken(heads) for share in head_shares(block.attn)}
     cut |= {id(share.tensor): share.taken(neurons) for share in neuron_shares(block.mlp)}
     weights: Weights = {}
@@ -105,9 +102,9 @@ def block_weights(block: Any, heads: Tensor, neurons: Tensor, split_query: bool)
 
 
 def stand_ins(block: Any, embed: int, split_query: bool) -> Weights:
-    """One head or neuron that nothing reads for each part that a block lacks, and what it still adds as a bias.
+    """Return the tensors of one head or neuron that nothing reads, for each removed part; what it adds is the bias.
 
-    So one function computes all blocks; a traced graph has no room for none at all.
+    With them one function computes all blocks: a traced graph cannot have a width of zero.
     """
     weights: Weights = {}
     if block.attn is None:
@@ -127,18 +124,18 @@ def _left_by(block: Any, part: Part, embed: int) -> Tensor:
 
 
 def rotates_half(model: Any) -> bool:
-    """Whether rotary pairs lie half a head apart: as the first attention that is there says."""
+    """Return True if rotary pairs lie half a head apart, as the first attention that remains has it."""
     attention = next((block.attn for block in blocks_of(model) if block.attn is not None), None)
     return bool(getattr(attention, "rotate_half", False))
 
 
 def attend_first(x: Tensor, w: Weights, body: Body) -> Tensor:
-    """What all heads of the first block give, before its projection: (B, T, heads*head_dim)."""
+    """Return the output of all heads of the first block, before its projection: (B, T, heads*head_dim)."""
     return _attend(x, w, body.blocks[0], body, body.needed if len(body.blocks) == 1 else None)
 
 
 def run_blocks(x: Tensor, first: Tensor, weights: Sequence[Weights], body: Body) -> Tensor:
-    """All blocks: (B, T, E) to (B, T or needed, E). `first` is what the kept heads of the first block give."""
+    """Run all blocks: (B, T, E) to (B, T or needed, E). `first` is the output of the first block's kept heads."""
     last = len(weights) - 1
     for i, (w, block) in enumerate(zip(weights, body.blocks)):
         needed = body.needed if i == last else None
@@ -191,7 +188,7 @@ def _normalise(x: Tensor, w: Weights, name: str, body: Body) -> Tensor:
     width = body.widths.get(name)  # a plain number: a traced graph needs the width of its LayerNorms
     if body.norm == "layer" and width is not None:
         return F.layer_norm(x, (width,), weight, bias, body.eps)
-    if body.norm == "layer":  # over what is cut, so of no fixed width
+    if body.norm == "layer":  # it runs over what is cut, so its width is not fixed
         x = x - x.mean(-1, keepdim=True)
     x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + body.eps) * weight
     return x if bias is None else x + bias
@@ -219,7 +216,7 @@ def _attention(attn: Any, cut: dict[int, Tensor], split_query: bool) -> Weights:
 
 
 def _qkv(attn: Any, part: str, cut: dict[int, Tensor]) -> list[Tensor] | None:
-    """The kept rows of q, k and v, however the module stores them; a missing bias beside present ones is zero."""
+    """Return the kept rows of q, k and v, however the module stores them; a missing bias beside others is zero."""
     if getattr(attn, "qkv", None) is not None:
         tensor = getattr(attn.qkv, part)
         if tensor is not None:
@@ -241,9 +238,9 @@ def _mlp(mlp: Any, cut: dict[int, Tensor]) -> Weights:
     first = _named("fc1", mlp.fc1, cut)
     if mlp.fc1.out_features == mlp.fc2.in_features:
         return weights | first
-    halves = {part: tensor.chunk(2) for part, tensor in first.items()}  # a packed gate: both halves in one matrix
-    gate = {part.replace("fc1", "gate"): pair[0].contiguous() for part, pair in halves.items()}
-    return weights | gate | {part.replace("fc1", "up"): pair[1].contiguous() for part, pair in halves.items()}
+    packed = {part: tensor.chunk(2) for part, tensor in first.items()}  # gate and up in one matrix
+    gate = {part.replace("fc1", "gate"): pair[0].contiguous() for part, pair in packed.items()}
+    return weights | gate | {part.replace("fc1", "up"): pair[1].contiguous() for part, pair in packed.items()}
 
 
 def _named(name: str, linear: nn.Linear, cut: dict[int, Tensor]) -> Weights:

@@ -71,7 +71,7 @@ def rounding(judge: OutputDivergence, z: torch.Tensor, divergence: float, depth:
     """
     eps, rows = float(torch.finfo(torch.float32).eps), slice(0, len(z))
     logits = 1 / TEMPERATURE if judge.name == "neighbours" else float(judge.classifier(z).abs().max())
-    seen = judge._seen(z, rows)
+    seen = judge._compared(z, rows)
     largest = float(seen[seen > -1e3].abs().max())  # an image is no neighbour of itself
     return 2 * eps * (math.sqrt(2 * divergence) * (2 * depth + 2) * logits + largest)
 

@@ -35,7 +35,7 @@ from ...model.plan import Part, Plan
 from ...model.ranking import Order, Ranking
 from ..blocks.pruned_block import PrunedBlock, fold
 from ..blocks.timm_blocks import PARTS, blocks_of, give_bias, layer_scale_of, output_of
-from ..models.load import Model, weights_fingerprint
+from ..models.load import Model
 
 Correction = Literal["elastic", "sparsegpt"]
 
@@ -174,7 +174,7 @@ def check_statistics(model: Model, statistics: Statistics) -> None:
             f"the statistics are of {len(statistics.proj)} blocks, the model has {len(model.anatomy.blocks)}"
         )
     made_from = statistics.provenance.get("weights_sha256")
-    if made_from is not None and made_from != weights_fingerprint(model.module):
+    if made_from is not None and made_from != model.weights_sha256:
         raise SnapvitError(f"the statistics were taken from other weights of {model.name}. Observe this model first")
 
 

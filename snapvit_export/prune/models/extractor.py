@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from ...calibration.preprocessing import Preprocessing
 from ...evaluate.features import Array
 from ...progress import Progress, Silent
 from .class_names import class_names
-from .load import Model, weights_fingerprint
+from .load import Model
 
 BATCH = 32
 
@@ -48,9 +47,9 @@ class TorchExtractor:
     def outputs(self) -> int:
         return self.model.anatomy.classes
 
-    @cached_property
+    @property
     def weights_sha256(self) -> str:
-        return weights_fingerprint(self.model.module)
+        return self.model.weights_sha256
 
     def features(self, images: Images, progress: Progress | None = None) -> tuple[Array, Array | None]:
         """Return embeddings (N, E), and logits (N, C) if the model has a head."""

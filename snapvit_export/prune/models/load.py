@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -88,6 +89,11 @@ class Model:
     @property
     def preprocessing(self) -> Preprocessing:
         return self.description.preprocessing
+
+    @cached_property
+    def weights_sha256(self) -> str:
+        """The hash of the weights, computed once: a module that is changed in place needs a new Model around it."""
+        return weights_fingerprint(self.module)
 
 
 def load_model(name: str = BUNDLED, checkpoint: Path | str | None = None) -> Model:
@@ -382,5 +388,5 @@ def check_same_weights(ranking: Ranking, model: Model, where: str = "") -> None:
     except SnapvitError as error:
         raise SnapvitError(f"{where}{error}") from error
     made_from = ranking.provenance.get("weights_sha256")
-    if made_from is not None and made_from != weights_fingerprint(model.module):
+    if made_from is not None and made_from != model.weights_sha256:
         raise SnapvitError(f"{where}the ranking was made from other weights of {ranking.model}. Rank this model first")

@@ -33,7 +33,7 @@ from ...model.sublayer import KEY, SubLayer
 from ...progress import Progress, Silent
 from ...storage.json import as_builtins
 from ..models.class_names import as_outputs
-from ..models.load import Model, as_model, weights_fingerprint
+from ..models.load import Model, as_model
 from ..stats.observe import observe
 from ..stats.output_divergence import DivergenceName, OutputDivergence, check_divergence, default_divergence
 from ..stats.sublayer_stats import IMAGES, measure_sublayers
@@ -403,7 +403,7 @@ def provenance_of(
     described |= {
         "seed": settings.seed,
         "model": model.name,
-        "weights_sha256": weights_fingerprint(model.module),
+        "weights_sha256": model.weights_sha256,
         "data": images.fingerprint,
     }
     if settings.evaluations:

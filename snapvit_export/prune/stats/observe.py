@@ -21,7 +21,7 @@ from ...errors import SnapvitError
 from ...model.plan import Part
 from ...progress import Progress, Silent
 from ..blocks.timm_blocks import PARTS, blocks_of, output_of
-from ..models.load import Model, check_device, weights_fingerprint
+from ..models.load import Model, check_device
 from .moments import RunningMoments
 from .token_weights import TokenWeights, batch_size, checked_weights, counted, subsample_step
 
@@ -64,7 +64,7 @@ def observe(
     proj, fc2 = (tuple(EMPTY if layer is None else layer.result() for layer in kind) for kind in zip(*sums))
     made_from = {
         "model": model.name,
-        "weights_sha256": weights_fingerprint(module),
+        "weights_sha256": model.weights_sha256,
         "data": images.fingerprint,
         "passed_over": subsample_step(model.anatomy, len(images)),
     }

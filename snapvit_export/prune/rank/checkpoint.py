@@ -1,7 +1,7 @@
-"""The state of a long run on disk, so that it can be killed at any moment and go on as if it had not been.
+"""Checkpoints: the state of a long run on disk, so that it can be killed at any moment and resumed.
 
 One safetensors file: arrays, and JSON in the metadata. It is written whole under another name and renamed. `settings`
-says what the run is; a checkpoint of other settings is refused by naming the first difference.
+identify the run; a checkpoint of other settings is refused by naming the first difference.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KIND = "snapvit-checkpoint"
 
 @dataclass(frozen=True)
 class SavedState:
-    """What a checkpoint holds: the phase of the run, arrays by name, and anything that is not an array."""
+    """The content of a checkpoint: the phase of the run, arrays by name, and anything that is not an array."""
 
     phase: str
     arrays: dict[str, np.ndarray]
@@ -30,7 +30,7 @@ class SavedState:
 
     @staticmethod
     def packed(saved: SavedState | None) -> dict[str, Any] | None:
-        """As plain values: one process reads the file and tells the others, which may be on other machines."""
+        """Return plain values: one process reads the file and sends it to the others, perhaps on other machines."""
         if saved is None:
             return None
         arrays = {name: [a.dtype.str, list(a.shape), a.tobytes()] for name, a in saved.arrays.items()}
@@ -38,6 +38,7 @@ class SavedState:
 
     @staticmethod
     def unpacked(packed: dict[str, Any] | None) -> SavedState | None:
+        """Undo `packed`."""
         if packed is None:
             return None
         arrays = {n: np.frombuffer(data, kind).reshape(shape) for n, (kind, shape, data) in packed["arrays"].items()}
@@ -57,7 +58,7 @@ class Checkpoint:
         save_sealed(self.path, KIND, arrays, described)
 
     def load(self) -> SavedState | None:
-        """The state on disk, None if there is none; refused if it is damaged or of another run."""
+        """Return the state on disk, None if there is none; refuse one that is damaged or of another run."""
         if not self.path.exists():
             return None
         try:
@@ -73,7 +74,7 @@ class Checkpoint:
 
 
 def _difference(theirs: Any, ours: Any, where: str = "") -> str | None:
-    """The first place where two settings differ, in words."""
+    """Describe the first place where two settings differ."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         for key in [*ours, *(key for key in theirs if key not in ours)]:
             place = f"{where}.{key}" if where else key

@@ -1,8 +1,8 @@
 """A Ranking from Statistics: an order of the structures in every layer, and the damage of every width along it.
 
-The damage of a layer is the squared error of its output, after LayerScale, that correction cannot give back. Errors of
-all layers are added to the same residual stream, so that heads and neurons of all blocks can be weighed against each
-other as they are; a search may then put a factor on each layer's curve.
+The damage of a layer is the squared error of its output, after LayerScale, that correction cannot remove. Errors of
+all layers are added to the same residual stream, so damages of heads and neurons of all blocks are comparable as they
+are; a search may then put a factor on each layer's curve.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def damage_ranking(
     damping: Damping = Damping(),
     provenance: Mapping[str, Any] | None = None,
 ) -> tuple[Ranking, Factors]:
-    """The ranking with its damage curves, and the factors that correct any Plan of it.
+    """Return the ranking with its damage curves, and the factors that correct any Plan of it.
 
     `order` is one of `ORDERS`; "criterion" takes the order of `scores`, "product" that of both together.
 
@@ -63,14 +63,14 @@ def _nothing(unit: int, embed: int) -> OrderedPart:
 def ordered_layers(
     model: Model, statistics: Statistics, order: str, scores: Scores | None, damping: Damping
 ) -> list[tuple[OrderedPart | None, OrderedPart | None]]:
-    """The attention and the MLP of every block; None for one that the model lacks."""
+    """Return the ordered attention and MLP of every block; None for one that was removed from the model."""
     check_statistics(model, statistics)
     if order not in (*ORDERS, "criterion", "product"):
         raise UsageError(f"no order is called '{order}'. Known: {', '.join((*ORDERS, 'criterion', 'product'))}")
     if scores is None and order in ("criterion", "product"):
         raise UsageError(f"order {order} needs scores")
     found = []
-    with single_thread():  # so that the number of cores cannot decide between two structures that are nearly equal
+    with single_thread():  # the number of cores must not decide between two structures that are nearly equal
         for i, block in enumerate(blocks_of(model.module)):
             given = (None, None) if scores is None else (scores.heads[i], scores.neurons[i])
             layers, moments = unordered_layers(block), (statistics.proj[i], statistics.fc2[i])

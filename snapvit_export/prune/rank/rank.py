@@ -1,9 +1,9 @@
-"""From a model and images to a Ranking: score by a criterion, then search for factors; resumable, on many processes.
+"""Rank a model on images: scores of a criterion or damage curves, then a search for factors; resumable, distributed.
 
 Three things never change the result: how many processes share the work, where it was interrupted, and what else runs
-on the machine. Scores are sums of what the batches contribute, added in fixed point; each candidate of the search is
-evaluated whole by one process; all random numbers depend on the seed and a counter. In the joint way every process
-observes all images by itself; that is the same on like machines with as many threads, and checked.
+on the machine. Scores are sums of the batches' contributions, added in fixed point; each candidate of the search is
+evaluated whole by one process; all random numbers depend on the seed and a counter. With joint allocation every process
+observes all images; machines of one kind with as many threads find the same order, and that is checked.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def rank_and_factor(
     processes: Processes = Processes(),
     progress: Progress | None = None,
 ) -> tuple[Ranking, Factors | None]:
-    """The ranking, and the factors that correct any Plan of it, if it made any on its way.
+    """Return the ranking, and the factors that correct any Plan of it where ranking made them.
 
     With a `checkpoint` path, what was begun there is resumed.
     """
@@ -104,6 +104,8 @@ def rank_and_factor(
 
 @dataclass
 class _Run:
+    """One ranking run in this process: its inputs, its checkpoint and its steps."""
+
     model: Model
     images: Images
     settings: Settings
@@ -116,7 +118,7 @@ class _Run:
     autocast: Autocast | None
 
     def score(self, saved: SavedState | None) -> Scores:
-        """Add up what all batches contribute, each process its share, and finish."""
+        """Return the scores from the contributions of all batches, of which each process makes its share."""
         if saved is not None and saved.phase in ("scored", "search"):
             return _scores_from(saved.arrays, len(self.model.anatomy.blocks))
         module = self.model.module
@@ -131,7 +133,7 @@ class _Run:
 
     def _sums(self, saved: SavedState | None) -> list[torch.Tensor]:
         batches = range(-(-len(self.images) // BATCH))
-        first = None if saved is not None else self._contribution(0)  # in every process: it tells shapes and scale
+        first = None if saved is not None else self._contribution(0)  # every process needs its shapes and scale
         total, begun = self._begin(first, saved)
         self.progress.phase("scoring heads and neurons", len(self.images))
         self.progress.advance(min(begun * BATCH, len(self.images)))
@@ -151,7 +153,7 @@ class _Run:
         return time.monotonic() - last_save >= self.save_seconds
 
     def _begin(self, first: list[torch.Tensor] | None, saved: SavedState | None) -> tuple[ExactSum, int]:
-        """An empty sum, or the one of the checkpoint, which then belongs to the first process."""
+        """Return an empty sum, or that of the checkpoint, which the first process holds; and the next batch."""
         if first is None:
             assert saved is not None
             totals = [torch.from_numpy(saved.arrays[f"sum.{i}"].copy()) for i in range(len(saved.rest["exponents"]))]
@@ -167,7 +169,7 @@ class _Run:
 
     @cached_property
     def labels(self) -> torch.Tensor | None:
-        """Which output of the head each image belongs to, if that is asked for: (N,)."""
+        """The head's output that each image belongs to, if the criterion needs it: (N,)."""
         if self.criterion.needs != "labels":
             return None
         found = as_outputs(self.images, self.model, self.settings.criterion).labels
@@ -182,7 +184,7 @@ class _Run:
         return self.criterion.contribution(self.model.module, batch)
 
     def search(self, scores: Scores, saved: SavedState | None) -> tuple[Scores, dict[str, Any]]:
-        """Weight the scores by the factors that the search finds best."""
+        """Return the scores weighted by the best factors of the search, and a summary of it."""
         settings = self.settings
         self.progress.phase("preparing the search")
         fitness = Fitness(
@@ -204,7 +206,7 @@ class _Run:
         return scores.scaled(factors), summary
 
     def joint(self, saved: SavedState | None, provenance: dict[str, Any]) -> tuple[Ranking, Factors]:
-        """Orders and damage curves from the statistics of the dense model; a search may then weight the curves."""
+        """Return orders and damage curves from the dense model's statistics; a search may then weight the curves."""
         settings = self.settings
         scores = self.score(saved) if uses_scores(settings) else None
         ranking, factors = self._ordered(scores, provenance)
@@ -223,8 +225,8 @@ class _Run:
             self.processes.from_first,
         )
         divergence = OutputDivergence(divergence_of(settings, self.model), self.model, runner.dense)
-        judged = factors if _corrects(settings) else None
-        fitness = DamageFitness(runner, ranking, judged, divergence, settings.flops)
+        corrected_by = factors if _corrects(settings) else None
+        fitness = DamageFitness(runner, ranking, corrected_by, divergence, settings.flops)
         optimiser = make_optimiser(settings, np.ones(2 * len(self.model.anatomy.blocks)))
         arrays = {} if scores is None else _arrays_of(scores)
         notes = {"autocast": runner.autocast, "order_sha256": ranking.order_sha256}
@@ -233,20 +235,20 @@ class _Run:
         return replace(weighted, provenance={**weighted.provenance, **summary}), factors
 
     def _ordered(self, scores: Scores | None, provenance: dict[str, Any]) -> tuple[Ranking, Factors]:
-        """The statistics live only here: of a large model they take gigabytes, and the factors as much again."""
+        """Return the ranking and its factors. The statistics, gigabytes for a large model, are freed on return."""
         statistics = observe(self.model, self.images, self.progress, str(self.processes.device))
         self.progress.phase("ordering heads and neurons")
         damping = Damping.parse(self.settings.damping)
         return damage_ranking(self.model, statistics, self.settings.order, scores, damping, provenance)
 
     def sublayers(self) -> tuple[SubLayer, ...]:
-        """Measured by the first process for all, so that all have the same numbers."""
+        """Return the measurements of the sub-layers, made by the first process, so that all have the same numbers."""
         few, device = self.images.first(IMAGES), str(self.processes.device)
         measured = partial(measure_sublayers, self.model, few, None, self.progress, device)
         return msgspec.convert(self.processes.from_first(lambda: as_builtins(measured())), tuple[SubLayer, ...])
 
     def _check_same_order(self, ranking: Ranking, saved: SavedState | None) -> None:
-        """All processes observed all images: unlike machines might round unlike, and must not search together."""
+        """Refuse processes whose machines rounded differently and found another order: they cannot search together."""
         if self.processes.from_first(lambda: ranking.order_sha256) != ranking.order_sha256:
             raise SnapvitError("the processes of this run found different orders. Run them on machines of one kind")
         before = None if saved is None else saved.rest.get("order_sha256")
@@ -264,14 +266,14 @@ class _Run:
         notes: dict[str, Any],
         saved: SavedState | None,
     ) -> tuple[Vector, dict[str, Any]]:
-        """Search, showing and saving how far it is; the best factors, and what to say of the search in the ranking."""
+        """Search with progress and checkpoints; return the best factors and the summary for the provenance."""
         if self.state is not None and self.processes.is_first and (saved is None or saved.phase == "score"):
             self.state.save("scored", arrays, notes)
         evaluations = self.settings.evaluations
         self.progress.phase("searching", evaluations)
         reached = 0
 
-        def tell(now: SearchState) -> None:
+        def report(now: SearchState) -> None:
             nonlocal reached
             self.progress.describe(f"searching, best fitness {now.best_loss:.5f}")
             self.progress.advance(now.evaluations - reached)
@@ -287,7 +289,7 @@ class _Run:
             saved,
             arrays,
             notes,
-            tell,
+            report,
         )
         summary = {
             "search": {
@@ -303,7 +305,7 @@ class _Run:
         return found.best_factors, summary
 
     def _precision(self, saved: SavedState | None) -> Autocast | None:
-        """fp32 on a CPU, so that results repeat; on a GPU what was asked for, or measured once for the whole run."""
+        """Return the autocast: none on a CPU, so that results repeat; on a GPU as asked, or measured once (None)."""
         if saved is not None and "autocast" in saved.rest:
             return saved.rest["autocast"]
         if self.autocast is None and self.processes.device.type == "cpu":
@@ -312,21 +314,21 @@ class _Run:
 
 
 def make_optimiser(settings: Settings, start: Vector, covariance: np.ndarray | None = None) -> Optimiser:
-    """The optimiser of these settings, at its start."""
+    """Return the optimiser of these settings, at its start."""
     if settings.optimiser == "snes-log":
         return LogSNES(start, settings.seed, settings.population)
     return XNES(start, settings.seed, settings.population, covariance)
 
 
 def starting_factors(scores: Scores) -> Vector:
-    """linspace(1.2, 0.8) over depth, for the MLPs and the same for every head of a block."""
+    """Return linspace(1.2, 0.8) over depth, for the MLPs and the same for every head of a block."""
     by_depth = np.linspace(1.2, 0.8, len(scores.neurons), dtype=np.float32)
     per_head = [np.full(len(block), value) for block, value in zip(scores.heads, by_depth)]
     return np.concatenate([by_depth, *per_head])
 
 
 def score(model: Model, images: Images, settings: Settings, progress: Progress) -> Scores:
-    """The scores of the criterion of these settings, by this process alone."""
+    """Return the scores of the criterion of these settings, computed by this process alone."""
     run = _Run(
         model,
         images,
@@ -343,23 +345,23 @@ def score(model: Model, images: Images, settings: Settings, progress: Progress) 
 
 
 def criterion_of(settings: Settings) -> Criterion:
-    """What makes a structure matter, as the settings say."""
+    """Return the criterion of these settings."""
     return make_criterion(settings.criterion, views=settings.views, reduction=settings.reduction, seed=settings.seed)
 
 
 def needs_images(settings: Settings) -> bool:
-    """Whether these settings look at any image: magnitude and its like do not, unless a search follows."""
+    """Return True if these settings use any image: magnitude and its like do not, unless a search follows."""
     joint = settings.allocation == "joint"
     return joint or settings.depth or make_criterion(settings.criterion).needs != "nothing" or settings.evaluations > 0
 
 
 def _corrects(settings: Settings) -> bool:
-    """Whether candidates are judged with correction: as they will be used."""
+    """Return True if the search corrects its candidates: as they will be used."""
     return settings.correction not in (None, "sparsegpt")
 
 
 def divergence_of(settings: Settings, model: Model) -> DivergenceName:
-    """What is compared to tell how far the answers move: as the settings say, or the best that the model allows."""
+    """Return the name of the output divergence: of the settings, or the best that the model allows."""
     name = default_divergence(model) if settings.divergence is None else settings.divergence
     check_divergence(name, model)
     return name  # type: ignore[return-value]
@@ -390,7 +392,7 @@ def check(criterion: Criterion, model: Model, images: Images, settings: Settings
 def provenance_of(
     model: Model, images: Images, settings: Settings, criterion: Criterion, how: dict[str, Any]
 ) -> dict[str, Any]:
-    """All that decides the ranking; `how` candidates of a search are evaluated."""
+    """Return all that decides the ranking; `how`: engine, device and precision of the search's candidates."""
     described: dict[str, Any] = {"allocation": settings.allocation}
     if settings.allocation == "joint":
         described |= {"order": settings.order, "damping": settings.damping}
@@ -419,7 +421,7 @@ def provenance_of(
 
 
 def _labels_fingerprint(images: Images) -> str:
-    """A hash of the labels: that of the images tells only their pixels."""
+    """Return a hash of the labels: that of the images covers only their pixels."""
     labels = np.zeros(0) if images.labels is None else images.labels
     return hashlib.sha256(labels.astype("<i8").tobytes()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Fitness of a set of factors as published: how far the pruned model's embedding turns away from the dense one's.
+"""Fitness of factors on scores, as published: the cosine distance of pruned from dense embeddings after a PCA.
 
 | symbol | meaning                                            | shape      |
 |--------|----------------------------------------------------|------------|
@@ -80,8 +80,8 @@ class Fitness:
         protection: Protection = Protection(),
         engine: EngineName | None = None,
         device: str | torch.device = "cpu",
-        autocast: Autocast | None = "none",  # None: whatever is fastest and faithful here, by trying
-        agree: Callable[[Callable[[], Any]], Any] = lambda make: make(),  # one process decides for all
+        autocast: Autocast | None = "none",  # None: the fastest that is faithful on this device, as measured
+        agree: Callable[[Callable[[], Any]], Any] = lambda make: make(),  # lets one process decide for all
     ) -> None:
         self.runner = CandidateRunner(model, images, engine, device, autocast, agree)
         self.model, self.scores, self.pairs, self.protection = model, scores, tuple(pairs), protection
@@ -90,16 +90,16 @@ class Fitness:
             self.teacher = self.projection(self.runner.dense)  # (N, pca)
 
     def __call__(self, factors: npt.ArrayLike) -> float:
-        """The loss of these factors over all images."""
+        """Return the loss of these factors over all images."""
         return float(self.per_image(factors).mean())
 
     @property
     def sizes(self) -> int:
-        """How many sizes a candidate is cut to."""
+        """The number of sizes that a candidate is cut to."""
         return len(self.pairs)
 
     def per_image(self, factors: npt.ArrayLike, chunks: range | None = None) -> PerImage:
-        """1 - cos for every pair and image of the given chunks: (pairs, images)."""
+        """Return 1 - cos for every pair and image of the given chunks: (pairs, images)."""
         chunks = range(self.runner.chunks) if chunks is None else chunks
         scaled = self.scores.scaled(factors)
         ranking = Ranking(scaled.heads, scaled.neurons)

@@ -1,11 +1,13 @@
-"""The loop of a search: evaluate the start, then generations, keep the best ever, save after each.
+"""The loop of a search: evaluate the start, then generations of candidates; keep the best ever, save after each.
 
 Candidates of a generation are spread over the processes; each is evaluated whole in one of them, so the result does
-not depend on their number. A last generation that the limit of evaluations cuts short is evaluated but teaches nothing.
+not depend on their number. A last generation that the limit of evaluations cuts short is evaluated, but the optimiser
+does not learn from it.
 
-With racing, a candidate is first tried on a quarter and then on half of the images, against the best so far on the
-same images. If it is worse there by more than 3 standard errors of the paired difference, the rest is spared; it is
-then ranked by what the difference predicts. A candidate that would have won is lost with a chance of some 0.1 % a look.
+With racing, a candidate is first run on a quarter and then on half of the images, against the best so far on the same
+images. If it is worse there by more than 3 standard errors of the paired difference, the rest is skipped; it is then
+ranked by the loss that the difference predicts. Each such test drops a candidate that would have won with a chance of
+about 0.1 %.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from .fitness import PerImage
 from .optimiser import Optimiser, Vector
 
 RACE_AT = (0.25, 0.5)  # shares of the images after which a candidate may be dropped
-RACE_ERRORS = 3.0
+RACE_ERRORS = 3.0  # standard errors behind the best that drop it
 
 
 class Objective(Protocol):
-    """What a search minimises: a loss for every size that the factors' candidate is cut to, and every image."""
+    """The loss that a search minimises: for every size that the factors' candidate is cut to, and every image."""
 
     runner: CandidateRunner
 
@@ -41,7 +43,7 @@ class Objective(Protocol):
 
 @dataclass
 class SearchState:
-    """How far a search has come; all of it goes into the checkpoint."""
+    """The state of a search after some generations; all of it goes into the checkpoint."""
 
     best_loss: float
     best_factors: Vector
@@ -61,11 +63,12 @@ class CandidateResult:
     per_image: PerImage | None
 
     def packed(self) -> list[Any]:
-        """As plain values, to be sent to another process."""
+        """Return plain values, to be sent to another process."""
         return [self.loss, self.images, None if self.per_image is None else self.per_image.tobytes()]
 
     @staticmethod
     def unpacked(packed: list[Any], sizes: int) -> CandidateResult:
+        """Undo `packed`."""
         loss, images, data = packed
         return CandidateResult(loss, images, None if data is None else np.frombuffer(data).reshape(sizes, images))
 
@@ -92,12 +95,12 @@ def search(
         with single_thread():
             points = optimiser.ask()  # (n, D), the same in every process
         wanted = points[: evaluations - now.evaluations]
-        mine = [_try(fitness, optimiser.factors(x), now, racing).packed() for x in processes.share(list(wanted))]
-        tried = [CandidateResult.unpacked(packed, fitness.sizes) for packed in processes.gather(mine)]
-        _take_in(now, tried, wanted, optimiser)
+        mine = [_evaluate(fitness, optimiser.factors(x), now, racing).packed() for x in processes.share(list(wanted))]
+        results = [CandidateResult.unpacked(packed, fitness.sizes) for packed in processes.gather(mine)]
+        _update(now, results, wanted, optimiser)
         if len(wanted) == len(points):
             with single_thread():
-                optimiser.tell(points, np.array([t.loss for t in tried]))
+                optimiser.tell(points, np.array([result.loss for result in results]))
         if checkpoint is not None and processes.is_first:
             _save(checkpoint, now, optimiser, extra or {}, notes or {})
         on_generation(now)
@@ -105,7 +108,7 @@ def search(
 
 
 def _first(fitness: Objective, optimiser: Optimiser) -> SearchState:
-    """The start itself: a search can never end worse than no search."""
+    """Return the state after evaluating the start itself: a search can never end worse than no search."""
     factors = optimiser.factors(optimiser.start)
     per_image = fitness.per_image(factors)
     loss = float(per_image.mean())
@@ -114,7 +117,7 @@ def _first(fitness: Objective, optimiser: Optimiser) -> SearchState:
     return SearchState(loss, factors, per_image, start_loss=loss, images_seen=fitness.runner.count)
 
 
-def _try(fitness: Objective, factors: Vector, now: SearchState, racing: bool) -> CandidateResult:
+def _evaluate(fitness: Objective, factors: Vector, now: SearchState, racing: bool) -> CandidateResult:
     stops = [round(share * fitness.runner.chunks) for share in RACE_AT] if racing else []
     begun, parts = 0, []
     for stop in [*stops, fitness.runner.chunks]:
@@ -129,21 +132,21 @@ def _try(fitness: Objective, factors: Vector, now: SearchState, racing: bool) ->
 
 
 def _hopeless(partial: PerImage, now: SearchState) -> float | None:
-    """How far behind the best a candidate is on the images seen so far, if that is beyond doubt."""
+    """Return how far a candidate is behind the best on the images run so far, if beyond doubt; otherwise None."""
     seen = partial.shape[1]
     behind = (partial - now.best_per_image[:, :seen]).mean(0)  # (seen,)
     error = behind.std(ddof=1) / np.sqrt(seen) if seen > 1 else np.inf
     return float(behind.mean()) if behind.mean() > RACE_ERRORS * error else None
 
 
-def _take_in(now: SearchState, tried: list[CandidateResult], points: np.ndarray, optimiser: Optimiser) -> None:
-    for result, point in zip(tried, points):
+def _update(now: SearchState, results: list[CandidateResult], points: np.ndarray, optimiser: Optimiser) -> None:
+    for result, point in zip(results, points):
         now.evaluations += 1
         now.images_seen += result.images
         if result.per_image is not None and result.loss < now.best_loss:
             now.best_loss, now.best_factors = result.loss, optimiser.factors(point)
             now.best_per_image = result.per_image
-    losses = [result.loss for result in tried]
+    losses = [result.loss for result in results]
     now.history.append(
         {"evaluations": now.evaluations, "best": now.best_loss, "mean": float(np.mean(losses)), "least": min(losses)}
     )

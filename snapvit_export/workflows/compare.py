@@ -81,7 +81,7 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
     evaluator = Evaluator.set(dense, data, request.options, progress, label_free=True)
     whole = evaluator.features(dense, progress)
 
-    def judge(module: nn.Module) -> Evaluation:
+    def evaluate(module: nn.Module) -> Evaluation:
         extractor = TorchExtractor(Model(module, read_anatomy(module, model.name), model.description))
         features = evaluator.features(extractor, progress)
         return evaluator.evaluation(evaluator.measures(features, progress) | fidelity_to(features, whole))
@@ -95,7 +95,7 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
         axis=request.axis,
         dense=evaluator.evaluation(evaluator.measures(whole, progress) | fidelity_to(whole, whole)),
     )
-    found = compare(model, images, methods, sizes, judge, _continued(start, request.out), request.out, progress)
+    found = compare(model, images, methods, sizes, evaluate, _continued(start, request.out), request.out, progress)
     asked = ordered(found, list(methods), sizes)  # the file keeps what earlier runs found besides
     _write(asked, request.out)
     return asked

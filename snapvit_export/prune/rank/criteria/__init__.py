@@ -1,4 +1,4 @@
-"""Criteria: what makes a head or a neuron worth keeping, in a table by name."""
+"""Criteria that score heads and neurons, in a table by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Reduction = Literal["summed", "per_sample"]
 
 
 class CriterionOptions(NamedTuple):
-    """What a caller may choose; a criterion has some of them."""
+    """The choices of a caller; each criterion has some of them."""
 
     views: ViewMode = "paired"
     reduction: Reduction = "summed"
@@ -30,7 +30,7 @@ class CriterionOptions(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """How a criterion is made, and which of `views` and `reduction` it has."""
+    """The constructor of a criterion, and which of `views` and `reduction` it has."""
 
     make: Callable[[str, CriterionOptions], Criterion]
     options: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ CRITERIA: dict[str, Entry] = {
 def make_criterion(
     name: str, *, views: ViewMode = "paired", reduction: Reduction = "summed", seed: int = 0
 ) -> Criterion:
-    """The criterion of that name. A seed is never refused: where nothing is drawn, it changes nothing.
+    """Return the criterion of that name. A seed is never refused: where nothing is drawn, it changes nothing.
 
     >>> make_criterion("self-supervised", reduction="per_sample").settings
     """

@@ -1,1 +1,1 @@
-"""Everything that needs torch: load, rank, prune and correct timm models. Runs on a workstation, not on a device."""
+"""Everything that needs torch: load, rank, prune and correct timm models, on a workstation, not on a device."""

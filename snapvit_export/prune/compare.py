@@ -1,4 +1,4 @@
-"""Compare pruning methods: each ranks on the same images, is cut to the same sizes and evaluated on the same others.
+"""Compare pruning methods: all rank on the same images, are cut to the same sizes and evaluated on the same set.
 
 A method is a recipe or a criterion by name, and may be combined with a correction that is not its own: `snapvit`,
 `magnitude`, `snapvit+elastic`. Every result is saved at once, so a run that was stopped can be resumed.

@@ -1,1 +1,1 @@
-"""Transformer blocks in torch: where timm keeps heads and neurons, blocks with removed parts, a functional forward."""
+"""Transformer blocks in torch: the adapter for timm's, blocks with removed parts, and a functional forward pass."""

@@ -56,11 +56,11 @@ def read_body(model: Any, anatomy: Anatomy, rope: Tensor | None) -> Body:
     if unknown:
         raise ModelNotUnderstood(f"activation {', '.join(sorted(unknown))} is not supported by the search")
     needed = anatomy.read_tokens if anatomy.reads_token else None
-    half = rotates_half(model)
+    rotate_half = rotates_half(model)
     prefix = anatomy.tokens - anatomy.patches
     embed, head = anatomy.embed_dim, anatomy.blocks[0].head_dim
     widths = {"norm1": embed, "norm2": embed, "q_norm": head, "k_norm": head}
-    return Body(anatomy.blocks, anatomy.norm, anatomy.norm_eps, widths, prefix, needed, rope, half)
+    return Body(anatomy.blocks, anatomy.norm, anatomy.norm_eps, widths, prefix, needed, rope, rotate_half)
 
 
 def embed_tokens(model: Any, images: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -165,9 +165,8 @@ def _attend(x: Tensor, w: Weights, block: Block, body: Body, needed: int | None)
         q, k = _normalise(q, w, "q_norm", body), _normalise(k, w, "k_norm", body)
     if body.rope is not None:
         k = rotate(k, body.rope, body.prefix, body.rotate_half)
-        q = (
-            q if needed is not None else rotate(q, body.rope, body.prefix, body.rotate_half)
-        )  # prefix tokens: as they are
+        if needed is None:  # otherwise q has prefix tokens only, which are not rotated
+            q = rotate(q, body.rope, body.prefix, body.rotate_half)
     weights = ((q * size**-0.5) @ k.transpose(-2, -1)).softmax(-1)  # (B, heads, T or needed, T)
     z = (weights @ v).transpose(1, 2)
     return z.reshape(z.shape[0], z.shape[1], -1)  # (B, T or needed, heads*head_dim)

@@ -1,4 +1,4 @@
-"""The one adapter for timm blocks: the tensors that heads and neurons own, and the two residual branches of a block.
+"""The one adapter for timm blocks: the tensors that heads and neurons own, and a block's two residual branches.
 
 Slicing, masking, scoring and correction all read a block through this file.
 

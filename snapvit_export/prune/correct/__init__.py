@@ -1,1 +1,1 @@
-"""Weight correction of pruned modules: from factors, block by block along the token stream, or refitted on images."""
+"""Weight correction of pruned modules: from factors, block by block along the stream, or refitted on images."""

@@ -1,4 +1,4 @@
-"""Elastic correction of a cut module: its proj and fc2 get the weights and bias nearest to the dense layer's output.
+"""Elastic correction of a cut module: proj and fc2 get the weights and bias nearest to the dense layer's output.
 
 `make_factors` does the work that is common to all Plans, once; `correct_module` puts the weights of one Plan into a
 module that `shrink` made. A Factor has its columns in rank order, the module in their original order: this is the one

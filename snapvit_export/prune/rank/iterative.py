@@ -1,4 +1,4 @@
-"""Iterative ranking in rounds (as in IDAP++): cut a little, rank the smaller model again, stop at a divergence limit.
+"""Iterative ranking (as in IDAP++): cut a little, rank the smaller model again, until its outputs diverge too far.
 
 The damage curves of the dense model do not know what a cut does to the structures that remain. So each round cuts the
 model a little and refits it, and orders what it keeps again by the statistics of that smaller model. Rounds end when

@@ -1,4 +1,4 @@
-"""Rank a model on images: scores of a criterion or damage curves, then a search for factors; resumable, distributed.
+"""Rank a model on images: scores or damage curves, then a search for factors on them; resumable and distributed.
 
 Three things never change the result: how many processes share the work, where it was interrupted, and what else runs
 on the machine. Scores are sums of the batches' contributions, added in fixed point; each candidate of the search is

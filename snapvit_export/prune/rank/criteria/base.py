@@ -1,4 +1,4 @@
-"""The interface of a criterion (contributions of batches that add up to Scores), and what all criteria are built from.
+"""The interface of a criterion: contributions of batches that add up to Scores; and what criteria have in common.
 
 A criterion never gets more than one batch. The caller's loop (in one process or many, with or without a checkpoint)
 adds the contributions; since they are plain sums, neither the number of processes nor an interruption can change the

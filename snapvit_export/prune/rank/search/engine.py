@@ -1,4 +1,4 @@
-"""Engines that run the blocks of candidates during a search: torch anywhere, ONNX Runtime on a CPU, where it is faster.
+"""Engines that run the blocks of candidates in a search: torch anywhere, or ONNX Runtime, faster on a CPU.
 
 Both take the same tensors and must give the same embedding. The ONNX graph is traced once, with the weights as inputs
 of dynamic width, so a candidate needs no new session, no copy of the model and no compilation.

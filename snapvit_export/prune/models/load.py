@@ -114,7 +114,8 @@ def load_model(name: str = BUNDLED, checkpoint: Path | str | None = None) -> Mod
 def as_model(model: Model | nn.Module) -> Model:
     """Return a timm module as `load_model` would, named by its architecture; a loaded model as it is.
 
-    >>> model = as_model(timm.create_model("deit_tiny_patch16_224", pretrained=True))
+    >>> import timm
+    >>> model = as_model(timm.create_model("deit_tiny_patch16_224"))
     """
     if isinstance(model, Model):
         return model
@@ -160,7 +161,8 @@ def anatomy_of(name: str) -> Anatomy:
 def save_model(model: Model | nn.Module, description: ModelDescription, folder: Path | str) -> None:
     """Write a model, dense or pruned, so that `load_model(folder)` gives it back.
 
-    >>> save_model(small, as_model(model).description, "small")     # cut from `model`, loaded or a timm module
+    >>> small = shrink(model, ranking, plan)     # `model` is loaded or a timm module
+    >>> save_model(small, as_model(model).description, "small")
     """
     from safetensors.torch import save
 

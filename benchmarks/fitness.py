@@ -29,7 +29,7 @@ from snapvit_export.prune.correct.elastic import correct_module
 from snapvit_export.prune.models.load import Model, load_model
 from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.rank.damage import damage_ranking
-from snapvit_export.prune.stats.output_divergence import Divergence
+from snapvit_export.prune.stats.output_divergence import OutputDivergence
 
 SIGMA = 0.7
 FEW, SOME = 64, 192  # images
@@ -40,8 +40,10 @@ class Candidates:
 
     def __init__(self, model: Model, images: Images) -> None:
         self.model, self.judge, self.images = model, Judge(model, images), images
-        dense = self.judge.bench.dense
-        self.divergences = {name: Divergence(name, model, dense) for name in ("predictions", "neighbours", "cosine")}
+        dense = self.judge.runner.dense
+        self.divergences = {
+            name: OutputDivergence(name, model, dense) for name in ("predictions", "neighbours", "cosine")
+        }
         self.chosen = model.module.head(dense).argmax(1)
         self.tokens = self._tokens(model.module)
 

@@ -44,10 +44,10 @@ from snapvit_export.prune.models.load import Model, load_model
 from snapvit_export.prune.rank.damage import damage_ranking
 from snapvit_export.prune.rank.iterative import rank_in_rounds
 from snapvit_export.prune.rank.rank import rank
-from snapvit_export.prune.rank.search.candidate_runner import Bench
-from snapvit_export.prune.rank.search.damage_fitness import AllocationFitness
+from snapvit_export.prune.rank.search.candidate_runner import CandidateRunner
+from snapvit_export.prune.rank.search.damage_fitness import DamageFitness
 from snapvit_export.prune.stats.observe import observe
-from snapvit_export.prune.stats.output_divergence import Divergence
+from snapvit_export.prune.stats.output_divergence import OutputDivergence
 
 ROWS_FILE, NEIGHBOURS_FILE = "rows.jsonl", "neighbours.jsonl"
 USE_SCORES = ("criterion", "product")  # orders
@@ -209,13 +209,13 @@ class Judge:
     """Runs cuts over one set of images and compares them with the dense model."""
 
     def __init__(self, model: Model, images: Images) -> None:
-        self.bench, self.images, self.labels = Bench(model, images), images, images.labels
-        self.cosine = Divergence("cosine", model, self.bench.dense)
+        self.runner, self.images, self.labels = CandidateRunner(model, images), images, images.labels
+        self.cosine = OutputDivergence("cosine", model, self.runner.dense)
         self.classify = model.module.head
 
     def embedding(self, cut: Cut) -> torch.Tensor:
         if cut.module is None:
-            return AllocationFitness(self.bench, cut.ranking, cut.factors, self.cosine).embedding(cut.plan)
+            return DamageFitness(self.runner, cut.ranking, cut.factors, self.cosine).embedding(cut.plan)
         with torch.no_grad():
             made = [self._embedded(cut.module, torch.from_numpy(batch)) for batch in self.images.batches(BATCH)]
         return torch.cat(made)
@@ -242,7 +242,7 @@ class Neighbours:
         self.images = len(parts[1])  # that are judged
 
     def accuracy(self, cut: Cut | None) -> float:
-        train, test = (j.bench.dense if cut is None else j.embedding(cut) for j in (self.train, self.test))
+        train, test = (j.runner.dense if cut is None else j.embedding(cut) for j in (self.train, self.test))
         return nearest_neighbours(train.numpy(), self.train.labels, test.numpy(), self.test.labels)
 
 
@@ -294,7 +294,7 @@ def save_split(half: Half, path: Path) -> None:
 
 def measure(half: Half, judge: Judge, wanted: list[str], results: Path) -> None:
     done = {(r["row"], r["seed"]) for r in read_rows(results, ROWS_FILE)}
-    dense = judge.top1(judge.bench.dense)
+    dense = judge.top1(judge.runner.dense)
     for name in wanted:
         if (name, half.seed) in done:
             continue

@@ -32,7 +32,7 @@ from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.pack import blueprint, corrected_layers, pack
 from snapvit_export.prune.rank.criteria import CRITERIA
 from snapvit_export.prune.rank.rank import rank, rank_and_factor
-from snapvit_export.prune.rank.search.candidate_runner import Bench
+from snapvit_export.prune.rank.search.candidate_runner import CandidateRunner
 from snapvit_export.prune.rank.search.cka import cka_covariance
 from snapvit_export.prune.stats.observe import observe
 
@@ -161,12 +161,12 @@ def test_every_criterion_scores_what_is_there(criterion, tmp_path):
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "eva02_tiny_patch14_224"])
 def test_the_search_computes_what_the_model_does(name, case, engine, tmp_path):
     model, images = lacking(name, case, tmp_path / "short"), some_images(5)
-    bench = Bench(model, images, engine)  # its gate compares it with the module
+    runner = CandidateRunner(model, images, engine)  # its gate compares it with the module
     ranking, plan = random_ranking(model.anatomy, seed=2), smaller(model)
     module = shrink(model, ranking, plan)
     with torch.no_grad():
         wanted = module.forward_head(module.forward_features(inputs_of(images)), pre_logits=True)
-    torch.testing.assert_close(bench.embedding(*bench.weights(ranking, plan)), wanted, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(runner.embedding(*runner.weights(ranking, plan)), wanted, rtol=1e-3, atol=1e-3)
     covariance = cka_covariance(model, images)
     assert covariance.shape == (3 + sum(model.anatomy.heads),) * 2
     assert np.isfinite(covariance).all()

@@ -464,7 +464,7 @@ def test_cross_entropy_refuses_what_it_cannot_use_in_one_line(tiny_model, name):
     criterion, batch = make_criterion(name), batches(1)[0]
     with pytest.raises(SnapvitError, match="needs labels"):
         criterion.contribution(tiny_model.module, Batch(batch.images, None, 0))
-    with pytest.raises(SnapvitError, match="from 0 to 5, but this model tells 5 classes apart"):
+    with pytest.raises(SnapvitError, match="from 0 to 5, but this model has 5 classes"):
         criterion.contribution(tiny_model.module, Batch(batch.images, torch.tensor([0, 5, 1]), 0))
     headless = randomise(
         VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=4, num_classes=0)

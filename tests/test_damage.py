@@ -21,11 +21,11 @@ from snapvit_export.prune.correct.refit import refit
 from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.rank.damage import damage_ranking
 from snapvit_export.prune.rank.rank import rank
-from snapvit_export.prune.rank.search.candidate_runner import Bench
-from snapvit_export.prune.rank.search.damage_fitness import AllocationFitness
+from snapvit_export.prune.rank.search.candidate_runner import CandidateRunner
+from snapvit_export.prune.rank.search.damage_fitness import DamageFitness
 from snapvit_export.prune.stats.observe import observe
-from snapvit_export.prune.stats.output_divergence import Divergence, default_divergence
-from snapvit_export.prune.stats.stream import input_of
+from snapvit_export.prune.stats.output_divergence import OutputDivergence, default_divergence
+from snapvit_export.prune.stats.stream import capture_input
 
 
 def scores_of(model, seed: int = 0) -> Scores:
@@ -76,9 +76,9 @@ def test_the_fitness_is_that_of_the_corrected_module(tiny_model, engine, name):
     images = pictures(13)
     statistics = observe(tiny_model, images)
     ranking, factors = damage_ranking(tiny_model, statistics)
-    bench = Bench(tiny_model, images, engine)
-    divergence = Divergence(name, tiny_model, bench.dense)
-    fitness = AllocationFitness(bench, ranking, factors, divergence, (0.7, 0.5))
+    runner = CandidateRunner(tiny_model, images, engine)
+    divergence = OutputDivergence(name, tiny_model, runner.dense)
+    fitness = DamageFitness(runner, ranking, factors, divergence, (0.7, 0.5))
     found = fitness.per_image(np.ones(6))
     assert found.shape == (2, 13)
     for fraction, row in zip((0.7, 0.5), found):
@@ -88,7 +88,7 @@ def test_the_fitness_is_that_of_the_corrected_module(tiny_model, engine, name):
         z, dense = embedding(module, images), embedding(tiny_model.module, images)
         reference = by_hand(name, tiny_model.module.head, z, dense)
         np.testing.assert_allclose(row, reference, rtol=2e-3, atol=1e-5)
-    halves = [fitness.per_image(np.ones(6), range(0, 2)), fitness.per_image(np.ones(6), range(2, bench.chunks))]
+    halves = [fitness.per_image(np.ones(6), range(0, 2)), fitness.per_image(np.ones(6), range(2, runner.chunks))]
     np.testing.assert_allclose(np.concatenate(halves, axis=1), found, rtol=1e-4, atol=1e-7)
 
 
@@ -107,9 +107,9 @@ def by_hand(name: str, head, z: torch.Tensor, dense: torch.Tensor) -> np.ndarray
 def test_the_dense_plan_diverges_by_nothing(tiny_model):
     images = pictures(9)
     ranking, factors = damage_ranking(tiny_model, observe(tiny_model, images))
-    bench = Bench(tiny_model, images, "torch")
+    runner = CandidateRunner(tiny_model, images, "torch")
     for name in ("predictions", "neighbours", "cosine"):
-        fitness = AllocationFitness(bench, ranking, factors, Divergence(name, tiny_model, bench.dense))
+        fitness = DamageFitness(runner, ranking, factors, OutputDivergence(name, tiny_model, runner.dense))
         assert np.abs(fitness.of_plan(Plan.dense(tiny_model.anatomy))).max() < 1e-6
 
 
@@ -118,9 +118,9 @@ def test_predictions_need_a_classifier(tiny_model):
     assert default_divergence(tiny_model) == "predictions"
     assert default_divergence(headless) == "neighbours"
     with pytest.raises(SnapvitError, match="makes no predictions"):
-        Divergence("predictions", headless, torch.zeros(3, 48))
+        OutputDivergence("predictions", headless, torch.zeros(3, 48))
     with pytest.raises(UsageError, match="no divergence is called 'kl'"):
-        Divergence("kl", tiny_model, torch.zeros(3, 48))  # type: ignore[arg-type]
+        OutputDivergence("kl", tiny_model, torch.zeros(3, 48))  # type: ignore[arg-type]
 
 
 def replace_classes(anatomy, classes: int):
@@ -284,7 +284,7 @@ def test_what_the_kept_columns_can_foretell_is_taken_back_whole(name, monkeypatc
         x = torch.from_numpy(next(images.batches(60)))
         with torch.no_grad():
             streams = [m.blocks[0](m.norm_pre(m._pos_embed(m.patch_embed(x)))) for m in (model.module, module)]
-            hidden = input_of(module.blocks[0].mlp.fc2, lambda: module.forward_features(x))
+            hidden = capture_input(module.blocks[0].mlp.fc2, lambda: module.forward_features(x))
         t, a = (v.flatten(0, 1).double() for v in (streams[0] - streams[1], hidden))
         mean, t, a = t.mean(0), t - t.mean(0), a - a.mean(0)
         fitted = a @ torch.linalg.lstsq(a, t).solution

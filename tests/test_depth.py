@@ -43,10 +43,10 @@ from snapvit_export.prune.models.slicing import ElasticViT, shrink
 from snapvit_export.prune.pack import blueprint, corrected_layers, pack
 from snapvit_export.prune.rank.damage import damage_ranking
 from snapvit_export.prune.rank.rank import rank
-from snapvit_export.prune.rank.search.candidate_runner import Bench
-from snapvit_export.prune.rank.search.damage_fitness import AllocationFitness
+from snapvit_export.prune.rank.search.candidate_runner import CandidateRunner
+from snapvit_export.prune.rank.search.damage_fitness import DamageFitness
 from snapvit_export.prune.stats.observe import observe
-from snapvit_export.prune.stats.output_divergence import Divergence
+from snapvit_export.prune.stats.output_divergence import OutputDivergence
 from snapvit_export.selection import bracket, candidates
 from snapvit_export.storage.json import as_builtins
 
@@ -250,7 +250,7 @@ def test_the_search_judges_candidates_without_sub_layers_as_they_are(engine):
     model = as_model(small("deit_tiny_patch16_224")[0], "x", {})
     images = some_images(5)
     ranking, factors = damage_ranking(model, observe(model, images, warn=False))
-    bench = Bench(model, images, engine)
+    runner = CandidateRunner(model, images, engine)
     for plan in (short_plan(model.anatomy), Plan(heads=(3, 0, 1), neurons=(0, 20, 0))):
         for made in (None, factors):
             module = shrink(model.module, ranking, plan)
@@ -258,7 +258,7 @@ def test_the_search_judges_candidates_without_sub_layers_as_they_are(engine):
                 correct_module(module, ranking, plan, made)
             with torch.no_grad():
                 wanted = module.forward_head(module.forward_features(inputs_of(images)), pre_logits=True)
-            fitness = AllocationFitness(bench, ranking, made, Divergence("cosine", model, bench.dense))
+            fitness = DamageFitness(runner, ranking, made, OutputDivergence("cosine", model, runner.dense))
             torch.testing.assert_close(fitness.embedding(plan), wanted, rtol=1e-3, atol=1e-3)
 
 

@@ -19,6 +19,7 @@ from helpers.rankings import random_ranking
 from snapvit_export.allocation.planner import Planner
 from snapvit_export.family.folder import read_family
 from snapvit_export.model.ranking import Ranking
+from snapvit_export.prune.models import load
 from snapvit_export.prune.models.load import load_model
 from snapvit_export.runtimes.ort import OrtSession
 from snapvit_export.selection import bracket
@@ -224,6 +225,13 @@ def test_the_default_recipe_repairs_what_it_keeps_and_says_so(run, tmp_path):
     assert manifest.recipe["search"]["best_fitness"] <= manifest.recipe["search"]["start_fitness"]
     assert run("--flops", "0.7", "--recipe", "default").code == 0
     assert "search" not in read_family(tmp_path / "out").recipe  # unless asked for
+
+
+def test_the_weights_are_hashed_once(run, monkeypatch):
+    hashed, fingerprint = [], load.weights_fingerprint
+    monkeypatch.setattr(load, "weights_fingerprint", lambda module: hashed.append(module) or fingerprint(module))
+    assert run("--sparsity", "0.3", "--recipe", "default", "--evaluations", 0).code == 0
+    assert len(hashed) == 1  # for the ranking, the statistics and the check of both
 
 
 @pytest.mark.parametrize("correction", ["elastic", "sequential", "sparsegpt", "refit"])

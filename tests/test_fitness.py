@@ -160,7 +160,7 @@ def test_evaluating_leaves_the_model_alone_and_parts_add_up(tiny_model):
     fitness = Fitness(tiny_model, scores, pictures(22), pca=16)
     factors = np.ones(scores.factors)
     whole = fitness.per_image(factors)
-    parts = [fitness.per_image(factors, range(0, 2)), fitness.per_image(factors, range(2, fitness.bench.chunks))]
+    parts = [fitness.per_image(factors, range(0, 2)), fitness.per_image(factors, range(2, fitness.runner.chunks))]
     assert whole.shape == (4, 22)
     assert np.allclose(np.concatenate(parts, axis=1), whole, atol=1e-6)
     assert all(torch.equal(value, before[name]) for name, value in tiny_model.module.state_dict().items())
@@ -171,7 +171,7 @@ def test_autocast_is_chosen_by_trying_and_stays_faithful(tiny_model):
     exact = Fitness(tiny_model, scores, pictures(12), pca=8, engine="torch")
     tried = Fitness(tiny_model, scores, pictures(12), pca=8, engine="torch", autocast=None)
     lower = Fitness(tiny_model, scores, pictures(12), pca=8, autocast="bf16")
-    assert tried.bench.autocast in ("none", "bf16")
+    assert tried.runner.autocast in ("none", "bf16")
     factors = np.ones(scores.factors)
     assert abs(tried(factors) - exact(factors)) < 1e-2
     assert 0 < abs(lower(factors) - exact(factors)) < 3e-2  # it really computes in less than fp32

@@ -1,6 +1,7 @@
 """Loading models: names, folders, checkpoints, and all that can be wrong with them."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from helpers.hostile import Bomb
 from helpers.models import TINY, description, randomise
 from snapvit_export.errors import FileFormatError, SnapvitError, UsageError
+from snapvit_export.prune.models import load
 from snapvit_export.prune.models.load import load_model, save_model
 
 NAME = "vit_tiny_patch16_224"
@@ -181,3 +183,12 @@ def test_reading_an_original_dinov3_prints_nothing_on_standard_output(tmp_path, 
     outcome = snapvit(*given, "--recipe", "local", "--criterion", "magnitude")
     assert outcome.code == 0, outcome.err
     assert json.loads(outcome.out)["model"] == name
+
+
+def test_the_hash_of_the_weights_is_computed_once_per_model(tiny_model, monkeypatch):
+    first, hashed, fingerprint = tiny_model.weights_sha256, [], load.weights_fingerprint
+    monkeypatch.setattr(load, "weights_fingerprint", lambda module: hashed.append(module) or fingerprint(module))
+    assert tiny_model.weights_sha256 == first
+    assert hashed == []
+    tiny_model.module.blocks[0].mlp.fc1.weight.data += 1
+    assert replace(tiny_model).weights_sha256 != first  # a new Model has a hash of its own

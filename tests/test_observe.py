@@ -204,9 +204,9 @@ def test_where_tokens_are_plenty_a_part_of_the_patches_is_passed_over(tiny_model
     pixels = rng.integers(0, 255, (400, 32, 32, 3), np.uint8)
     images = Images(pixels, None, tiny_model.preprocessing, "noise")  # 400 * 17 tokens for 192 columns
     alike = [None] * len(tiny_model.anatomy.blocks)
-    monkeypatch.setattr(tokens, "PASSED_OVER", (step,))
+    monkeypatch.setattr(tokens, "SUBSAMPLE_STEPS", (step,))
     thinned = observe(tiny_model, images, token_weights=alike)
-    monkeypatch.setattr(tokens, "PASSED_OVER", ())
+    monkeypatch.setattr(tokens, "SUBSAMPLE_STEPS", ())
     whole = observe(tiny_model, images, token_weights=alike)
     assert whole.fc2[0].samples == 400 * 17
     assert thinned.fc2[0].samples == pytest.approx(share * 400 * 17)
@@ -220,7 +220,7 @@ def test_where_tokens_are_plenty_a_part_of_the_patches_is_passed_over(tiny_model
 
 def test_only_so_many_tokens_are_passed_over_that_plenty_remain(tiny_model):
     anatomy = tiny_model.anatomy  # 17 tokens, 192 columns: plenty are 1536
-    assert [tokens.passed_over(anatomy, images) for images in (100, 120, 121, 180, 181)] == [0, 0, 4, 4, 2]
+    assert [tokens.subsample_step(anatomy, images) for images in (100, 120, 121, 180, 181)] == [0, 0, 4, 4, 2]
 
 
 @pytest.mark.parametrize("images", [181, 240, 256, 600])

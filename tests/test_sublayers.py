@@ -18,7 +18,7 @@ from snapvit_export.prune.correct.elastic import correct_module, make_factors
 from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.rank.rank import rank
 from snapvit_export.prune.stats.observe import observe
-from snapvit_export.prune.stats.output_divergence import TEMPERATURE, Divergence, default_divergence
+from snapvit_export.prune.stats.output_divergence import TEMPERATURE, OutputDivergence, default_divergence
 from snapvit_export.prune.stats.sublayer_stats import measure_sublayers
 from snapvit_export.prune.stats.token_weights import as_read
 
@@ -33,7 +33,7 @@ def test_the_damage_is_that_of_the_model_without_the_sub_layer(name):
     heads, neurons = list(model.anatomy.heads), list(model.anatomy.neurons)
     with torch.no_grad():
         dense = model.module.forward_head(model.module.forward_features(inputs_of(images)), pre_logits=True)
-        judge = Divergence(default_divergence(model), model, dense)
+        judge = OutputDivergence(default_divergence(model), model, dense)
         for s in found[2:4]:
             counts = [heads.copy(), neurons.copy()]
             counts[s.part == "mlp"][s.block] = 0
@@ -61,7 +61,7 @@ def test_divergence_and_turn_are_what_they_say():
 
 
 @torch.no_grad()
-def rounding(judge: Divergence, z: torch.Tensor, divergence: float, depth: int) -> float:
+def rounding(judge: OutputDivergence, z: torch.Tensor, divergence: float, depth: int) -> float:
     """How far two computations in float32 of one mean KL(p || p') may be apart, whatever order a CPU adds in.
 
     If the logits behind p' are off by d each, KL is off by (p' - p) d at most, and |p' - p| <= sqrt(2 KL) (Pinsker).
@@ -71,7 +71,7 @@ def rounding(judge: Divergence, z: torch.Tensor, divergence: float, depth: int) 
     """
     eps, rows = float(torch.finfo(torch.float32).eps), slice(0, len(z))
     logits = 1 / TEMPERATURE if judge.name == "neighbours" else float(judge.classifier(z).abs().max())
-    seen = judge._seen(z, rows)
+    seen = judge._compared(z, rows)
     largest = float(seen[seen > -1e3].abs().max())  # an image is no neighbour of itself
     return 2 * eps * (math.sqrt(2 * divergence) * (2 * depth + 2) * logits + largest)
 
@@ -87,7 +87,7 @@ def test_onward_is_the_damage_without_this_attention_and_all_later_ones(name):
         dense = model.module.forward_head(model.module.forward_features(inputs_of(images)), pre_logits=True)
         for hook in hooks:
             hook.remove()
-        judge = Divergence(default_divergence(model), model, dense)
+        judge = OutputDivergence(default_divergence(model), model, dense)
         weights = [w / w.sum() for w in as_read(model.anatomy)]
         means = [torch.einsum("t,bte->e", w, y) / len(y) for w, y in zip(weights, outputs)]
         for first in range(len(blocks)):

@@ -1,1 +1,1 @@
-"""The torch half: load models, score them, cut them, export them. Runs on a workstation, not on a device."""
+"""Everything that needs torch: load, rank, prune and correct timm models, on a workstation, not on a device."""

@@ -1,4 +1,4 @@
-"""Build the variants of an export: cut, correct, export, check and evaluate; each file is built once.
+"""Build the variants of an export: cut, correct, write, check and evaluate; each file is built once.
 
 Uses torch to cut and to check; accuracy goes through the runtime, on the very file that is shipped. The gates, each on
 real images:
@@ -54,7 +54,7 @@ from .models.slicing import shrink
 from .pack import blueprint, corrected_layers
 
 GATE_IMAGES = 8
-RANGING_IMAGES = 32  # that tell how large values get, for reduced precision
+RANGING_IMAGES = 32  # on which the ranges of values are measured for reduced precision
 
 
 class VariantBuilder:
@@ -90,17 +90,17 @@ class VariantBuilder:
             self.writer = GraphWriter(drawn, folder, format.takes_bytes, target.precision)
         self.dense_precision = GraphPrecision(target.precision)  # more is known once the dense variant is built
         self.held_out = held_out if _labels_suit(held_out, model) else None
-        others = replace(calibration, pixels=calibration.pixels[GATE_IMAGES:], labels=None)  # than those of the gates
+        others = replace(calibration, pixels=calibration.pixels[GATE_IMAGES:], labels=None)  # not used by the gates
         self.ranging_images = (others if len(others) >= GATE_IMAGES else calibration).first(RANGING_IMAGES)
 
     @property
     def advice(self) -> str:
-        """What would help if no variant fits a budget: the end of a sentence."""
+        """The end of the error message if no variant meets a budget: what would help."""
         smaller = "use --precision int8, " if self.target.precision in ("fp32", "fp16") else "use "
         return f"{smaller}a smaller model or more --threads"
 
     def build(self, name: str, plan: Plan, keep: bool, before: BuiltVariant | None = None) -> BuiltVariant:
-        """Cut, correct, export, check and evaluate a variant; `keep`: corrected as well as we can."""
+        """Cut, correct, write, check and evaluate a variant; `keep`: by the chosen correction, not as a probe."""
         self.progress.phase(f"building {name}")
         module, correction = self.corrector.kept(plan) if keep else self.corrector.probe(plan)
         if before is not None and correction == before.correction:
@@ -143,7 +143,7 @@ class VariantBuilder:
         return write_samples(self.writer, plans, self.format, self.dense_precision)
 
     def _in_openvino_int8(self, name: str, exact: WrittenGraph) -> tuple[Path, tuple[Path, ...], float]:
-        """Quantise with NNCF; also how close that is to the graph in float32."""
+        """Quantise with NNCF; return the graph, its weights and its cosine to the graph in float32."""
         from ..runtimes.openvino_nncf import quantise
 
         self.progress.phase(f"quantising {name}")
@@ -164,9 +164,9 @@ class VariantBuilder:
     def _checked_graphs(
         self, name: str, module: torch.nn.Module, wanted: npt.NDArray[np.float32], write: Callable[..., WrittenGraph]
     ) -> tuple[WrittenGraph, float]:
-        """Write the graphs of both flavours in float32, pass their gates; the one to go on with, and its difference."""
+        """Write both flavours in float32 through their gates; return the wanted one and its largest difference."""
         format = self.format
-        if self.target.precision != "fp32":  # only to compare and to calibrate with, which needs a portable graph
+        if self.target.precision != "fp32":  # float32 is then only the reference, and calibration needs it portable
             format = GraphFormat("portable", batch=format.batch if self.quantises else None)
         for flavour in sorted(OPSETS, key=lambda flavour: flavour == format.flavour):  # the wanted one last
             written = write(format=replace(format, flavour=flavour))
@@ -181,7 +181,7 @@ class VariantBuilder:
     def _in_reduced_precision(
         self, name: str, exact: WrittenGraph, write: Callable[..., WrittenGraph]
     ) -> tuple[WrittenGraph, float]:
-        """Write the graph in the target's precision; also how close it is to the one in float32."""
+        """Write the graph in the target's precision; return it and its cosine to the one in float32."""
         precision = self.target.precision
         images = list(self.ranging_images.inputs(1, self.format.takes_bytes))
         symmetric = self.format.flavour == "portable"
@@ -211,7 +211,7 @@ class VariantBuilder:
             return session.run(self.gate_inputs)
 
     def _where(self, module: torch.nn.Module, path: Path) -> str:
-        """Where a graph parts from its module."""
+        """Describe where a graph first differs from its module."""
         return first_difference(self._streams_of(module), self._streams(path))
 
     def _streams(self, path: Path) -> Streams:
@@ -225,7 +225,7 @@ class VariantBuilder:
         return block_outputs(module, torch.from_numpy(images))
 
     def _checked_outputs(self, name: str, plan: Plan, module: torch.nn.Module) -> npt.NDArray[np.float32]:
-        """What the repaired module gives for the gate's images, after the first gate: masked = sliced."""
+        """Pass the first gate (masked = sliced), then return the corrected module's outputs for the gate's images."""
         images, ranking = torch.from_numpy(self.gate_images), self.corrector.ranking
         sliced = shrink(self.model.module, ranking, plan)
         with torch.no_grad(), masked(self.model.module, ranking, plan) as dense:
@@ -246,14 +246,14 @@ class VariantBuilder:
             return top1(session.run, self.held_out, self.format.takes_bytes)
 
     def _open_to_evaluate(self, path: Path) -> Session:
-        """In the target's runtime, on all cores; in ONNX Runtime where the target's cannot run here."""
+        """Open a graph in the target's runtime, on all cores; in ONNX Runtime where the target's cannot run here."""
         if not self.runs_target:
             return OrtSession(path, usable_cores())
         return open_session(path, msgspec.structs.replace(self.target, threads=usable_cores()))
 
 
 def _labels_suit(images: Images, model: Model) -> bool:
-    """Whether the labels of a source are the classes of the model: as many, and of the same names if both have any."""
+    """Return True if a source has the classes of the model: as many, and of the same names if the model has any."""
     if images.labels is None or not len(images) or len(images.classes) != model.anatomy.classes:
         return False
     known = model.description.labels

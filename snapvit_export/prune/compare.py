@@ -1,7 +1,7 @@
-"""Pruning methods side by side: each ranks on the same images, is cut to the same sizes and judged on the same others.
+"""Compare pruning methods: all rank on the same images, are cut to the same sizes and evaluated on the same set.
 
-A method is a recipe or a criterion by name, and may be given a correction that it does not have of itself:
-`snapvit`, `magnitude`, `snapvit+elastic`. What is found is kept as it is found: a run that was stopped goes on.
+A method is a recipe or a criterion by name, and may be combined with a correction that is not its own: `snapvit`,
+`magnitude`, `snapvit+elastic`. Every result is saved at once, so a run that was stopped can be resumed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .models.load import Model
 from .rank.criteria import CRITERIA
 from .rank.rank import rank_and_factor
 
-Judge = Callable[[nn.Module], Evaluation]
+Evaluate = Callable[[nn.Module], Evaluation]
 
 
 def method(name: str, **changes: object) -> Settings:
-    """The settings of a method: RECIPE or CRITERION, or one of these + CORRECTION."""
+    """Return the settings of a method: RECIPE or CRITERION, or one of these + CORRECTION."""
     base, plus, correction = name.partition("+")
     if plus and correction not in CORRECTIONS:
         raise UsageError(f"{name}: no correction is called '{correction}'. Known: {', '.join(CORRECTIONS)}")
@@ -49,7 +49,7 @@ def compare(
     images: Images,
     methods: Mapping[str, Settings],
     sizes: Sequence[float],
-    judge: Judge,
+    evaluate: Evaluate,
     comparison: Comparison,
     folder: Path,
     progress: Progress,
@@ -63,14 +63,13 @@ def compare(
         checkpoint = folder / f"{name}.checkpoint"
         ranking, factors = rank_and_factor(model, images, settings, checkpoint=checkpoint, progress=progress)
         planner = Planner(ranking, model.anatomy, ranking.protection, corrected=settings.correction in ADDS_BIASES)
-        repair = Corrector(
-            model, ranking, settings.correction, images, progress, factors, Damping.parse(settings.damping)
-        )
+        damping = Damping.parse(settings.damping)
+        corrector = Corrector(model, ranking, settings.correction, images, progress, factors, damping)
         for size in missing:
             plan = _plan(planner, comparison.axis, size)
-            module, correction = repair.kept(plan)
-            progress.phase(f"judging {name} at {size:g}")
-            found = _contestant(model, name, size, plan, correction, judge(module))
+            module, correction = corrector.kept(plan)
+            progress.phase(f"evaluating {name} at {size:g}")
+            found = _contestant(model, name, size, plan, correction, evaluate(module))
             comparison = msgspec.structs.replace(comparison, contestants=(*comparison.contestants, found))
             comparison.save(folder)
             measure = comparison.measure
@@ -99,11 +98,11 @@ def _contestant(
 
 
 def ordered(comparison: Comparison, methods: Sequence[str], sizes: Sequence[float]) -> Comparison:
-    """Only what was asked for, in the order in which it was asked for."""
+    """Return a comparison of only these methods and sizes, in this order."""
     found = [comparison.found(name, size) for name in methods for size in sizes]
     return msgspec.structs.replace(comparison, contestants=tuple(c for c in found if c is not None))
 
 
 def same_images(settings: Settings, images: int, seed: int) -> Settings:
-    """The settings with the images that all methods share."""
+    """Return the settings with the number and seed of the images that all methods share."""
     return replace(settings, images=images, seed=seed)

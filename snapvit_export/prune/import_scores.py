@@ -17,12 +17,11 @@ from ..model.anatomy import Anatomy
 from ..model.plan import Protection
 from ..model.ranking import Ranking
 
+_ENUMS = ["src.models.enums.ModelType", "src.models.enums.MLPArchitecture"]
+
 
 class _EnumName(str):
-    """Stands for a pickled enum member: only its value is kept."""
-
-
-_ENUMS = ["src.models.enums.ModelType", "src.models.enums.MLPArchitecture"]
+    """The value of a pickled enum member, in its place."""
 
 
 def import_scores(path: Path | str, anatomy: Anatomy | None = None) -> Ranking:
@@ -100,7 +99,7 @@ def _check_shape(scores: torch.Tensor, expected: tuple[int, int], name: str, pat
 
 
 def _plain(value: Any) -> Any:
-    """Keep what JSON can hold; name the type of the rest."""
+    """Keep what JSON can hold; turn the rest into text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

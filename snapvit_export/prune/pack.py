@@ -1,7 +1,7 @@
-"""Pack a model into an Elastic folder: every tensor in rank order under its canonical name, and then no torch any more.
+"""Pack a model into an Elastic folder: every tensor in rank order under its canonical name, usable without torch.
 
-`block_weights` of the search already gives the blocks of every family under uniform names, for any list of heads and
-neurons; here the list is all of them, best first. What is outside the blocks is taken as the module uses it: tokens
+`functional.block_weights` already gives the blocks of every family under uniform names, for any list of heads and
+neurons; here the list is all of them, best first. Tensors outside the blocks are stored as the module uses them: tokens
 with their positions added, rotary tables at the model's own input size.
 """
 
@@ -45,7 +45,7 @@ def pack(
 ) -> Description:
     """Write the Elastic folder of a model; with `factors` of the same ranking it can correct its weights.
 
-    Of a timm module, name and preprocessing are what timm says of it (`as_model`).
+    A timm module gets its name and preprocessing from timm's configuration (`as_model`).
 
     >>> pack(model, ranking, "elastic", factors)
     """
@@ -65,7 +65,7 @@ def pack(
 
 
 def blueprint(model: Model, ranking: Ranking, progress: Progress | None = None) -> Blueprint:
-    """The model in rank order, in memory: what graphs are made from without a folder between."""
+    """Return the model in rank order, in memory: graphs are made from it without a folder between."""
     return Blueprint(
         model=model.name,
         anatomy=model.anatomy,
@@ -77,9 +77,9 @@ def blueprint(model: Model, ranking: Ranking, progress: Progress | None = None) 
 
 
 def corrected_layers(module: nn.Module, ranking: Ranking, plan: Plan, dense: Mapping[str, Array]) -> dict[str, Array]:
-    """proj and fc2 of a cut module that differ from the `dense` ones, under their canonical names.
+    """Return the proj and fc2 of a cut module that differ from the `dense` ones, under their canonical names.
 
-    For a sub-layer that is gone stands what its block still adds for it: nothing, where the layer before adds it.
+    A removed sub-layer is represented by the vector that its block still adds: zeros where the layer before adds it.
     """
     found: dict[str, Array] = {}
     embed = len(dense["patch.weight"])
@@ -104,7 +104,7 @@ def _array(tensor: Tensor) -> Array:
 
 
 def read_wiring(module: Any, anatomy: Anatomy) -> Wiring:
-    """How the parts of a module are joined, as far as its Anatomy leaves it open."""
+    """Return the details of a module's computation that its Anatomy leaves open."""
     pool = module.attn_pool
     used = {block.activation for block in anatomy.blocks} | (
         {activation_name(pool.mlp.act)} if pool is not None else set()
@@ -120,7 +120,7 @@ def read_wiring(module: Any, anatomy: Anatomy) -> Wiring:
 
 
 def _all_eps(module: Any, anatomy: Anatomy) -> dict[str, float]:
-    """The eps of every norm by canonical name; refuses a norm of another kind than the Anatomy says."""
+    """Return the eps of every norm by canonical name; refuse a norm of another kind than the Anatomy's."""
     norms = {"pre_norm": module.norm_pre, "final_norm": module.norm, "fc_norm": module.fc_norm}
     if module.attn_pool is not None:
         norms["pool.norm"] = module.attn_pool.norm
@@ -143,7 +143,7 @@ def _all_eps(module: Any, anatomy: Anatomy) -> dict[str, float]:
 
 
 def _weights(model: Model, ranking: Ranking, progress: Progress) -> Iterator[tuple[str, Array]]:
-    """All tensors in the order of the computation, one block at a time."""
+    """Yield all tensors in the order of the computation, one block at a time."""
     anatomy = model.anatomy
     names, outside = list(stored_shapes(anatomy)), _outside(model.module, anatomy)
     first = next(n for n, name in enumerate(names) if name.startswith("blocks."))
@@ -163,7 +163,7 @@ def _weights(model: Model, ranking: Ranking, progress: Progress) -> Iterator[tup
 
 
 def _split(weights: Weights) -> Weights:
-    """Keys and values apart."""
+    """Split the tensors that hold keys and values together."""
     for part in ("weight", "bias"):
         if (both := weights.pop(f"kv.{part}", None)) is not None:
             weights[f"k.{part}"], weights[f"v.{part}"] = both.chunk(2)
@@ -171,7 +171,7 @@ def _split(weights: Weights) -> Weights:
 
 
 def _outside(module: Any, anatomy: Anatomy) -> Weights:
-    """What is before, between and after the blocks, by canonical name; more than the model has is not asked for."""
+    """Return the tensors outside the blocks by canonical name; callers use only those that the Anatomy has."""
     tensors = _members("patch", module.patch_embed.proj) | _tokens(module, anatomy)
     for name, norm in (("pre_norm", module.norm_pre), ("final_norm", module.norm), ("fc_norm", module.fc_norm)):
         tensors |= _members(name, norm)
@@ -189,10 +189,10 @@ def _outside(module: Any, anatomy: Anatomy) -> Weights:
 
 
 def _tokens(module: Any, anatomy: Anatomy) -> Weights:
-    """Prefix tokens, positions and rotary tables: what the module puts around patches that are all zero.
+    """Return prefix tokens, positions and rotary tables: what the module adds to patches that are all zero.
 
-    timm adds positions before or after the tokens are joined, has rows for them or not, and resamples; its own code
-    decides here, and whoever computes with the folder joins `prefix` and patches + `positions`.
+    timm adds positions before or after the tokens are joined, with or without rows for them, and may resample. Its own
+    code runs here, so a reader of the folder only joins `prefix` and patches + `positions`.
     """
     with torch.no_grad():
         patches = module.patch_embed(torch.zeros(1, anatomy.channels, *anatomy.image))
@@ -211,7 +211,7 @@ def _members(name: str, module: Any) -> Weights:
 
 
 def _stored(name: str, tensor: Tensor) -> Array:
-    """As the folder has it: float32, the weights of proj and fc2 transposed."""
+    """Return a tensor as the folder stores it: float32, the weights of proj and fc2 transposed."""
     array = _array(tensor)
     layer, _, part = name.rpartition(".")
     return np.ascontiguousarray(array.T if part == "weight" and layer.rpartition(".")[2] in TRANSPOSED else array)

@@ -1,4 +1,4 @@
-"""How far exported files are from the torch modules that they were cut from, on real images."""
+"""Parity of exported files with the torch modules that they were cut from, on real images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def parities(
     images: Images,
     outputs: Mapping[str, Split],
 ) -> dict[str, float]:
-    """The largest difference of each file's outputs to torch, in units of the largest output.
+    """Return the largest difference of each file's outputs to torch, in units of the largest output.
 
     `plans` are of variants without correction: torch has no other weights than the dense model's.
     """
@@ -37,7 +37,7 @@ def parities(
     for variant, plan in plans.items():
         module = shrink(model.module, ranking, plan)
         features, logits = TorchExtractor(Model(module, read_anatomy(module, name), model.description)).features(some)
-        ours = outputs[variant]
-        mine = ours.features if logits is None or ours.logits is None else ours.logits  # (N, E) or (N, C)
-        found[variant] = agreement(features if logits is None else logits, mine[: len(some)]).max_abs
+        exported = outputs[variant]
+        output = exported.features if logits is None or exported.logits is None else exported.logits  # (N, E or C)
+        found[variant] = agreement(features if logits is None else logits, output[: len(some)]).max_abs
     return found

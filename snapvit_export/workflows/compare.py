@@ -62,7 +62,7 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
         import torch  # noqa: F401
     from ..prune.compare import compare, method, ordered, same_images
     from ..prune.models.extractor import TorchExtractor
-    from ..prune.models.load import Model, load_model, weights_fingerprint
+    from ..prune.models.load import Model, load_model
     from ..prune.models.read_anatomy import read_anatomy
 
     methods = {name: same_images(method(name), request.images, request.seed) for name in request.recipes}
@@ -88,7 +88,7 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
 
     start = Comparison(
         model=model.name,
-        weights_sha256=weights_fingerprint(model.module),
+        weights_sha256=model.weights_sha256,
         calibration=images.fingerprint,
         judged_on={name: part.fingerprint for name, part in evaluator.images.items()},
         settings={name: as_builtins(settings) for name, settings in methods.items()},

@@ -31,9 +31,9 @@ from snapvit_export.profiling.timer import File, Timer
 from snapvit_export.progress import Silent
 from snapvit_export.prune.correct.elastic import make_factors
 from snapvit_export.prune.pack import pack
-from snapvit_export.prune.rank.search.candidate_runner import Bench
+from snapvit_export.prune.rank.search.candidate_runner import CandidateRunner
 from snapvit_export.prune.stats.observe import observe
-from snapvit_export.prune.stats.output_divergence import Divergence
+from snapvit_export.prune.stats.output_divergence import OutputDivergence
 from snapvit_export.runtimes.session import device_for
 from snapvit_export.storage.atomic import sha256
 from snapvit_export.workflows.evaluate import EvaluateRequest, evaluate_model
@@ -134,16 +134,16 @@ class Names:
         return self.factors.fc2[0]
 
     @cached_property
-    def bench(self):
-        return Bench(self.model, self.images)
+    def runner(self):
+        return CandidateRunner(self.model, self.images)
 
     @cached_property
     def embedding(self):
-        return self.bench.embedding(*self.bench.weights(self.ranking, self.plan))
+        return self.runner.embedding(*self.runner.weights(self.ranking, self.plan))
 
     @cached_property
     def divergence(self):
-        return Divergence("predictions", self.model, self.bench.dense)
+        return OutputDivergence("predictions", self.model, self.runner.dense)
 
     @staticmethod
     def loss(x):

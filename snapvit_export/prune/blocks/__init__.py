@@ -1,1 +1,1 @@
-"""Transformer blocks in torch: where timm keeps heads and neurons, blocks that lack a part, a functional forward."""
+"""Transformer blocks in torch: the adapter for timm's, blocks with removed parts, and a functional forward pass."""

@@ -1,4 +1,4 @@
-"""The blocks of any understood ViT as one function of tensors: no module, no copy, any number of heads and neurons.
+"""The blocks of any supported ViT as one function of tensors: no module, no copy, any number of heads and neurons.
 
 `block_weights` reads a timm block into tensors by uniform names, cut to a Plan; `run_blocks` computes with them. The
 function holds no width: the same code, traced once, serves every candidate of a search.
@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from ...errors import ModelNotUnderstood
 from ...model.anatomy import Anatomy, Block
+from ...model.plan import Part
 from .eva_attention import rotate
 from .pruned_block import added_by
-from .timm_blocks import PARTS, Part, blocks_of, gain_of, head_shares, neuron_shares
+from .timm_blocks import PARTS, blocks_of, head_shares, layer_scale_of, neuron_shares
 
 Weights = dict[str, Tensor]
 ATTENDING = frozenset({"norm1", "qkv", "q", "kv", "q_norm", "k_norm"})  # what comes before the heads' output
@@ -37,7 +38,7 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Body:
-    """What stays the same for every candidate: the settings of the blocks and the rotary embedding, if any."""
+    """Everything that is the same for all candidates: the settings of the blocks and the rotary embedding, if any."""
 
     blocks: tuple[Block, ...]
     norm: str
@@ -55,27 +56,27 @@ def read_body(model: Any, anatomy: Anatomy, rope: Tensor | None) -> Body:
     if unknown:
         raise ModelNotUnderstood(f"activation {', '.join(sorted(unknown))} is not supported by the search")
     needed = anatomy.read_tokens if anatomy.reads_token else None
-    half = rotates_half(model)
+    rotate_half = rotates_half(model)
     prefix = anatomy.tokens - anatomy.patches
     embed, head = anatomy.embed_dim, anatomy.blocks[0].head_dim
     widths = {"norm1": embed, "norm2": embed, "q_norm": head, "k_norm": head}
-    return Body(anatomy.blocks, anatomy.norm, anatomy.norm_eps, widths, prefix, needed, rope, half)
+    return Body(anatomy.blocks, anatomy.norm, anatomy.norm_eps, widths, prefix, needed, rope, rotate_half)
 
 
 def embed_tokens(model: Any, images: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Images to the input of the first block, (B, T, E), and the rotary embedding that all blocks share."""
+    """Return the input of the first block for these images, (B, T, E), and the rotary embedding of all blocks."""
     x = model._pos_embed(model.patch_embed(images))
     x, rope = x if isinstance(x, tuple) else (x, None)
     return model.norm_pre(x), rope
 
 
 def pooled(model: Any, x: Tensor) -> Tensor:
-    """Output of the last block to the pre-logits embedding, (B, E)."""
+    """Return the pre-logits embedding, (B, E), from the output of the last block."""
     return model.forward_head(model.norm(x), pre_logits=True)
 
 
 def all_weights(model: Any, body: Body, keep: Sequence[tuple[Tensor, Tensor]]) -> list[Weights]:
-    """The tensors of every block, cut to the heads and neurons it keeps; without those that `attend_first` needs."""
+    """Return the tensors of every block, cut to what it keeps; without those that `attend_first` has used already."""
     last = len(keep) - 1
     weights = []
     for i, (block, chosen) in enumerate(zip(blocks_of(model), keep)):
@@ -86,10 +87,7 @@ def all_weights(model: Any, body: Body, keep: Sequence[tuple[Tensor, Tensor]]) -
 
 
 def block_weights(block: Any, heads: Tensor, neurons: Tensor, split_query: bool) -> Weights:
-    """The tensors of one block, cut to these heads and neurons; copies, so nothing of the dense model is kept alive.
-
-    Of a part that the block lacks there are none.
-    """
+    """Return copies of the tensors of one block, cut to these heads and neurons; none of a part that was removed."""
     cut = {id(share.tensor): share.taken(heads) for share in head_shares(block.attn)}
     cut |= {id(share.tensor): share.taken(neurons) for share in neuron_shares(block.mlp)}
     weights: Weights = {}
@@ -98,15 +96,15 @@ def block_weights(block: Any, heads: Tensor, neurons: Tensor, split_query: bool)
     if block.mlp is not None:
         weights |= _norm("norm2", block.norm2) | _mlp(block.mlp, cut)
     for name, part in zip(("scale1", "scale2"), PARTS):
-        if (gain := gain_of(block, part)) is not None:
-            weights[name] = gain
+        if (layer_scale := layer_scale_of(block, part)) is not None:
+            weights[name] = layer_scale
     return weights
 
 
 def stand_ins(block: Any, embed: int, split_query: bool) -> Weights:
-    """One head or neuron that nothing reads for each part that a block lacks, and what it still adds as a bias.
+    """Return the tensors of one head or neuron that nothing reads, for each removed part; what it adds is the bias.
 
-    So one function computes all blocks; a traced graph has no room for none at all.
+    With them one function computes all blocks: a traced graph cannot have a width of zero.
     """
     weights: Weights = {}
     if block.attn is None:
@@ -126,18 +124,18 @@ def _left_by(block: Any, part: Part, embed: int) -> Tensor:
 
 
 def rotates_half(model: Any) -> bool:
-    """Whether rotary pairs lie half a head apart: as the first attention that is there says."""
+    """Return True if rotary pairs lie half a head apart, as the first attention that remains has it."""
     attention = next((block.attn for block in blocks_of(model) if block.attn is not None), None)
     return bool(getattr(attention, "rotate_half", False))
 
 
 def attend_first(x: Tensor, w: Weights, body: Body) -> Tensor:
-    """What all heads of the first block give, before its projection: (B, T, heads*head_dim)."""
+    """Return the output of all heads of the first block, before its projection: (B, T, heads*head_dim)."""
     return _attend(x, w, body.blocks[0], body, body.needed if len(body.blocks) == 1 else None)
 
 
 def run_blocks(x: Tensor, first: Tensor, weights: Sequence[Weights], body: Body) -> Tensor:
-    """All blocks: (B, T, E) to (B, T or needed, E). `first` is what the kept heads of the first block give."""
+    """Run all blocks: (B, T, E) to (B, T or needed, E). `first` is the output of the first block's kept heads."""
     last = len(weights) - 1
     for i, (w, block) in enumerate(zip(weights, body.blocks)):
         needed = body.needed if i == last else None
@@ -167,9 +165,8 @@ def _attend(x: Tensor, w: Weights, block: Block, body: Body, needed: int | None)
         q, k = _normalise(q, w, "q_norm", body), _normalise(k, w, "k_norm", body)
     if body.rope is not None:
         k = rotate(k, body.rope, body.prefix, body.rotate_half)
-        q = (
-            q if needed is not None else rotate(q, body.rope, body.prefix, body.rotate_half)
-        )  # prefix tokens: as they are
+        if needed is None:  # otherwise q has prefix tokens only, which are not rotated
+            q = rotate(q, body.rope, body.prefix, body.rotate_half)
     weights = ((q * size**-0.5) @ k.transpose(-2, -1)).softmax(-1)  # (B, heads, T or needed, T)
     z = (weights @ v).transpose(1, 2)
     return z.reshape(z.shape[0], z.shape[1], -1)  # (B, T or needed, heads*head_dim)
@@ -190,7 +187,7 @@ def _normalise(x: Tensor, w: Weights, name: str, body: Body) -> Tensor:
     width = body.widths.get(name)  # a plain number: a traced graph needs the width of its LayerNorms
     if body.norm == "layer" and width is not None:
         return F.layer_norm(x, (width,), weight, bias, body.eps)
-    if body.norm == "layer":  # over what is cut, so of no fixed width
+    if body.norm == "layer":  # it runs over what is cut, so its width is not fixed
         x = x - x.mean(-1, keepdim=True)
     x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + body.eps) * weight
     return x if bias is None else x + bias
@@ -218,7 +215,7 @@ def _attention(attn: Any, cut: dict[int, Tensor], split_query: bool) -> Weights:
 
 
 def _qkv(attn: Any, part: str, cut: dict[int, Tensor]) -> list[Tensor] | None:
-    """The kept rows of q, k and v, however the module stores them; a missing bias beside present ones is zero."""
+    """Return the kept rows of q, k and v, however the module stores them; a missing bias beside others is zero."""
     if getattr(attn, "qkv", None) is not None:
         tensor = getattr(attn.qkv, part)
         if tensor is not None:
@@ -240,9 +237,9 @@ def _mlp(mlp: Any, cut: dict[int, Tensor]) -> Weights:
     first = _named("fc1", mlp.fc1, cut)
     if mlp.fc1.out_features == mlp.fc2.in_features:
         return weights | first
-    halves = {part: tensor.chunk(2) for part, tensor in first.items()}  # a packed gate: both halves in one matrix
-    gate = {part.replace("fc1", "gate"): pair[0].contiguous() for part, pair in halves.items()}
-    return weights | gate | {part.replace("fc1", "up"): pair[1].contiguous() for part, pair in halves.items()}
+    packed = {part: tensor.chunk(2) for part, tensor in first.items()}  # gate and up in one matrix
+    gate = {part.replace("fc1", "gate"): pair[0].contiguous() for part, pair in packed.items()}
+    return weights | gate | {part.replace("fc1", "up"): pair[1].contiguous() for part, pair in packed.items()}
 
 
 def _named(name: str, linear: nn.Linear, cut: dict[int, Tensor]) -> Weights:

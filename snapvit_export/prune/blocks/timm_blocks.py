@@ -1,13 +1,15 @@
-"""Where the heads and neurons of a timm block live: one table that slicing, masking and scoring all read.
+"""The one adapter for timm blocks: the tensors that heads and neurons own, and a block's two residual branches.
 
-A structure owns rows or columns of several tensors. `Share` names one such tensor: along `axis` it holds `sections`
-equal parts (q, k and v of a fused qkv; gate and up of a packed SwiGLU), each with `unit` consecutive entries per
-structure (head_dim for a head, 1 for a neuron).
+Slicing, masking, scoring and correction all read a block through this file.
 
-The two halves of a block, one after the other: what is between them belongs to neither.
+A structure (a head or a neuron) owns rows or columns of several tensors. `Share` names one such tensor: along `axis` it
+holds `sections` equal parts (q, k and v of a fused qkv; gate and up of a packed SwiGLU), each with `unit` consecutive
+entries per structure (head_dim for a head, 1 for a neuron).
 
-Attention and MLP of a block can be looked at, fitted and removed apart from each other. A half that was removed gives
-the stream back as it was, but for a vector that stands in its place until a layer before it takes that over.
+A block is two residual branches, one after the other: the attention and the MLP, each with its norm, LayerScale and
+drop-path. `BRANCHES` runs one of them alone, so that they can be measured, corrected and removed separately. A removed
+branch returns the stream unchanged, plus the vector that is added in its place until an earlier layer takes that over
+(`pruned_block.fold`).
 """
 
 from __future__ import annotations
@@ -22,12 +24,15 @@ import torch
 from timm.layers.mlp import GluMlp, Mlp, SwiGLU
 from torch import Tensor, nn
 
-from ...model.plan import Part as Part
+from ...model.plan import Part
+
+PARTS: tuple[Part, Part] = ("attention", "mlp")
+Branch = Callable[[Any, Tensor, dict[str, Any]], Tensor]  # block, stream, keyword arguments of its attention
 
 
 @dataclass(frozen=True)
 class Share:
-    """The part of one parameter or buffer that belongs to the structures of a block."""
+    """One parameter or buffer along whose `axis` the structures of a block have entries of their own."""
 
     module: nn.Module
     name: str
@@ -40,35 +45,35 @@ class Share:
         return getattr(self.module, self.name)
 
     def indices(self, keep: Tensor) -> Tensor:
-        """Positions along `axis` of the structures in `keep`, section by section."""
+        """Return the positions along `axis` of the structures in `keep`, section by section."""
         part = self.tensor.shape[self.axis] // self.sections
         rows = (keep[:, None] * self.unit + torch.arange(self.unit)).flatten()  # (kept*unit,)
         return (rows + part * torch.arange(self.sections)[:, None]).flatten()  # (sections*kept*unit,)
 
     def taken(self, keep: Tensor) -> Tensor:
-        """A copy of only those entries: a view would keep the dense storage alive."""
+        """Return a copy of only those entries: a view would keep the dense storage alive."""
         return self.tensor.detach().index_select(self.axis, self.indices(keep)).contiguous()
 
 
 class HoldsModule(Protocol):
-    """What `load_model` returns, as far as blocks are concerned."""
+    """The loaded `Model`, as far as blocks are concerned."""
 
     @property
     def module(self) -> nn.Module: ...
 
 
 def as_module(model: HoldsModule | nn.Module) -> nn.Module:
-    """The module of what `load_model` returned, or a timm module as it is; `load.as_model` goes the other way."""
+    """Return the module of a loaded model, or a timm module as it is; `load.as_model` goes the other way."""
     return model if isinstance(model, nn.Module) else model.module
 
 
 def blocks_of(model: nn.Module) -> list[Any]:
-    """The transformer blocks, first to last."""
+    """Return the transformer blocks, first to last."""
     return list(model.blocks)  # type: ignore[arg-type]
 
 
 def block_outputs(model: nn.Module, images: Tensor) -> dict[int, npt.NDArray[np.float32]]:
-    """What every block gives for these images, (B, T, E)."""
+    """Return the output of every block for these images, (B, T, E) by block number."""
     found: dict[int, npt.NDArray[np.float32]] = {}
 
     def keep(i: int) -> Any:
@@ -88,7 +93,7 @@ def block_outputs(model: nn.Module, images: Tensor) -> dict[int, npt.NDArray[np.
 
 
 def head_shares(attn: Any) -> Iterator[Share]:
-    """Every tensor that heads own: rows of q, k, v and their biases, an inner norm, columns of proj."""
+    """Yield every tensor that heads own: rows of q, k, v and their biases, an inner norm, columns of proj."""
     if attn is None:
         return
     unit = attn.head_dim
@@ -107,7 +112,7 @@ def head_shares(attn: Any) -> Iterator[Share]:
 
 
 def neuron_shares(mlp: Any) -> Iterator[Share]:
-    """Every tensor that neurons own: rows of fc1 (twice for a gated MLP), an inner norm, columns of fc2."""
+    """Yield every tensor that neurons own: rows of fc1 (twice for a gated MLP), an inner norm, columns of fc2."""
     if mlp is None:
         return
     for linear, sections in inputs_of(mlp):
@@ -117,7 +122,7 @@ def neuron_shares(mlp: Any) -> Iterator[Share]:
 
 
 def inputs_of(mlp: Any) -> list[tuple[nn.Linear, int]]:
-    """The linear layers before fc2 and how many rows each holds per neuron; the gate comes first."""
+    """Return the linear layers before fc2, each with its number of rows per neuron; the gate comes first."""
     if isinstance(mlp, SwiGLU):
         return [(mlp.fc1_g, 1), (mlp.fc1_x, 1)]
     if isinstance(mlp, GluMlp):
@@ -128,30 +133,30 @@ def inputs_of(mlp: Any) -> list[tuple[nn.Linear, int]]:
 
 
 def scored_neuron_weight(mlp: Any) -> Share:
-    """The rows whose gradient scores a neuron: fc1, or the gate of a gated MLP."""
+    """Return the rows whose gradient scores a neuron: fc1, or the gate of a gated MLP."""
     linear, sections = inputs_of(mlp)[0]
     return Share(linear, "weight", 0, 1, sections)
 
 
 def scored_head_weight(attn: Any) -> Share:
-    """The tensor that holds the value rows, whose gradient scores a head: the last section of it."""
+    """Return the tensor whose last section is the value rows, whose gradient scores a head."""
     if getattr(attn, "qkv", None) is not None:
         return Share(attn.qkv, "weight", 0, attn.head_dim, sections=3)
     return Share(attn.v_proj, "weight", 0, attn.head_dim)
 
 
 def head_columns(attn: Any) -> Share:
-    """The columns of proj that read a head: where its output leaves the block."""
+    """Return the columns of proj that read a head: where its output leaves the attention."""
     return Share(attn.proj, "weight", 1, attn.head_dim)
 
 
 def neuron_columns(mlp: Any) -> Share:
-    """The column of fc2 that reads a neuron."""
+    """Return the columns of fc2, one of which reads each neuron."""
     return Share(mlp.fc2, "weight", 1, 1)
 
 
 def give_bias(linear: nn.Linear) -> None:
-    """A bias of zeros where there is none: a corrected layer needs one."""
+    """Add a bias of zeros where there is none: a corrected layer needs one."""
     if linear.bias is None:
         linear.bias = nn.Parameter(linear.weight.new_zeros(linear.out_features), linear.weight.requires_grad)
 
@@ -162,36 +167,32 @@ def _rows(module: nn.Module, unit: int, sections: int = 1) -> Iterator[Share]:
             yield Share(module, name, 0, unit, sections)
 
 
-PARTS: tuple[Part, Part] = ("attention", "mlp")
-Half = Callable[[Any, Tensor, dict[str, Any]], Tensor]
-
-
-def attention_half(block: Any, x: Tensor, extra: dict[str, Any]) -> Tensor:
-    """The stream after the attention of a block; `extra` is how its attention is called beside the tokens."""
+def attention_branch(block: Any, x: Tensor, extra: dict[str, Any]) -> Tensor:
+    """Return the stream after the attention of a block; `extra` are the other arguments of its attention."""
     if block.attn is None:
         return x if block.attention_added is None else x + block.attention_added
     return x + block.drop_path1(_scaled(block, 1, block.attn(block.norm1(x), **extra)))
 
 
-def mlp_half(block: Any, x: Tensor, extra: dict[str, Any]) -> Tensor:
-    """The stream after the MLP of a block, from that after its attention."""
+def mlp_branch(block: Any, x: Tensor, extra: dict[str, Any]) -> Tensor:
+    """Return the stream after the MLP of a block, from the stream after its attention."""
     if block.mlp is None:
         return x if block.mlp_added is None else x + block.mlp_added
     return x + block.drop_path2(_scaled(block, 2, block.mlp(block.norm2(x))))
 
 
-HALVES: dict[Part, Half] = {"attention": attention_half, "mlp": mlp_half}
+BRANCHES: dict[Part, Branch] = {"attention": attention_branch, "mlp": mlp_branch}
 
 
 def output_of(block: Any, part: Part) -> nn.Linear | None:
-    """The last layer of a part, proj or fc2; None if the part was removed."""
+    """Return the last layer of a part, proj or fc2; None if the part was removed."""
     if part == "attention":
         return None if block.attn is None else block.attn.proj
     return None if block.mlp is None else block.mlp.fc2
 
 
-def gain_of(block: Any, part: Part) -> Tensor | None:
-    """LayerScale behind a part, (E,): a module in most families, a bare parameter in EVA's, or nothing."""
+def layer_scale_of(block: Any, part: Part) -> Tensor | None:
+    """Return the LayerScale after a part, (E,): a module in most families, a bare parameter in EVA's, or nothing."""
     number = PARTS.index(part) + 1
     scale = getattr(block, f"gamma_{number}", None)
     scale = getattr(block, f"ls{number}", None) if scale is None else scale

@@ -1,1 +1,1 @@
-"""Corrected modules: from factors, along the stream of tokens, or refitted on the images."""
+"""Weight correction of pruned modules: from factors, block by block along the stream, or refitted on images."""

@@ -1,20 +1,21 @@
-"""Correct a cut module: its proj and fc2 get the weights and bias that come nearest to the dense layer's output.
+"""Elastic correction of a cut module: proj and fc2 get the weights and bias nearest to the dense layer's output.
 
 `make_factors` does the work that is common to all Plans, once; `correct_module` puts the weights of one Plan into a
 module that `shrink` made. A Factor has its columns in rank order, the module in their original order: this is the one
-place that goes from one to the other.
+place that converts between them.
 
-A cut layer that had no bias gets one, since the mean of what was cut must go somewhere:
+A cut layer that had no bias gets one, since it must add the mean of what was cut:
 `Anatomy.with_output_biases` is the anatomy of the result. A layer that keeps everything keeps its very weights.
 
-A sub-layer that is gone gave its mean on average; that is all least squares can do without any column, and the layer
-before adds it (`short_block.fold`).
+A removed sub-layer is replaced by its mean: without any column, least squares can do no better. The layer before adds
+it (`pruned_block.fold`).
 
-Where a norm runs over what is cut (EVA-02's inner MLP norm, scale-norm attention), the cut layer's input is scaled anew
-by what is kept, so dense statistics only approximate it. On a small random EVA-02 correction still lowered the squared
-error of the features, 4 to 40 times where the larger channels are kept. Where channels are very uneven it gained less
-under a random ranking (once it lost 4 %), and where the small ones are kept and the large ones cut it did harm, up to
-7 times. Rankings do the former, so these layers are corrected as well; evaluate before trusting it.
+Where a norm runs over what is cut (EVA-02's inner MLP norm, scale-norm attention), the cut layer's input is normalised
+over what is kept, so dense statistics only approximate it. On a small random EVA-02, correction still lowered the
+squared error of the features, 4 to 40 times where the larger channels are kept. Where channels are very uneven it
+helped less under a random ranking (once it lost 4 %), and where the small ones are kept and the large ones cut it
+raised the error, up to 7 times. Rankings keep the larger channels, so these layers are corrected as well; evaluate
+before trusting it.
 """
 
 from __future__ import annotations
@@ -30,56 +31,56 @@ from ...correction.cholesky import Factor, Factors, columns_of, from_rank_order,
 from ...correction.moments import Array, Damping, Moments, Statistics
 from ...correction.sparsegpt import left_to_right
 from ...errors import SnapvitError
-from ...model.plan import Plan
+from ...model.plan import Part, Plan
 from ...model.ranking import Order, Ranking
-from ..blocks.pruned_block import ShortBlock, fold
-from ..blocks.timm_blocks import PARTS, Part, blocks_of, gain_of, give_bias, output_of
-from ..models.load import Model, weights_fingerprint
+from ..blocks.pruned_block import PrunedBlock, fold
+from ..blocks.timm_blocks import PARTS, blocks_of, give_bias, layer_scale_of, output_of
+from ..models.load import Model
 
 Correction = Literal["elastic", "sparsegpt"]
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
-    """The proj or fc2 of one block: what reads the structures, `unit` columns each."""
+class PrunableLayer:
+    """The proj or fc2 of one block, which reads its structures: `unit` columns each."""
 
     linear: nn.Linear
     unit: int
     order: Order  # structures, best first
-    gain: Array | None  # LayerScale after the layer, (E,)
+    layer_scale: Array | None  # LayerScale after the layer, (E,)
 
     @property
     def weight(self) -> Array:
         return self.linear.weight.detach().cpu().double().numpy()  # (E, d)
 
     def factored(self, moments: Moments, damping: Damping) -> Factor:
-        return make_factor(self.weight, moments, self.order, self.unit, damping, self.gain)
+        return make_factor(self.weight, moments, self.order, self.unit, damping, self.layer_scale)
 
-    def with_order(self, order: Order) -> Layer:
+    def with_order(self, order: Order) -> PrunableLayer:
         return replace(self, order=order)
 
     def from_rank_order(self, keep: int) -> Order:
-        """Where the kept columns stand in rank order, in their original order."""
+        """Return the positions in rank order of the kept columns, in their original order."""
         return from_rank_order(self.order, keep, self.unit)
 
     def columns(self, keep: int) -> Order:
-        """The columns that a Plan keeps, in their original order."""
+        """Return the columns of the `keep` best structures, in their original order."""
         return columns_of(np.sort(self.order[:keep]), self.unit)
 
 
-def layers_of(block: Any, ranking: Ranking, i: int) -> tuple[Layer | None, Layer | None]:
-    """The proj and the fc2 of block `i`; None for what was removed."""
+def layers_of(block: Any, ranking: Ranking, i: int) -> tuple[PrunableLayer | None, PrunableLayer | None]:
+    """Return the proj and the fc2 of block `i`; None for what was removed."""
     proj, fc2 = unordered_layers(block)
     return proj and proj.with_order(ranking.head_order(i)), fc2 and fc2.with_order(ranking.neuron_order(i))
 
 
-def unordered_layers(block: Any) -> tuple[Layer | None, Layer | None]:
-    """The proj and the fc2 of a block, with its structures in their original order; None for what was removed."""
+def unordered_layers(block: Any) -> tuple[PrunableLayer | None, PrunableLayer | None]:
+    """Return the proj and the fc2 of a block, structures in their original order; None for what was removed."""
     units = (getattr(block.attn, "head_dim", 0), 1)
     proj, fc2 = (
         None
         if (linear := output_of(block, part)) is None
-        else Layer(linear, unit, np.arange(linear.in_features // unit), _gain(block, part))
+        else PrunableLayer(linear, unit, np.arange(linear.in_features // unit), _layer_scale(block, part))
         for part, unit in zip(PARTS, units)
     )
     return proj, fc2
@@ -120,12 +121,12 @@ def correct_module(small: nn.Module, ranking: Ranking, plan: Plan, factors: Fact
                 put_factor(layer.linear, layer, factor, keep)
             elif keep:
                 raise SnapvitError(f"block {i}: the module lacks its {part}, of which the plan keeps {keep}")
-            elif factor.structures:  # otherwise the model lacked it before: what it adds is there
+            elif factor.structures:  # otherwise it was removed before ranking, and the module adds its mean already
                 put_mean(block, part, factor.corrected(0)[1], factor.layer_scale)
     fold(small)
 
 
-def put_factor(target: nn.Linear, layer: Layer, factor: Factor, keep: int) -> None:
+def put_factor(target: nn.Linear, layer: PrunableLayer, factor: Factor, keep: int) -> None:
     """Give the cut `target` the corrected weight and bias of `keep` structures."""
     _check_width(target, factor.unit * keep)
     give_bias(target)
@@ -137,15 +138,15 @@ def put_factor(target: nn.Linear, layer: Layer, factor: Factor, keep: int) -> No
         target.bias.add_(_like(target.bias, shift))
 
 
-def put_mean(block: ShortBlock, part: Part, shift: Array, gain: Array | None) -> None:
-    """Let a removed part of `block` add its mean beside its bias: `shift` (E,) before LayerScale."""
-    after = torch.from_numpy(shift if gain is None else shift * gain)
+def put_mean(block: PrunedBlock, part: Part, shift: Array, layer_scale: Array | None) -> None:
+    """Let a removed part of `block` add its mean besides its bias: `shift` (E,) before LayerScale."""
+    after = torch.from_numpy(shift if layer_scale is None else shift * layer_scale)
     like = next(block.parameters(), None)
     block.add(part, after.float() if like is None else after.to(like))
 
 
-def put_left_to_right(target: nn.Linear, layer: Layer, moments: Moments, keep: int, damping: Damping) -> None:
-    """Give the cut `target` the weight that the left-to-right variant finds; its bias stays."""
+def put_left_to_right(target: nn.Linear, layer: PrunableLayer, moments: Moments, keep: int, damping: Damping) -> None:
+    """Give the cut `target` the weight of the left-to-right correction (`sparsegpt`); its bias stays."""
     columns = layer.columns(keep)
     _check_width(target, len(columns))
     if len(columns) == moments.width:
@@ -157,8 +158,8 @@ def put_left_to_right(target: nn.Linear, layer: Layer, moments: Moments, keep: i
         target.weight.copy_(_like(target.weight, weight[:, columns]))
 
 
-def _gain(block: Any, part: Part) -> Array | None:
-    gamma = gain_of(block, part)
+def _layer_scale(block: Any, part: Part) -> Array | None:
+    gamma = layer_scale_of(block, part)
     return None if gamma is None else gamma.cpu().double().numpy()
 
 
@@ -173,7 +174,7 @@ def check_statistics(model: Model, statistics: Statistics) -> None:
             f"the statistics are of {len(statistics.proj)} blocks, the model has {len(model.anatomy.blocks)}"
         )
     made_from = statistics.provenance.get("weights_sha256")
-    if made_from is not None and made_from != weights_fingerprint(model.module):
+    if made_from is not None and made_from != model.weights_sha256:
         raise SnapvitError(f"the statistics were taken from other weights of {model.name}. Observe this model first")
 
 

@@ -1,7 +1,7 @@
-"""How what was cut is repaired in an export: in no time for a probe, as well as we can for what is kept.
+"""The correction of each variant of an export: from factors for a probe, by the chosen method for what is kept.
 
-All corrections change the same weights, so none of them changes the latency: a budget may be met with probes that are
-corrected from factors, and only what will be shipped is fitted on the images.
+All corrections change the same weights, so none of them changes the latency. The search for a budget therefore uses
+probes that are corrected from factors at no cost, and only what will be shipped is fitted on the images.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ..models.load import Model
 from ..models.slicing import shrink
 from ..stats.observe import observe, warn_of_few
 from ..stats.token_weights import as_read
-from .elastic import correct_module, make_factors
+from .elastic import Correction, correct_module, make_factors
 from .refit import refit
 from .sequential import correct_in_sequence
 
 
 class Corrector:
-    """Makes the cut module of any Plan, by one correction or none.
+    """Makes the cut and corrected module of any Plan, by one correction or none.
 
     >>> module, how = Corrector(model, ranking, "refit", images, progress).kept(plan)
     """
@@ -55,11 +55,11 @@ class Corrector:
     def factors(self) -> Factors:
         if self._factors is not None:
             return self._factors
-        statistics = observe(self.model, self.images, self.progress, warn=False)  # told when this was made
+        statistics = observe(self.model, self.images, self.progress, warn=False)  # __init__ has warned already
         return make_factors(self.model, self.ranking, statistics, self.damping)
 
     def probe(self, plan: Plan) -> tuple[nn.Module, str | None]:
-        """The module of a Plan that may not be kept, and how it was corrected."""
+        """Return the module of a Plan that is only a probe, and the name of its correction."""
         small = shrink(self.model.module, self.ranking, plan)
         if self.correction in (None, "sparsegpt") or plan == Plan.dense(self.model.anatomy):
             return small, None
@@ -67,12 +67,12 @@ class Corrector:
         return small, "elastic"
 
     def kept(self, plan: Plan) -> tuple[nn.Module, str | None]:
-        """The module of a Plan that is kept, and how it was corrected."""
+        """Return the module of a Plan that is kept, and the name of its correction."""
         if self.correction in (None, "elastic") or plan == Plan.dense(self.model.anatomy):
             return self.probe(plan)
         given = (self.model, self.ranking, plan, self.images)
         if self.correction == "refit":
             return refit(*given, damping=self.damping, progress=self.progress), "refit"
-        way = "sparsegpt" if self.correction == "sparsegpt" else "elastic"
-        small = correct_in_sequence(*given, damping=self.damping, correction=way, progress=self.progress)  # type: ignore[arg-type]
+        of_layer: Correction = "sparsegpt" if self.correction == "sparsegpt" else "elastic"
+        small = correct_in_sequence(*given, damping=self.damping, correction=of_layer, progress=self.progress)
         return small, self.correction

@@ -1,30 +1,30 @@
-"""Refit one Plan on images: every layer also takes back a part of what the layers before it have lost.
+"""Refit one Plan on images: every layer also makes up for a share of what the layers before it have lost.
 
 | symbol | meaning                                                                        | shape     |
 |--------|--------------------------------------------------------------------------------|-----------|
 | x      | the stream before the layer: of the blocks before, cut and refitted already     | (N, T, E) |
 | a, a_K | the full input that the dense layer would have on that stream; its kept columns | (N, T, d) |
-| u      | what the dense layer makes of it: W a + b                                       | (N, T, E) |
+| u      | the output of the dense layer for it: W a + b                                   | (N, T, E) |
 | y      | the stream after the same layer in the dense model, on its own stream          | (N, T, E) |
 | t      | what is missing there: y - x - g u, with LayerScale g                          | (N, T, E) |
 
-The elastic correction, and the sequential one, ask every layer to do what the dense layer would do with the same input:
-that is least squares from a_K to u. Errors of earlier layers then pass through. Asking for all of y instead
-overreaches: a_K foretells the missing part badly, and what least squares cannot foretell it shrinks, layer after layer.
-A share of it, fitted with heavy damping, helps much, in the first blocks most:
+The elastic and the sequential correction fit every layer to the output of the dense layer for the same input: that is
+least squares from a_K to u. Errors of earlier layers then pass through. Fitting to all of y instead does harm: a_K
+predicts the missing part badly, and least squares shrinks what it cannot predict, layer after layer. A share of it,
+fitted with heavy damping, helps much, most in the first blocks:
 
     W' = (plain fit of u) + PULL cov(t, a_K) (cov(a_K) + damping)^-1 / g,    the bias takes the means.
 
 The plain fit is damped towards the weights that the kept columns had. Layers that keep everything keep these weights
-and are only asked for their share of t. Only cov(a_K), cov(u, a_K) and cov(t, a_K) are needed, so a deep cut is
-refitted faster than a shallow one. The work is for one Plan, with images; memory holds the tokens of all images
-three times. Only proj and fc2 change, as in every correction here.
+and only add their share of t. Only cov(a_K), cov(u, a_K) and cov(t, a_K) are needed, so a deep cut is refitted faster
+than a shallow one. The work is for one Plan, with images; memory holds the tokens of all images three times. Only proj
+and fc2 change, as in every correction here.
 
-A sub-layer that is gone has no column: all that is left of it is a vector, the mean of g u and of the same share of t,
-which the layer before adds. What it would have done beside that is missing from then on, and the layers that follow
-are asked for their shares of it.
+A removed sub-layer has no column: it is replaced by a vector, the mean of g u and of the same share of t, which the
+layer before adds. The rest of its output is missing from then on, and the layers that follow make up for their shares
+of it.
 
-Where a norm runs over what is cut (EVA-02), a_K is what really reaches the cut layer, normed over what is kept.
+Where a norm runs over what is cut (EVA-02), a_K is the real input of the cut layer, normalised over what is kept.
 """
 
 from __future__ import annotations
@@ -42,23 +42,21 @@ from ...calibration.images import Images
 from ...correction.cholesky import cholesky
 from ...correction.moments import Array, Damping, Moments
 from ...errors import GateFailed, SnapvitError
-from ...model.plan import Plan
+from ...model.plan import Part, Plan
 from ...model.ranking import Ranking
 from ...progress import Progress, Silent
 from ..blocks.pruned_block import fold
-from ..blocks.timm_blocks import HALVES, PARTS, Half, Part, attention_half, blocks_of, give_bias, mlp_half, output_of
+from ..blocks.timm_blocks import BRANCHES, PARTS, Branch, attention_branch, blocks_of, give_bias, mlp_branch, output_of
 from ..models.load import Model, as_model
 from ..models.slicing import shrink_unfolded
 from ..stats.moments import RunningRegression
-from ..stats.stream import Stream, input_of
+from ..stats.stream import Stream, capture_input
 from ..stats.token_weights import TokenWeights, checked_weights, counted
-from .elastic import Layer, layers_of
+from .elastic import PrunableLayer, layers_of
 
-PULL = (
-    0.6  # share of what is missing that the first block is asked to give back; it falls evenly, to none behind the last
-)
-PULL_DAMPING = Damping(fraction=0.1)  # of that part of the fit
-LEAST_GAIN = 1e-2  # of the root mean square: a LayerScale smaller than this cannot give anything back
+PULL = 0.6  # share of t that the first block makes up for; it falls linearly, to none after the last
+PULL_DAMPING = Damping(fraction=0.1)  # of the fit to t
+LAYER_SCALE_FLOOR = 1e-2  # of the root mean square: behind a smaller LayerScale no weight can make up for anything
 
 
 @torch.no_grad()
@@ -72,7 +70,7 @@ def refit(
     progress: Progress | None = None,
     token_weights: TokenWeights | None = None,  # None: as the model reads them
 ) -> nn.Module:
-    """A cut and refitted copy of the model; `model`, loaded or a timm module, is left unchanged.
+    """Return a cut and refitted copy of the model; `model`, loaded or a timm module, is left unchanged.
 
     >>> small = refit(model, ranking, planner.flops(0.6), images)
     """
@@ -85,33 +83,33 @@ def refit(
     weights = checked_weights(model.anatomy, token_weights, plan)
     stream = Stream.of(model, images)  # of the cut model
     goal = Stream(list(stream.chunks), stream.extra)  # of the dense one
-    _check_halves(blocks_of(model.module)[0], stream)
+    _check_branches(blocks_of(model.module)[0], stream)
     progress.phase("refitting block by block", len(plan.heads))
     for i, (dense, cut) in enumerate(zip(blocks_of(model.module), blocks_of(small))):
         counts = [counted(model.anatomy, len(images), n, weights[i]) for n in range(len(stream.chunks))]
-        parts = _sub_layers(dense, cut, layers_of(dense, ranking, i), (plan.heads[i], plan.neurons[i]), i)
-        for half, part in zip(HALVES.values(), parts):
-            goal.chunks = [half(dense, chunk, goal.extra) for chunk in goal.chunks]
-            if part is not None:
-                part.put(part.look(stream, goal, counts), damping, pull * (1 - i / len(plan.heads)))
-            stream.chunks = [half(cut, chunk, stream.extra) for chunk in stream.chunks]
+        fits = _layer_refits(dense, cut, layers_of(dense, ranking, i), (plan.heads[i], plan.neurons[i]), i)
+        for branch, fit in zip(BRANCHES.values(), fits):
+            goal.chunks = [branch(dense, chunk, goal.extra) for chunk in goal.chunks]
+            if fit is not None:
+                fit.apply(fit.collect(stream, goal, counts), damping, pull * (1 - i / len(plan.heads)))
+            stream.chunks = [branch(cut, chunk, stream.extra) for chunk in stream.chunks]
         progress.advance()
     fold(small)
     return small
 
 
-def _check_halves(block: Any, stream: Stream) -> None:
-    """The gate: both halves together must be the block itself."""
+def _check_branches(block: Any, stream: Stream) -> None:
+    """The gate: both residual branches, one after the other, must be the block itself."""
     chunk = stream.chunks[0][:1]
     whole = block(chunk, **stream.extra)
-    off = float((mlp_half(block, attention_half(block, chunk, stream.extra), {}) - whole).abs().max())
+    off = float((mlp_branch(block, attention_branch(block, chunk, stream.extra), {}) - whole).abs().max())
     if not off <= 1e-4 * max(1.0, float(whole.abs().max())):
         raise GateFailed(f"a block is not its attention and its MLP one after the other: they differ by {off:.1e}")
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """The kept columns of a layer's input on the cut stream, and how u and t go with them."""
+class _LayerStatistics:
+    """Moments of the kept columns of a layer's input on the cut stream, and of u and t with them."""
 
     moments: Moments  # of a_K
     mean: Array  # (2, E) of u and t
@@ -119,23 +117,23 @@ class _Seen:
 
 
 @dataclass(frozen=True)
-class _SubLayer:
-    """The attention or the MLP of a block: dense, and where the refitted weights go."""
+class _LayerRefit:
+    """The refit of one proj or fc2: the dense layer, and the cut one that gets the refitted weights."""
 
     name: str
     part: Part
-    half: Half
+    branch: Branch
     dense: Any
     cut: Any
-    layer: Layer
-    target: nn.Linear | None  # None: the part is gone
+    layer: PrunableLayer
+    target: nn.Linear | None  # None: the part is removed
     keep: int
-    renormed: bool  # a norm runs over what is cut, so that the cut layer's input is not a part of the dense one's
+    renormed: bool  # a norm runs over what is cut, so the cut layer's input is no subset of the dense one's columns
 
-    def look(self, stream: Stream, goal: Stream, counts: Sequence[Tensor | None]) -> _Seen:
+    def collect(self, stream: Stream, goal: Stream, counts: Sequence[Tensor | None]) -> _LayerStatistics:
         """Run the dense sub-layer on the cut stream up to the layer; `goal` is the dense stream after it."""
         linear, columns = self.layer.linear, torch.from_numpy(self.layer.columns(self.keep))
-        gain = 1.0 if self.layer.gain is None else torch.from_numpy(self.layer.gain).float()
+        layer_scale = 1.0 if self.layer.layer_scale is None else torch.from_numpy(self.layer.layer_scale).float()
         sums = RunningRegression(self.name, len(columns), 2 * linear.out_features)
         for x, y, weights in zip(stream.chunks, goal.chunks, counts):
             used = slice(None) if weights is None else weights > 0
@@ -144,66 +142,68 @@ class _SubLayer:
             if self.renormed and self.target is not None:
                 kept = self.input_at(used, self.target, self.cut, x, stream.extra)
             u = linear(a)
-            t = y[:, used] - x[:, used] - gain * u
+            t = y[:, used] - x[:, used] - layer_scale * u
             sums.add(kept, torch.cat([u, t], -1), None if weights is None else weights[used])
         moments, mean, cross = sums.result()
-        return _Seen(moments, mean.reshape(2, -1), cross.reshape(2, linear.out_features, -1))
+        return _LayerStatistics(moments, mean.reshape(2, -1), cross.reshape(2, linear.out_features, -1))
 
     def input_at(self, used: Any, linear: nn.Linear, block: Any, x: Tensor, extra: dict[str, Tensor]) -> Tensor:
-        """What reaches `linear` at the tokens that count, when this half of `block` runs on `x`."""
-        if self.part == "mlp":  # each token by itself, so the others need not run
-            return input_of(linear, partial(self.half, block, x[:, used], extra))
-        return input_of(linear, partial(self.half, block, x, extra))[:, used]
+        """Return the input of `linear` at the tokens that count, when this branch of `block` runs on `x`."""
+        if self.part == "mlp":  # an MLP treats each token separately, so the others need not run
+            return capture_input(linear, partial(self.branch, block, x[:, used], extra))
+        return capture_input(linear, partial(self.branch, block, x, extra))[:, used]
 
-    def put(self, seen: _Seen, damping: Damping, pull: float) -> None:
-        """Give the cut layer its plain fit on this stream, plus its share of what is missing."""
+    def apply(self, found: _LayerStatistics, damping: Damping, pull: float) -> None:
+        """Give the cut layer its plain fit on this stream, plus its share of t."""
         if self.target is None:
-            gain = 1.0 if self.layer.gain is None else self.layer.gain
-            setattr(self.cut, f"{self.part}_added", torch.from_numpy(gain * seen.mean[0] + pull * seen.mean[1]).float())
+            layer_scale = 1.0 if self.layer.layer_scale is None else self.layer.layer_scale
+            left = layer_scale * found.mean[0] + pull * found.mean[1]  # (E,)
+            setattr(self.cut, f"{self.part}_added", torch.from_numpy(left).float())
             return
-        share = pull * _inverse(self.layer.gain, len(seen.mean[0]))  # (E,)
-        more = share[:, None] * _solved(seen.moments, seen.cross[1], PULL_DAMPING)  # (E, k)
+        share = pull * _inverse(self.layer.layer_scale, len(found.mean[0]))  # (E,)
+        more = share[:, None] * _solved(found.moments, found.cross[1], PULL_DAMPING)  # (E, k)
         weight = self.layer.weight[:, self.layer.columns(self.keep)]
         bias = 0.0 if self.layer.linear.bias is None else self.layer.linear.bias.double().numpy()
         if self.keep < len(self.layer.order):
-            weight = np.where(np.diag(seen.moments.covariance) > 0, weight, 0.0)  # what never varies goes into the bias
-            towards = damping.amount(seen.moments.covariance) * weight
-            weight = _solved(seen.moments, seen.cross[0] + towards, damping)
-            bias = seen.mean[0] - weight @ seen.moments.mean
-        bias = bias + share * seen.mean[1] - more @ seen.moments.mean
+            varies = np.diag(found.moments.covariance) > 0  # (k,); the bias takes a column that is constant
+            weight = np.where(varies, weight, 0.0)
+            towards = damping.amount(found.moments.covariance) * weight
+            weight = _solved(found.moments, found.cross[0] + towards, damping)
+            bias = found.mean[0] - weight @ found.moments.mean
+        bias = bias + share * found.mean[1] - more @ found.moments.mean
         give_bias(self.target)
         self.target.weight.copy_(torch.from_numpy(weight + more))
         self.target.bias.copy_(torch.from_numpy(bias))
 
 
-def _sub_layers(
-    dense: Any, cut: Any, layers: tuple[Layer | None, Layer | None], keep: tuple[int, int], i: int
-) -> list[_SubLayer | None]:
-    """The attention and the MLP of a block; None for one that the dense model lacks."""
+def _layer_refits(
+    dense: Any, cut: Any, layers: tuple[PrunableLayer | None, PrunableLayer | None], keep: tuple[int, int], i: int
+) -> list[_LayerRefit | None]:
+    """Return the refits of a block's proj and fc2; None for one that was removed from the dense model already."""
     named = zip(("attn.proj", "mlp.fc2"), PARTS, (dense.attn, dense.mlp), layers, keep)
     return [
         None
         if layer is None
-        else _SubLayer(
-            f"blocks.{i}.{name}", part, HALVES[part], dense, cut, layer, output_of(cut, part), kept, _has_norm(inner)
+        else _LayerRefit(
+            f"blocks.{i}.{name}", part, BRANCHES[part], dense, cut, layer, output_of(cut, part), kept, _has_norm(inner)
         )
         for name, part, inner, layer, kept in named
     ]
 
 
 def _has_norm(part: Any) -> bool:
-    """Whether a norm stands before the last layer of an attention or MLP, over what is cut."""
+    """Return True if a norm over what is cut comes before the last layer of an attention or MLP."""
     return not isinstance(getattr(part, "norm", None), nn.Identity | None)
 
 
 def _solved(moments: Moments, right: Array, damping: Damping) -> Array:
-    """X with X (S + damping) = right, for the covariance S."""
+    """Return X with X (S + damping) = right, for the covariance S."""
     lower = torch.from_numpy(cholesky(damping.added_to(moments.covariance)))
     return torch.cholesky_solve(torch.from_numpy(right.T.copy()), lower).T.numpy()
 
 
-def _inverse(gain: Array | None, width: int) -> Array:
-    """1 / LayerScale, falling back to zero where the scale is so small that only huge weights could pass it."""
-    if gain is None:
+def _inverse(layer_scale: Array | None, width: int) -> Array:
+    """Return 1 / LayerScale, going to zero where the scale is so small that only huge weights could compensate it."""
+    if layer_scale is None:
         return np.ones(width)
-    return gain / (np.square(gain) + LEAST_GAIN**2 * np.mean(np.square(gain)) + 1e-30)
+    return layer_scale / (np.square(layer_scale) + LAYER_SCALE_FLOOR**2 * np.mean(np.square(layer_scale)) + 1e-30)

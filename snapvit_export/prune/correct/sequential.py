@@ -1,15 +1,14 @@
-"""Sequential correction of one Plan: every layer is fitted to what really reaches it, not to what the dense model saw.
+"""Sequential correction of one Plan: every layer is fitted to its real input after the cut and corrected layers.
 
-After a deep cut the input of a late layer is no longer distributed as in the dense model. So the blocks are walked
-once with the images: at each layer the moments of its full input are taken on the stream of the blocks before it, cut
-and corrected already; the layer is corrected by them; the stream goes on through the result. The work is for one Plan,
-and the tokens of all images are held (N T E float32), where `correct` serves every Plan without any image.
+After a deep cut the input of a late layer is no longer distributed as in the dense model. So the images go through the
+blocks once: at each layer the moments of its full input are taken on the stream of the blocks before it, cut and
+corrected already; the layer is corrected by them; the stream continues through the result. The work is for one Plan,
+and the tokens of all images are held (N T E float32), where `elastic` serves every Plan without any image.
 
-Within a block, fc2 sees the attention cut and corrected. The released code differs there, and "sparsegpt" does as it
-does: the moments of both layers come from the block as it was, after cut blocks.
+Within a block, fc2 is fitted after the cut and corrected attention. The released code differs there, and "sparsegpt"
+follows it: the moments of both layers come from the dense block, after cut blocks.
 
-A sub-layer that is gone leaves the mean of what the dense one would give on this stream; in the released way only its
-bias.
+A removed sub-layer is replaced by the mean of the dense one's output on this stream; with "sparsegpt" only by its bias.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from torch import Tensor, nn
 from ...calibration.images import Images
 from ...correction.moments import Damping
 from ...errors import SnapvitError
-from ...model.plan import Plan
+from ...model.plan import Part, Plan
 from ...model.ranking import Ranking
 from ...progress import Progress, Silent
 from ..blocks.pruned_block import fold
-from ..blocks.timm_blocks import HALVES, PARTS, Part, blocks_of, give_bias, output_of
+from ..blocks.timm_blocks import BRANCHES, PARTS, blocks_of, give_bias, output_of
 from ..models.load import Model
 from ..models.slicing import shrink_unfolded
 from ..stats.stream import Stream
 from ..stats.token_weights import TokenWeights, checked_weights
-from .elastic import Correction, Layer, layers_of, put_factor, put_left_to_right, put_mean
+from .elastic import Correction, PrunableLayer, layers_of, put_factor, put_left_to_right, put_mean
 
 
 @torch.no_grad()
@@ -47,7 +46,7 @@ def correct_in_sequence(
     progress: Progress | None = None,
     token_weights: TokenWeights | None = None,
 ) -> nn.Module:
-    """A cut and corrected copy of the model, layer after layer; `model` itself is left unchanged.
+    """Return a cut copy of the model, corrected layer after layer; `model` itself is left unchanged.
 
     >>> small = correct_in_sequence(model, ranking, planner.sparsity(0.6), images)
     """
@@ -55,7 +54,7 @@ def correct_in_sequence(
         raise SnapvitError("sequential correction needs images. Give --data")
     progress = progress or Silent()
     if correction == "sparsegpt" and token_weights is None:
-        token_weights = [None] * len(plan.heads)  # the released code has all tokens alike
+        token_weights = [None] * len(plan.heads)  # the released code weighs all tokens the same
     weights = checked_weights(model.anatomy, token_weights, plan)
     small = shrink_unfolded(model.module, ranking, plan)
     stream = Stream.of(model, images)
@@ -71,12 +70,12 @@ def correct_in_sequence(
 
 @dataclass(frozen=True)
 class _Step:
-    """One block: dense and cut, its proj and fc2, and how many structures each keeps."""
+    """One block, dense and cut: its proj and fc2, and the number of structures that each keeps."""
 
     number: int
     dense: Any
     cut: Any
-    layers: tuple[Layer | None, Layer | None]  # None: the dense model lacks it
+    layers: tuple[PrunableLayer | None, PrunableLayer | None]  # None: removed from the dense model already
     keep: tuple[int, int]
     weights: Tensor | None  # of the tokens
     damping: Damping
@@ -92,23 +91,23 @@ class _Step:
 
 
 def _correct_block(step: _Step, stream: Stream) -> None:
-    """proj by what the dense heads give, then fc2 by what the full MLP gives after the corrected attention."""
+    """Correct proj by the output of all heads, then fc2 by that of all neurons after the corrected attention."""
     for part, layer, target, keep, name, is_cut in zip(
         PARTS, step.layers, step.targets(), step.keep, step.names(), step.is_cut()
     ):
         if target is not None:
             give_bias(target)
         if layer is not None and is_cut:
-            moments = stream.moments(half_of(part, step.dense), layer.linear, name, step.weights)
+            moments = stream.moments(branch_of(part, step.dense), layer.linear, name, step.weights)
             if target is None:
-                put_mean(step.cut, part, layer.weight @ moments.mean, layer.gain)
+                put_mean(step.cut, part, layer.weight @ moments.mean, layer.layer_scale)
             else:
                 put_factor(target, layer, layer.factored(moments, step.damping), keep)
-        stream.go_through(half_of(part, step.cut))
+        stream.go_through(branch_of(part, step.cut))
 
 
 def _correct_block_as_released(step: _Step, stream: Stream) -> None:
-    """Both layers by what the dense block gives, each from left to right."""
+    """Correct both layers by their inputs in the dense block, each from left to right."""
     for layer, target, keep, name, is_cut in zip(step.layers, step.targets(), step.keep, step.names(), step.is_cut()):
         if layer is not None and is_cut and target is not None:
             moments = stream.moments(step.dense, layer.linear, name, step.weights)
@@ -116,6 +115,6 @@ def _correct_block_as_released(step: _Step, stream: Stream) -> None:
     stream.go_through(step.cut)
 
 
-def half_of(part: Part, block: Any) -> Callable[..., Tensor]:
-    """One half of a block, called as the block is."""
-    return lambda x, **extra: HALVES[part](block, x, extra)
+def branch_of(part: Part, block: Any) -> Callable[..., Tensor]:
+    """Return one residual branch of a block as a function that is called as the block is."""
+    return lambda x, **extra: BRANCHES[part](block, x, extra)

@@ -1,1 +1,1 @@
-"""Models in torch: loaded, understood, cut, masked, and run for their features."""
+"""Models in torch: load them, read their Anatomy, slice and mask them, extract their features."""

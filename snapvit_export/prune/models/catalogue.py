@@ -1,4 +1,4 @@
-"""The families of models that are understood, with the sizes that timm has of each."""
+"""The supported families of models, with the sizes that timm has of each."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class CatalogueEntry(Value, frozen=True, kw_only=True):
 
 
 def catalogue(pattern: str = "*") -> Iterator[CatalogueEntry]:
-    """Models whose name or family contains or matches `pattern`, built without allocating their weights."""
+    """Yield the models whose name or family contains or matches `pattern`, without allocating their weights."""
     import timm
     import torch
 

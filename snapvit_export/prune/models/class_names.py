@@ -1,7 +1,7 @@
-"""Names of the classes that a model tells apart: its own, or those of ImageNet for a timm model with such a head.
+"""Names of a model's classes: its own, or those of ImageNet for a timm model with such a head.
 
-ImageNet's are given as WordNet id and description, "n01496331 electric ray, ...": folders of images bear the id, and
-people read the rest. timm knows them for each number of classes that it trained heads for.
+ImageNet's are given as WordNet id and description, "n01496331 electric ray, ...": folders of images are named by the
+id, and people read the rest. timm has them for each number of classes that it trained heads for.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from .load import Model
 
 
 def as_outputs(images: Images, model: Model, criterion: str) -> Images:
-    """The same images with the head's outputs for labels, as `snapvit evaluate` maps them; `criterion` asks for them.
+    """Return the same images with the head's outputs for labels, as `snapvit evaluate` maps them.
 
-    A source numbers its own classes, and has perhaps only some of those that the head tells apart.
+    A source numbers its own classes, and may have only some of those of the head. `criterion`, which needs the labels,
+    is named in the error.
     """
     if images.labels is None or not images.classes:  # without names a number can only be the output's own
         return images
@@ -28,10 +29,10 @@ def as_outputs(images: Images, model: Model, criterion: str) -> Images:
 
 
 def class_names(model: Model) -> tuple[str, ...]:
-    """One name for each output of the head; none if they are not known."""
+    """Return one name for each output of the head; none if they are not known."""
     if model.description.labels or not model.anatomy.classes:
         return model.description.labels
-    if model.name != model.description.architecture:  # somebody's own
+    if model.name != model.description.architecture:  # a model of the user's own, with classes of its own
         return ()
     from timm.data import ImageNetInfo, infer_imagenet_subset
 

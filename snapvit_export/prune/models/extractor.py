@@ -1,14 +1,13 @@
-"""What a model makes of images: the embedding that its head reads, the head's logits, and its patch tokens.
+"""Extract features with torch: the embedding that the head reads, the head's logits, and the patch tokens.
 
-The embedding of a distilled model is the mean of its two tokens, as in the exported graphs. Patch tokens come after the
-final norm, or after the one that the model applies to what it has pooled where it has no other.
+The embedding of a distilled model is the mean of its two tokens, as in the exported graphs. Patch tokens are taken
+after the final norm, or after `fc_norm` where the model has no other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,14 +19,14 @@ from ...calibration.preprocessing import Preprocessing
 from ...evaluate.features import Array
 from ...progress import Progress, Silent
 from .class_names import class_names
-from .load import Model, weights_fingerprint
+from .load import Model
 
 BATCH = 32
 
 
 @dataclass(frozen=True)
 class TorchExtractor:
-    """A model in torch, in the form that `evaluating` asks for."""
+    """A torch model as the model under test of an evaluation."""
 
     model: Model
     runtime = "torch"
@@ -48,12 +47,12 @@ class TorchExtractor:
     def outputs(self) -> int:
         return self.model.anatomy.classes
 
-    @cached_property
+    @property
     def weights_sha256(self) -> str:
-        return weights_fingerprint(self.model.module)
+        return self.model.weights_sha256
 
     def features(self, images: Images, progress: Progress | None = None) -> tuple[Array, Array | None]:
-        """Embeddings (N, E), and logits (N, C) if the model has a head."""
+        """Return embeddings (N, E), and logits (N, C) if the model has a head."""
         module: Any = self.model.module
         embedded, classified = [], []
         for tokens in self._batches(images, progress or Silent()):
@@ -63,7 +62,7 @@ class TorchExtractor:
         return np.concatenate(embedded), np.concatenate(classified) if classified else None
 
     def tokens(self, images: Images, progress: Progress | None = None) -> Array:
-        """Patch tokens in their places: (N, h, w, E)."""
+        """Return the patch tokens in their places: (N, h, w, E)."""
         module: Any = self.model.module
         anatomy = self.model.anatomy
         h, w = (side // step for side, step in zip(anatomy.image, anatomy.patch))

@@ -1,9 +1,9 @@
-"""Load a model: by timm name (from the hub or a local checkpoint), from a folder of ours, or the bundled one.
+"""Load a model by timm name (hub or local checkpoint), from a folder that `save_model` wrote, or the bundled one.
 
 A model folder holds `model.json` (how to build the module, its preprocessing, and the Plan if it is pruned) and
 `model.safetensors`. Foreign `.pth` files are read with `weights_only=True`: nothing in them is executed.
 
-What is checked before work begins: that a device exists, and that weights are the same.
+`check_device` and `check_same_weights` refuse a missing device and a ranking of other weights before any work begins.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -34,7 +35,7 @@ from .read_anatomy import read_anatomy
 from .slicing import shrink
 
 BUNDLED = "bundled"
-# What may shape a module; nothing that names files or fetches weights.
+# Arguments of timm that a model.json may set: those that shape a module, none that names files or fetches weights.
 SHAPE_ARGUMENTS = frozenset(
     [
         "img_size",
@@ -62,7 +63,7 @@ MODEL_FILES = ("model.json", "model.safetensors")
 
 
 class ModelDescription(Value, frozen=True, kw_only=True):
-    """How to build the module that the weights of a model folder belong to."""
+    """The content of `model.json`: how to build the module that the weights of a model folder belong to."""
 
     format_version: Literal[1] = 1
     name: str
@@ -89,6 +90,11 @@ class Model:
     def preprocessing(self) -> Preprocessing:
         return self.description.preprocessing
 
+    @cached_property
+    def weights_sha256(self) -> str:
+        """The hash of the weights, computed once: a module that is changed in place needs a new Model around it."""
+        return weights_fingerprint(self.module)
+
 
 def load_model(name: str = BUNDLED, checkpoint: Path | str | None = None) -> Model:
     """Load `name`: "bundled", a folder saved by `save_model`, or a timm name with weights from a file or the hub.
@@ -106,9 +112,10 @@ def load_model(name: str = BUNDLED, checkpoint: Path | str | None = None) -> Mod
 
 
 def as_model(model: Model | nn.Module) -> Model:
-    """A timm module as `load_model` would return it, named by its architecture; a loaded model as it is.
+    """Return a timm module as `load_model` would, named by its architecture; a loaded model as it is.
 
-    >>> model = as_model(timm.create_model("deit_tiny_patch16_224", pretrained=True))
+    >>> import timm
+    >>> model = as_model(timm.create_model("deit_tiny_patch16_224"))
     """
     if isinstance(model, Model):
         return model
@@ -123,7 +130,7 @@ def as_model(model: Model | nn.Module) -> Model:
 
 
 def _check_ready(module: nn.Module, name: str) -> None:
-    """Refuse what `load_model` never returns; changing somebody's module unasked would be worse."""
+    """Refuse a module that `load_model` would never return, rather than change the caller's module."""
     for tensor in module.parameters():
         if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
             dtype = str(tensor.dtype).removeprefix("torch.")
@@ -134,7 +141,7 @@ def _check_ready(module: nn.Module, name: str) -> None:
 
 
 def _shape_arguments(anatomy: Anatomy) -> dict[str, Any]:
-    """What timm must be told to build the module that this was, also if heads of it are gone."""
+    """Return the arguments with which timm builds the dense module, also if heads of this one were removed."""
     return dict(
         img_size=list(anatomy.image),
         patch_size=list(anatomy.patch),
@@ -147,14 +154,15 @@ def _shape_arguments(anatomy: Anatomy) -> dict[str, Any]:
 
 
 def anatomy_of(name: str) -> Anatomy:
-    """The Anatomy of a timm model by name, without its weights."""
+    """Return the Anatomy of a timm model by name, without its weights."""
     return read_anatomy(_create(name, name), name)
 
 
 def save_model(model: Model | nn.Module, description: ModelDescription, folder: Path | str) -> None:
     """Write a model, dense or pruned, so that `load_model(folder)` gives it back.
 
-    >>> save_model(small, as_model(model).description, "small")     # cut from `model`, loaded or a timm module
+    >>> small = shrink(model, ranking, plan)     # `model` is loaded or a timm module
+    >>> save_model(small, as_model(model).description, "small")
     """
     from safetensors.torch import save
 
@@ -178,7 +186,7 @@ def save_model(model: Model | nn.Module, description: ModelDescription, folder: 
 
 
 def _is_cut_from(anatomy: Anatomy, whole: Anatomy) -> bool:
-    """Whether a Plan makes one of the other: a folder that says otherwise could never be loaded."""
+    """Return True if a Plan cuts one from the other: otherwise the folder could never be loaded."""
     plan = Plan.dense(anatomy)
     try:
         plan.check_fits(whole)
@@ -214,7 +222,7 @@ def _state_dict_in(loaded: Any, path: Path) -> dict[str, Tensor]:
 
 
 def _bare_names(weights: Mapping[Any, Tensor]) -> dict[str, Tensor]:
-    """Without the prefixes that data-parallel training and feature extractors put before every name."""
+    """Return the weights without the name prefixes of data-parallel training and feature extractors."""
     return {str(name).removeprefix("module.").removeprefix("backbone."): value for name, value in weights.items()}
 
 
@@ -223,7 +231,7 @@ def _load_folder(folder: Path) -> Model:
     built = _build(description)
     module = built.module
     if description.plan is not None:
-        module = shrink(module, Ranking.flat(built.anatomy), description.plan)  # rows are filled below
+        module = shrink(module, Ranking.flat(built.anatomy), description.plan)  # only for the shapes
     weights = read_weights(folder / "model.safetensors")
     _give_biases(module, weights)
     _fill(module, weights, folder / "model.safetensors")
@@ -231,7 +239,7 @@ def _load_folder(folder: Path) -> Model:
 
 
 def _give_biases(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Make room for what the file has beside the architecture.
+    """Add what the file has besides the architecture's own tensors.
 
     Correction gives proj and fc2 a bias where there is none, and a removed part may leave a vector behind.
     """
@@ -292,7 +300,7 @@ def _create(architecture: str, name: str, **kwargs: Any) -> nn.Module:
 def _from_hub(name: str) -> nn.Module:
     import timm
 
-    read_anatomy(_create(name, name), name)  # before a long download
+    read_anatomy(_create(name, name), name)  # refuse an unsupported model before a long download
     try:
         with redirect_stdout(sys.stderr):  # as in `_converted`
             return timm.create_model(name, pretrained=True).float().eval()
@@ -314,14 +322,14 @@ def _converted(weights: dict[str, Tensor], module: nn.Module, path: Path) -> dic
 
     convert = eva.checkpoint_filter_fn if isinstance(module, eva.Eva) else vision_transformer.checkpoint_filter_fn
     try:
-        with redirect_stdout(sys.stderr):  # timm prints there what it leaves out of a DINOv3; answers go to stdout
+        with redirect_stdout(sys.stderr):  # timm prints what it leaves out of a DINOv3; our stdout is for results
             return convert(dict(weights), module)
     except (RuntimeError, KeyError, ValueError, IndexError, AssertionError, AttributeError) as error:
         raise FileFormatError(f"{path}: its weights do not suit {type(module).__name__}: {error}") from error
 
 
 def _fill(module: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
-    """Load every weight by name and shape; say the first thing that does not match."""
+    """Load every weight by name and shape; the error names the first that does not match."""
     wanted = module.state_dict()
     missing = [name for name in wanted if name not in weights]
     surplus = [name for name in weights if name not in wanted]
@@ -359,7 +367,7 @@ def _preprocessing(module: nn.Module, anatomy: Anatomy) -> Preprocessing:
 
 
 def weights_fingerprint(module: torch.nn.Module) -> str:
-    """A hash of all weights by name: the same model gives the same."""
+    """Return a hash of all weights by name: the same model gives the same. See `Model.weights_sha256`."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(name.encode())
@@ -376,11 +384,11 @@ def check_device(device: str) -> None:
 
 
 def check_same_weights(ranking: Ranking, model: Model, where: str = "") -> None:
-    """Refuse a ranking of another model, or one that says it was made from other weights; `where` begins the error."""
+    """Refuse a ranking of another model, or one whose provenance names other weights; `where` begins the error."""
     try:
         ranking.check_fits(model.anatomy)
     except SnapvitError as error:
         raise SnapvitError(f"{where}{error}") from error
     made_from = ranking.provenance.get("weights_sha256")
-    if made_from is not None and made_from != weights_fingerprint(model.module):
+    if made_from is not None and made_from != model.weights_sha256:
         raise SnapvitError(f"{where}the ranking was made from other weights of {ranking.model}. Rank this model first")

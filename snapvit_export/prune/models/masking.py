@@ -1,6 +1,6 @@
-"""Masking: the dense model with the structures that a Plan cuts silenced. The reference that slicing must equal.
+"""Masking: the dense model with the structures that a Plan cuts set to zero, the reference that slicing must equal.
 
-A head is silenced at the input of proj, a neuron at the input of fc2. Where an inner norm stands before that point, it
+A head is masked at the input of proj, a neuron at the input of fc2. Where an inner norm comes before that point, it
 is evaluated over the kept features only, which is what the sliced model computes.
 """
 
@@ -28,20 +28,20 @@ def masked(model: nn.Module, ranking: Ranking, plan: Plan) -> Iterator[nn.Module
             heads, neurons = kept(ranking, plan, i)
             unit = getattr(block.attn, "head_dim", 1)
             columns = (heads[:, None] * unit + torch.arange(unit)).flatten()  # (kept*head_dim,)
-            for half, part, keep in ((block.attn, PARTS[0], columns), (block.mlp, PARTS[1], neurons)):
-                norm, linear = getattr(half, "norm", None), output_of(block, part)
-                if linear is None:  # the model lacks it: nothing to silence
+            for inner, part, keep in ((block.attn, PARTS[0], columns), (block.mlp, PARTS[1], neurons)):
+                norm, linear = getattr(inner, "norm", None), output_of(block, part)
+                if linear is None:  # removed from the model already
                     continue
                 if isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity):
                     hooks.append(norm.register_forward_hook(_norm_over(keep)))
-                hooks.append(linear.register_forward_pre_hook(_silence_all_but(keep, linear.in_features)))
+                hooks.append(linear.register_forward_pre_hook(_mask_all_but(keep, linear.in_features)))
         yield model
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def _silence_all_but(keep: Tensor, width: int) -> Any:
+def _mask_all_but(keep: Tensor, width: int) -> Any:
     mask = torch.zeros(width).index_fill(0, keep, 1.0)
 
     def hook(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
@@ -51,7 +51,7 @@ def _silence_all_but(keep: Tensor, width: int) -> Any:
 
 
 def _norm_over(keep: Tensor) -> Any:
-    """Replace the output of a norm by the same norm over the kept features, written out; others are left at zero."""
+    """Return a hook that replaces a norm's output by the norm over the kept features; the others become zero."""
 
     def hook(norm: Any, inputs: tuple[Tensor], _: Tensor) -> Tensor:
         x = inputs[0][..., keep]  # (..., kept)

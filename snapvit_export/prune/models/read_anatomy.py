@@ -1,8 +1,8 @@
 """Read the Anatomy of a timm module, or refuse it by name with the reason.
 
-Understood: `VisionTransformer` (AugReg, DeiT, DeiT-III, DINO, DINOv2 with or without registers, MAE, CLIP, SigLIP),
-distilled DeiT, and `Eva` (EVA-02, DINOv3). The last word is arithmetic: if the Anatomy does not explain every
-parameter of the module, something in it was not understood, and it is refused.
+Supported: `VisionTransformer` (AugReg, DeiT, DeiT-III, DINO, DINOv2 with or without registers, MAE, CLIP, SigLIP),
+distilled DeiT, and `Eva` (EVA-02, DINOv3). The last check is arithmetic: if the Anatomy does not account for every
+parameter of the module, something in it was not read, and the module is refused.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import nn
 from ...errors import ModelNotUnderstood, SnapvitError
 from ...model.anatomy import Anatomy, AttentionPool, Bias, Block, Norm
 from ..blocks.eva_attention import ElasticEvaAttention
-from ..blocks.pruned_block import ShortBlock
-from ..blocks.timm_blocks import PARTS, gain_of
+from ..blocks.pruned_block import PrunedBlock
+from ..blocks.timm_blocks import PARTS, layer_scale_of
 
 _FAMILIES: dict[type, tuple[Literal["vit", "deit-distilled", "eva"], type]] = {
     VisionTransformer: ("vit", VitBlock),
@@ -32,7 +32,7 @@ _FAMILIES: dict[type, tuple[Literal["vit", "deit-distilled", "eva"], type]] = {
 
 
 def read_anatomy(module: nn.Module, name: str) -> Anatomy:
-    """Return what the module is made of; `name` is what the error calls it."""
+    """Return the Anatomy of the module; errors call it `name`."""
     model: Any = module
     family, block_type = _family(model, name)
     _check_outside(model, name)
@@ -93,7 +93,7 @@ def _check_outside(model: Any, name: str) -> None:
 
 
 def _check_block(block: Any, block_type: type[Any], where: str) -> None:
-    if type(block) not in (block_type, ShortBlock):
+    if type(block) not in (block_type, PrunedBlock):
         raise ModelNotUnderstood(f"{where}: {type(block).__name__} is not a plain pre-norm block")
     if block.attn is not None:
         _check_attention(block, where)
@@ -165,12 +165,12 @@ def _mlp_biases(mlp: Any) -> list[Bias]:
 
 def _layer_scales(block: Any) -> list[Literal["attn", "mlp"]]:
     names: tuple[Literal["attn", "mlp"], ...] = ("attn", "mlp")
-    return [name for name, part in zip(names, PARTS) if gain_of(block, part) is not None]
+    return [name for name, part in zip(names, PARTS) if layer_scale_of(block, part) is not None]
 
 
 def activation_name(act: nn.Module) -> str:
-    """The name of the function, told apart by what it computes at one point: timm has several classes for each."""
-    probe = torch.tensor([0.7], device="cpu")  # also while a model is built without weights
+    """Return the name of an activation by its value at one point: timm has several classes for each."""
+    probe = torch.tensor([0.7], device="cpu")  # has values even where models are built without any
     known = {
         "gelu": nn.functional.gelu(probe),
         "gelu_tanh": nn.functional.gelu(probe, approximate="tanh"),
@@ -183,7 +183,7 @@ def activation_name(act: nn.Module) -> str:
 
 
 def norm_kind(norm: nn.Module, name: str) -> Norm:
-    """Which of the two kinds of norm this is; `name` is what the error calls it."""
+    """Return which of the two kinds of norm this is; the error calls the model `name`."""
     if isinstance(norm, nn.LayerNorm):
         return "layer"
     if "rmsnorm" in type(norm).__name__.lower():
@@ -212,6 +212,6 @@ def _check_every_parameter_explained(model: nn.Module, anatomy: Anatomy, name: s
     have = sum(parameter.numel() for parameter in model.parameters())
     if have != anatomy.params():
         raise ModelNotUnderstood(
-            f"{name}: has {have} parameters, of which the blocks, norms, tokens and head that are understood "
-            f"explain {anatomy.params()}"
+            f"{name}: has {have} parameters, but the supported blocks, norms, tokens and head "
+            f"account for {anatomy.params()}"
         )

@@ -1,14 +1,14 @@
 """Physical slicing: a Plan and a Ranking make a new, truly smaller timm module.
 
-Every tensor that heads or neurons own is cut by the table in `parts`; the rest of the module is copied. The dense
-module is left unchanged, and no dense matrix is ever duplicated: the copy is told beforehand which smaller tensor
-stands for which dense one.
+Every tensor that heads or neurons own is cut as `timm_blocks` describes; the rest of the module is copied. The dense
+module is left unchanged, and no dense matrix is ever duplicated: the memo of the copy already has the smaller tensor
+in the place of each dense one.
 
-A sub-layer of which nothing is kept is gone with its norm, LayerScale and drop-path (`short_block`); the bias that it
-would add is added by the layer before it.
+A sub-layer of which nothing is kept is removed with its norm, LayerScale and drop-path (`pruned_block`); the bias that
+it would add is added by the layer before it.
 
 Where a norm runs over what is cut (EVA-02's inner MLP norm, scale-norm attention), the smaller model normalises over
-what is kept; `masking` means the same, so both stay equal.
+what is kept; so does `masking`, and both stay equal.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 
 from ...allocation.planner import Planner
-from ...model.plan import Plan
+from ...model.plan import Part, Plan
 from ...model.ranking import Ranking
 from ..blocks.eva_attention import ElasticEvaAttention
-from ..blocks.pruned_block import MEMBERS, ShortBlock, added_by, fold
-from ..blocks.timm_blocks import PARTS, Part, as_module, blocks_of, gain_of, head_shares, neuron_shares, output_of
+from ..blocks.pruned_block import MEMBERS, PrunedBlock, added_by, fold
+from ..blocks.timm_blocks import PARTS, as_module, blocks_of, head_shares, layer_scale_of, neuron_shares, output_of
 from .read_anatomy import read_anatomy
 
 if TYPE_CHECKING:  # which imports this file
@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # which imports this file
 
 
 def kept(ranking: Ranking, plan: Plan, block: int) -> tuple[Tensor, Tensor]:
-    """Heads and neurons that a block keeps, in their original order."""
+    """Return the heads and the neurons that a block keeps, in their original order."""
     heads = torch.from_numpy(ranking.head_order(block)[: plan.heads[block]].copy()).sort().values
     neurons = torch.from_numpy(ranking.neuron_order(block)[: plan.neurons[block]].copy()).sort().values
     return heads, neurons  # (heads kept,), (neurons kept,)
@@ -50,22 +50,22 @@ def shrink(model: Model | nn.Module, ranking: Ranking, plan: Plan) -> nn.Module:
 
 
 def shrink_unfolded(model: nn.Module, ranking: Ranking, plan: Plan) -> nn.Module:
-    """The same, but what removed sub-layers add is still beside them: for corrections that change what is added."""
+    """Do as `shrink`, but leave what removed sub-layers add unfolded: for corrections that change that vector."""
     anatomy = read_anatomy(model, ranking.model or "model")
     ranking.check_fits(anatomy)
     plan.check_fits(anatomy)
     keep = [kept(ranking, plan, i) for i in range(len(anatomy.blocks))]
-    gone: list[list[Part]] = [[part for part, kept in zip(PARTS, pair) if not len(kept)] for pair in keep]
-    small: Any = copy.deepcopy(model, _replacements(model, keep) | _nothing(model, gone))
-    for i, (block, dense, parts) in enumerate(zip(blocks_of(small), blocks_of(model), gone)):
+    removed: list[list[Part]] = [[part for part, kept in zip(PARTS, pair) if not len(kept)] for pair in keep]
+    small: Any = copy.deepcopy(model, _replacements(model, keep) | _removals(model, removed))
+    for i, (block, dense, parts) in enumerate(zip(blocks_of(small), blocks_of(model), removed)):
         if parts:
-            small.blocks[i] = block = _shortened(block, dense, anatomy.blocks[i].head_dim, parts)
-        _settle(block, len(keep[i][0]))
+            small.blocks[i] = block = _pruned(block, dense, anatomy.blocks[i].head_dim, parts)
+        _update_settings(block, len(keep[i][0]))
     return small
 
 
 def _replacements(model: nn.Module, keep: list[tuple[Tensor, Tensor]]) -> dict[int, Any]:
-    """A memo for deepcopy: wherever it meets a dense tensor, it takes the smaller one instead of copying."""
+    """Return a memo for deepcopy: wherever it meets a dense tensor, it takes the smaller one instead of copying."""
     memo: dict[int, Any] = {}
     for block, (heads, neurons) in zip(blocks_of(model), keep):
         for shares, chosen in ((head_shares(block.attn), heads), (neuron_shares(block.mlp), neurons)):
@@ -76,30 +76,30 @@ def _replacements(model: nn.Module, keep: list[tuple[Tensor, Tensor]]) -> dict[i
     return memo
 
 
-def _nothing(model: nn.Module, gone: list[list[Part]]) -> dict[int, Any]:
-    """The same for all members of removed sub-layers: nothing stands for them."""
+def _removals(model: nn.Module, removed: list[list[Part]]) -> dict[int, Any]:
+    """Return a memo for deepcopy that leaves out all members of removed sub-layers."""
     return {
         id(getattr(block, name)): None
-        for block, parts in zip(blocks_of(model), gone)
+        for block, parts in zip(blocks_of(model), removed)
         for part in parts
         for name in MEMBERS[part]
         if hasattr(block, name)
     }
 
 
-def _shortened(block: Any, dense: Any, head_dim: int, parts: list[Part]) -> ShortBlock:
-    short = ShortBlock(block, head_dim)
+def _pruned(block: Any, dense: Any, head_dim: int, parts: list[Part]) -> PrunedBlock:
+    pruned = PrunedBlock(block, head_dim)
     for part in parts:
-        linear, gain = output_of(dense, part), gain_of(dense, part)
+        linear, layer_scale = output_of(dense, part), layer_scale_of(dense, part)
         if linear is not None and linear.bias is not None:
-            short.add(part, linear.bias.detach() if gain is None else linear.bias.detach() * gain)
-        elif linear is None and (left := added_by(dense, part)) is not None:  # gone before
-            short.add(part, left)
-    return short
+            pruned.add(part, linear.bias.detach() if layer_scale is None else linear.bias.detach() * layer_scale)
+        elif linear is None and (left := added_by(dense, part)) is not None:  # removed before this cut
+            pruned.add(part, left)
+    return pruned
 
 
-def _settle(block: Any, heads: int) -> None:
-    """Make the settings of the modules say what their tensors now are."""
+def _update_settings(block: Any, heads: int) -> None:
+    """Make the recorded sizes of the modules agree with their tensors."""
     attn = block.attn
     if isinstance(attn, EvaAttention):
         block.attn = attn = ElasticEvaAttention(attn)
@@ -107,7 +107,7 @@ def _settle(block: Any, heads: int) -> None:
         attn.attn_dim = heads * attn.head_dim
     if attn is not None:
         attn.num_heads = heads
-    for module in (part for half in (attn, block.mlp) if half is not None for part in half.modules()):
+    for module in (inner for part in (attn, block.mlp) if part is not None for inner in part.modules()):
         if isinstance(module, nn.Linear):
             module.out_features, module.in_features = module.weight.shape
         elif hasattr(module, "normalized_shape") and getattr(module, "weight", None) is not None:
@@ -132,7 +132,7 @@ class ElasticViT(nn.Module):
         self.current = self.dense
 
     def prune(self, to: Plan | float) -> ElasticViT:
-        """Become the model of a Plan or of a sparsity, cut from the dense weights whatever came before."""
+        """Become the model of a Plan or of a sparsity, always cut from the dense weights."""
         plan = to if isinstance(to, Plan) else self.planner.sparsity(to)
         dense = plan == Plan.dense(self.anatomy)
         self.current = self.dense if dense else shrink(self.dense, self.ranking, plan)

@@ -1,1 +1,1 @@
-"""From a model and images to a Ranking: criteria, search, damage curves, rounds; resumable, on many processes."""
+"""From a model and images to a Ranking: criteria, search, damage curves, rounds; resumable and distributed."""

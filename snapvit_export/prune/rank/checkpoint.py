@@ -1,7 +1,7 @@
-"""The state of a long run on disk, so that it can be killed at any moment and go on as if it had not been.
+"""Checkpoints: the state of a long run on disk, so that it can be killed at any moment and resumed.
 
 One safetensors file: arrays, and JSON in the metadata. It is written whole under another name and renamed. `settings`
-says what the run is; a checkpoint of other settings is refused by naming the first difference.
+identify the run; a checkpoint of other settings is refused by naming the first difference.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ KIND = "snapvit-checkpoint"
 
 
 @dataclass(frozen=True)
-class Saved:
-    """What a checkpoint holds: the phase of the run, arrays by name, and anything that is not an array."""
+class SavedState:
+    """The content of a checkpoint: the phase of the run, arrays by name, and anything that is not an array."""
 
     phase: str
     arrays: dict[str, np.ndarray]
     rest: dict[str, Any]
 
     @staticmethod
-    def packed(saved: Saved | None) -> dict[str, Any] | None:
-        """As plain values: one process reads the file and tells the others, which may be on other machines."""
+    def packed(saved: SavedState | None) -> dict[str, Any] | None:
+        """Return plain values: one process reads the file and sends it to the others, perhaps on other machines."""
         if saved is None:
             return None
         arrays = {name: [a.dtype.str, list(a.shape), a.tobytes()] for name, a in saved.arrays.items()}
         return {"phase": saved.phase, "arrays": arrays, "rest": saved.rest}
 
     @staticmethod
-    def unpacked(packed: dict[str, Any] | None) -> Saved | None:
+    def unpacked(packed: dict[str, Any] | None) -> SavedState | None:
+        """Undo `packed`."""
         if packed is None:
             return None
         arrays = {n: np.frombuffer(data, kind).reshape(shape) for n, (kind, shape, data) in packed["arrays"].items()}
-        return Saved(packed["phase"], arrays, packed["rest"])
+        return SavedState(packed["phase"], arrays, packed["rest"])
 
 
 class Checkpoint:
@@ -56,8 +57,8 @@ class Checkpoint:
         described = json.dumps({"settings": self.settings, "phase": phase, "rest": rest})
         save_checksummed(self.path, KIND, arrays, described)
 
-    def load(self) -> Saved | None:
-        """The state on disk, None if there is none; refused if it is damaged or of another run."""
+    def load(self) -> SavedState | None:
+        """Return the state on disk, None if there is none; refuse one that is damaged or of another run."""
         if not self.path.exists():
             return None
         try:
@@ -69,11 +70,11 @@ class Checkpoint:
             raise SnapvitError(
                 f"{self.path}: is of another run: {difference}. Remove it to start again, or give another --out"
             )
-        return Saved(content["phase"], arrays, content["rest"])
+        return SavedState(content["phase"], arrays, content["rest"])
 
 
 def _difference(theirs: Any, ours: Any, where: str = "") -> str | None:
-    """The first place where two settings differ, in words."""
+    """Describe the first place where two settings differ."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         for key in [*ours, *(key for key in theirs if key not in ours)]:
             place = f"{where}.{key}" if where else key

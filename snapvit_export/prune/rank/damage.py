@@ -1,8 +1,8 @@
 """A Ranking from Statistics: an order of the structures in every layer, and the damage of every width along it.
 
-The damage of a layer is the squared error of its output, after LayerScale, that correction cannot give back. Errors of
-all layers are added to the same residual stream, so that heads and neurons of all blocks can be weighed against each
-other as they are; a search may then put a factor on each layer's curve.
+The damage of a layer is the squared error of its output, after LayerScale, that correction cannot remove. Errors of
+all layers are added to the same residual stream, so damages of heads and neurons of all blocks are comparable as they
+are; a search may then put a factor on each layer's curve.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ...errors import UsageError
 from ...model.ranking import Order, Ranking
 from ...model.scores import Scores
 from ..blocks.timm_blocks import blocks_of
-from ..correct.elastic import Layer, check_statistics, unordered_layers
+from ..correct.elastic import PrunableLayer, check_statistics, unordered_layers
 from ..models.load import Model
-from .reproducible import one_thread
+from .reproducible import single_thread
 
 
 def damage_ranking(
@@ -32,7 +32,7 @@ def damage_ranking(
     damping: Damping = Damping(),
     provenance: Mapping[str, Any] | None = None,
 ) -> tuple[Ranking, Factors]:
-    """The ranking with its damage curves, and the factors that correct any Plan of it.
+    """Return the ranking with its damage curves, and the factors that correct any Plan of it.
 
     `order` is one of `ORDER_RULES`; "criterion" takes the order of `scores`, "product" that of both together.
 
@@ -49,28 +49,28 @@ def damage_ranking(
     return ranking, Factors(proj, fc2, ranking.order_sha256, damping, statistics.images)
 
 
-class Ordered(NamedTuple):
+class OrderedPart(NamedTuple):
     """One attention or MLP: its structures best first, and the factor that corrects any number of them."""
 
     order: Order
     factor: Factor
 
 
-def _nothing(unit: int, embed: int) -> Ordered:
-    return Ordered(np.zeros(0, np.int64), no_factor(unit, embed))
+def _nothing(unit: int, embed: int) -> OrderedPart:
+    return OrderedPart(np.zeros(0, np.int64), no_factor(unit, embed))
 
 
 def ordered_layers(
     model: Model, statistics: Statistics, order: str, scores: Scores | None, damping: Damping
-) -> list[tuple[Ordered | None, Ordered | None]]:
-    """The attention and the MLP of every block; None for one that the model lacks."""
+) -> list[tuple[OrderedPart | None, OrderedPart | None]]:
+    """Return the ordered attention and MLP of every block; None for one that was removed from the model."""
     check_statistics(model, statistics)
     if order not in (*ORDER_RULES, "criterion", "product"):
         raise UsageError(f"no order is called '{order}'. Known: {', '.join((*ORDER_RULES, 'criterion', 'product'))}")
     if scores is None and order in ("criterion", "product"):
         raise UsageError(f"order {order} needs scores")
     found = []
-    with one_thread():  # so that the number of cores cannot decide between two structures that are nearly equal
+    with single_thread():  # the number of cores must not decide between two structures that are nearly equal
         for i, block in enumerate(blocks_of(model.module)):
             given = (None, None) if scores is None else (scores.heads[i], scores.neurons[i])
             layers, moments = unordered_layers(block), (statistics.proj[i], statistics.fc2[i])
@@ -79,16 +79,18 @@ def ordered_layers(
     return found
 
 
-def _ordered(layer: Layer | None, moments: Moments, scores: Any, order: str, damping: Damping) -> Ordered | None:
+def _ordered(
+    layer: PrunableLayer | None, moments: Moments, scores: Any, order: str, damping: Damping
+) -> OrderedPart | None:
     if layer is None:
         return None
     best_first = _order(layer, moments, order, scores, damping)
-    return Ordered(best_first, layer.with_order(best_first).factored(moments, damping))
+    return OrderedPart(best_first, layer.with_order(best_first).factored(moments, damping))
 
 
-def _order(layer: Layer, moments: Moments, order: str, scores: Any, damping: Damping) -> Any:
+def _order(layer: PrunableLayer, moments: Moments, order: str, scores: Any, damping: Damping) -> Any:
     if order == "criterion":
         return np.argsort(-scores, kind="stable")
-    weight = layer.weight if layer.gain is None else layer.weight * layer.gain[:, None]  # (E, d)
+    weight = layer.weight if layer.layer_scale is None else layer.weight * layer.layer_scale[:, None]  # (E, d)
     ordered = ORDER_RULES["backward" if order == "product" else order](weight, moments, layer.unit, damping)
     return (product(ordered, scores) if order == "product" else ordered).order

@@ -1,6 +1,7 @@
-"""One process or several: `torchrun` starts them, this finds out, and the rest of the code need not care.
+"""One process or several: the collective operations of a run that `torchrun` may have started on many processes.
 
-gloo on the CPU, NCCL on GPUs. Every operation means the same with one process. A lost peer becomes one clear error.
+gloo on the CPU, NCCL on GPUs. Every operation means the same with one process, so callers need not distinguish. A lost
+peer becomes one clear error.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from ...errors import SnapvitError, first_line
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
-PATIENCE = timedelta(hours=2)  # for the slowest peer; a peer that dies is noticed at once
+TIMEOUT = timedelta(hours=2)  # for the slowest peer; a peer that dies is noticed at once
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among `count`; number 0 writes files and speaks."""
+    """This process among `count`; number 0 writes files and reports progress."""
 
     number: int = 0
     count: int = 1
@@ -37,24 +38,24 @@ class Processes:
         return self.number == 0
 
     def share(self, items: Sequence[T]) -> list[T]:
-        """The items that fall to this process: every count-th."""
+        """Return the items of this process: every count-th."""
         return list(items[self.number :: self.count])
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What process 0 makes, in all processes."""
+        """Return what process 0 makes, in all processes."""
         if self.count == 1:
             return make()
         return self._exchange(make() if self.is_first else None)[0]
 
     def gather(self, mine: Sequence[T]) -> list[T]:
-        """Undo `share`: the results of all processes in the order of the items."""
+        """Undo `share`: return the results of all processes in the order of the items."""
         if self.count == 1:
             return list(mine)
         boxes = self._exchange(list(mine))
         return [box[i] for i in range(len(boxes[0])) for box in boxes if i < len(box)]
 
     def summed(self, totals: Sequence[Tensor]) -> list[Tensor]:
-        """The element-wise sum over all processes, without changing `totals`."""
+        """Return the element-wise sum over all processes, without changing `totals`."""
         sums = [total.to(self.device, copy=True) for total in totals]
         if self.count > 1:
             with _peers():
@@ -63,7 +64,7 @@ class Processes:
         return [total.cpu() for total in sums]
 
     def _exchange(self, mine: Any) -> list[Any]:
-        """What every process has, in all processes, as MessagePack: plain values and bytes, nothing that executes."""
+        """Return every process's value in all processes, sent as MessagePack: plain values, nothing that executes."""
         data = torch.frombuffer(bytearray(msgspec.msgpack.encode(mine)), dtype=torch.uint8)
         with _peers():
             lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
@@ -83,7 +84,7 @@ def join(device: str) -> Iterator[Processes]:
         return
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
     with _peers():
-        dist.init_process_group(backend, timeout=PATIENCE)
+        dist.init_process_group(backend, timeout=TIMEOUT)
     try:
         yield Processes(dist.get_rank(), count, _own_device(device))
     finally:
@@ -91,7 +92,7 @@ def join(device: str) -> Iterator[Processes]:
 
 
 def _own_device(device: str) -> torch.device:
-    """With several processes on GPUs, one GPU each."""
+    """Return the device of this process: with several processes on GPUs, one GPU each."""
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if device == "cuda" else torch.device(device)
 
 
@@ -99,7 +100,7 @@ def _own_device(device: str) -> torch.device:
 def _peers() -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:  # what torch.distributed raises when a peer is gone
+    except RuntimeError as error:  # torch.distributed raises it when a peer is lost
         raise SnapvitError(
             f"another process of this run was lost ({first_line(error)}). "
             f"The checkpoint is whole: run the same command again to continue"

@@ -1,27 +1,25 @@
-"""Iterative ranking (as IDAP++ has it): prune a little, look again, repeat, while the model stays itself.
+"""Iterative ranking (as in IDAP++): cut a little, rank the smaller model again, until its outputs diverge too far.
 
-The curves of the dense model do not know what a cut does to what is left. So the model is cut a little and refitted,
-and what it keeps is ordered anew by the statistics of that smaller model; then it is cut a little more. A round ends
-the work if the answers of its model have moved further from the dense model's than was allowed. That is judged on
-images which nothing was fitted on: on the others a refit looks many times better than it is.
+The damage curves of the dense model do not know what a cut does to the structures that remain. So each round cuts the
+model a little and refits it, and orders what it keeps again by the statistics of that smaller model. Rounds end when
+the output divergence of the cut model from the dense one exceeds a limit. It is measured on images that nothing was
+fitted on: on the others a refit looks many times better than it is.
 
-What a round cuts stays cut: no layer of a later round's Plan keeps more than in an earlier one, and what was cut goes
-behind everything that is kept (`refine`). So all Plans of rounds are prefixes of one order, and each is part of every
-earlier one.
+What a round cuts stays cut: no layer of a later round's Plan keeps more than in an earlier one. After a round, what its
+Plan keeps has a new order, and what it cuts follows in the order that it had. So the Plans of all rounds are prefixes
+of one order, and each is contained in every earlier one.
 
-Where the recipe ranks by scores alone, as `idap` does, the cut model is not refitted but looked at as it is: its scores
-are made anew, and Plans lie on the published line, which is nested by itself.
-
-A ranking after a round: what a Plan keeps is ordered anew, what it cuts goes behind, in the order that it had.
-
-Within a layer that keeps K, the damage of k structures is that of K before, and for fewer the new curve on top of it:
+With damage curves (`refined`), in a layer that keeps K structures, the damage D of K or more stays, and fewer add the
+new curve d of the smaller model:
 
     D'(k) = D(k) for k >= K,    D'(k) = D(K) + d(k) for k < K.
 
-A sub-layer that is gone has nothing to look at again; its curve stays as it was.
+The curve of a removed sub-layer stays as it was.
 
-Scores of two models cannot be compared, and without curves only their order over all blocks counts. So there they
-become places in that order: first all that is cut, by the scores of before, then what is kept, by the new ones.
+Where the recipe ranks by scores alone (`rescored`), as `idap` does, the cut model is not refitted but scored as it is,
+and Plans lie on the published line, which is nested by itself. Scores of two models cannot be compared, and only their
+order over all blocks counts. So they become positions in that order: first all that is cut, by the scores of before,
+then what is kept, by the new ones.
 """
 
 from __future__ import annotations
@@ -57,15 +55,18 @@ from ..models.load import Model
 from ..models.read_anatomy import read_anatomy
 from ..models.slicing import kept, shrink
 from ..stats.observe import observe
-from ..stats.output_divergence import Divergence, DivergenceName
+from ..stats.output_divergence import DivergenceName, OutputDivergence
 from ..stats.sublayer_stats import IMAGES, measure_sublayers
-from .checkpoint import Checkpoint, Saved
-from .damage import Ordered, damage_ranking, ordered_layers
+from .checkpoint import Checkpoint, SavedState
+from .damage import OrderedPart, damage_ranking, ordered_layers
 from .rank import check, criterion_of, divergence_of, provenance_of, score
 
+HELD_BACK = 4  # one image in so many measures the divergence, and nothing is fitted on it
+LEAST_IMAGES = 16  # so that at least four measure it
 
-def refined(ranking: Ranking, plan: Plan, again: Sequence[tuple[Ordered | None, Ordered | None]]) -> Ranking:
-    """The ranking, but what `plan` keeps has the order and damage of `again`, which was made of that part alone."""
+
+def refined(ranking: Ranking, plan: Plan, again: Sequence[tuple[OrderedPart | None, OrderedPart | None]]) -> Ranking:
+    """Return the ranking with the order and damage of `again`, made of the cut model, for what `plan` keeps."""
     if ranking.damage is None:
         raise UsageError("only a ranking with damage curves can be refined")
     heads, neurons, damage = [], [], []
@@ -80,8 +81,11 @@ def refined(ranking: Ranking, plan: Plan, again: Sequence[tuple[Ordered | None, 
     return Ranking.from_orders(heads, neurons, made, ranking.model, ranking.anatomy, ranking.provenance)
 
 
-def _continued(order: Order, curve: Curve, chosen: Order, again: Ordered | None) -> tuple[Order, Curve]:
-    """What is kept in its new order, then what was cut as it was; `chosen`: the kept ones as the smaller model has."""
+def _continued(order: Order, curve: Curve, chosen: Order, again: OrderedPart | None) -> tuple[Order, Curve]:
+    """Return the order and the curve of a layer: what is kept as `again` has it, then what was cut as before.
+
+    `chosen` are the original numbers of the smaller model's structures.
+    """
     if again is None:
         return order, curve
     keep = len(chosen)
@@ -90,7 +94,7 @@ def _continued(order: Order, curve: Curve, chosen: Order, again: Ordered | None)
 
 
 def rescored(ranking: Ranking, plan: Plan, again: Scores) -> Ranking:
-    """A ranking by scores alone, but what `plan` keeps is ordered by `again`, the scores of that part alone."""
+    """Return a ranking by scores alone in which what `plan` keeps is ordered by `again`, the cut model's scores."""
     chosen = [kept(ranking, plan, i) for i in range(len(ranking.heads))]
     heads = _places(ranking.head_scores, [part[0].numpy() for part in chosen], again.heads)
     neurons = _places(ranking.neuron_scores, [part[1].numpy() for part in chosen], again.neurons)
@@ -98,20 +102,16 @@ def rescored(ranking: Ranking, plan: Plan, again: Scores) -> Ranking:
 
 
 def _places(before: Sequence[Array], chosen: Sequence[Order], again: Sequence[Array]) -> tuple[Array, ...]:
-    """0 for what goes first, and so on: equal scores go from the last block, last index, as in every ranking."""
+    """Return positions in the order of removal, 0 first; equal scores from the last block and index, as everywhere."""
     sizes = [len(block) for block in before]
     offsets = np.cumsum([0, *sizes[:-1]])
     stays = np.concatenate([rows + offset for rows, offset in zip(chosen, offsets)])  # (all that is kept,)
     values, is_kept = np.concatenate(before), np.zeros(sum(sizes), bool)
     values[stays], is_kept[stays] = np.concatenate(again), True
-    first_to_go = np.lexsort((-np.arange(len(values)), values, is_kept))
+    removal_order = np.lexsort((-np.arange(len(values)), values, is_kept))
     places = np.empty(len(values), np.float32)  # whole numbers far below 2**24
-    places[first_to_go] = np.arange(len(values))
+    places[removal_order] = np.arange(len(values))
     return tuple(np.split(places, offsets[1:]))
-
-
-HELD_BACK = 4  # one image in so many judges, and nothing is fitted on it
-LEAST_IMAGES = 16  # so that at least four judge
 
 
 def rank_in_rounds(
@@ -123,10 +123,10 @@ def rank_in_rounds(
     checkpoint: Path | None = None,
     progress: Progress | None = None,
 ) -> Ranking:
-    """A ranking made in rounds, until the answers have moved too far.
+    """Return a ranking made in rounds, as many as stay within the limit of the output divergence.
 
-    Provenance says under `rounds` what each one found; the last of them may be the one that went too far, and then has
-    no part in the ranking. With a `checkpoint` path, what was begun there goes on after the last round that is whole.
+    Provenance lists the rounds under `rounds`; the last of them may be the one that exceeded the limit, and then does
+    not affect the ranking. With a `checkpoint` path, a run that was begun there resumes after its last whole round.
 
     >>> rank_in_rounds(model, images, Rounds((0.8, 0.6))).provenance["rounds"]
     """
@@ -144,37 +144,40 @@ def rank_in_rounds(
             "held_back": len(held_back),
         },
     }
-    work, state = _Work(model, fitted, settings, progress), None if checkpoint is None else Checkpoint(checkpoint, made)
-    found = _restored(None if state is None else state.load(), model) or work.begin()
+    ranker = _Ranker(model, fitted, settings, progress)
+    state = None if checkpoint is None else Checkpoint(checkpoint, made)
+    found = _restored(None if state is None else state.load(), model) or ranker.begin()
     if found.rounds:
         progress.note(f"going on after round {len(found.rounds)} of {len(rounds.flops)}")
-    judge = _Judge(name, model, held_back)
+    meter = _DivergenceMeter(name, model, held_back)
     for fraction in rounds.flops[len(found.rounds) :]:
         if state is not None:
             found.save(state)
-        plan = work.plan(found, fraction)
-        module = work.cut(found.ranking, plan)
-        moved = judge.moved(module)
-        goes_on = moved <= limit  # nothing is, if it is no number
-        found.rounds.append({"flops": fraction, "moved": moved, "kept": goes_on, "plan": as_builtins(plan)})
+        plan = ranker.plan(found, fraction)
+        module = ranker.cut(found.ranking, plan)
+        divergence = meter.of(module)
+        goes_on = divergence <= limit  # false for a NaN
+        found.rounds.append({"flops": fraction, "moved": divergence, "kept": goes_on, "plan": as_builtins(plan)})
         if not goes_on:
-            progress.note(f"stopped at {fraction:g} of the FLOPs: the answers moved by {moved:.3g}, beyond {limit:.3g}")
+            progress.note(
+                f"stopped at {fraction:g} of the FLOPs: output divergence {divergence:.3g}, beyond {limit:.3g}"
+            )
             break
         smaller = Model(module, read_anatomy(module, model.name), model.description)
-        found.ranking = work.again(found.ranking, plan, smaller)
+        found.ranking = ranker.again(found.ranking, plan, smaller)
     return replace(found.ranking, provenance={**made, "rounds": found.rounds, **found.ranking.provenance})
 
 
 @dataclass
-class _Found:
-    """What is known after some rounds."""
+class _RoundsState:
+    """The ranking after some rounds, and the record of each."""
 
     ranking: Ranking  # whose provenance has the sub-layers of the whole model, if they were measured
     rounds: list[dict[str, Any]]
 
     @property
     def plan(self) -> Plan:
-        """Of the last round."""
+        """The Plan of the last round."""
         assert self.ranking.anatomy is not None
         return msgspec.convert(self.rounds[-1]["plan"], Plan) if self.rounds else Plan.dense(self.ranking.anatomy)
 
@@ -183,16 +186,16 @@ class _Found:
         state.save("rounds", self.ranking.arrays(), known)
 
 
-def _restored(saved: Saved | None, model: Model) -> _Found | None:
+def _restored(saved: SavedState | None, model: Model) -> _RoundsState | None:
     if saved is None:
         return None
     ranking = Ranking.of_arrays(saved.arrays, model.name, model.anatomy, saved.rest["provenance"])
-    return _Found(ranking, saved.rest["rounds"])
+    return _RoundsState(ranking, saved.rest["rounds"])
 
 
 @dataclass(frozen=True)
-class _Work:
-    """Looking at models and allocating, always in the same way."""
+class _Ranker:
+    """Ranks, plans and cuts models by the same images and settings in every round."""
 
     model: Model
     images: Images
@@ -205,11 +208,11 @@ class _Work:
 
     @property
     def by_damage(self) -> bool:
-        """Whether there are damage curves; otherwise there are scores alone."""
+        """True if there are damage curves, False if there are scores alone."""
         return self.settings.allocation == "joint"
 
-    def begin(self) -> _Found:
-        """The ranking of the whole model."""
+    def begin(self) -> _RoundsState:
+        """Return the ranking of the dense model, before any round."""
         if self.by_damage:
             ranking, _ = damage_ranking(self.model, *self._statistics(self.model), self.damping)
         else:
@@ -218,16 +221,16 @@ class _Work:
         if self.by_damage or self.settings.depth:
             sublayers = measure_sublayers(self.model, self.images.first(IMAGES), progress=self.progress)
             ranking = replace(ranking, provenance={KEY: as_builtins(sublayers)})
-        return _Found(ranking, [])
+        return _RoundsState(ranking, [])
 
     def cut(self, ranking: Ranking, plan: Plan) -> nn.Module:
-        """The model of a Plan: refitted, unless the recipe is one that does not correct."""
+        """Return the model of a Plan: refitted, unless the recipe ranks by scores alone."""
         if not self.by_damage:
             return shrink(self.model.module, ranking, plan)
         return refit(self.model, ranking, plan, self.images, self.damping, progress=self.progress)
 
     def again(self, ranking: Ranking, plan: Plan, smaller: Model) -> Ranking:
-        """The ranking, with what `plan` keeps ordered by the smaller model."""
+        """Return the ranking with what `plan` keeps ordered by the smaller model."""
         if not self.by_damage:
             return rescored(ranking, plan, self._scores(smaller))
         return refined(ranking, plan, ordered_layers(smaller, *self._statistics(smaller), self.damping))
@@ -236,17 +239,17 @@ class _Work:
         return score(model, self.images, self.settings, self.progress)
 
     def _statistics(self, model: Model) -> tuple[Statistics, str, Scores | None]:
-        """Statistics, the order's name, and scores if it needs them."""
+        """Return the statistics, the name of the order, and scores if it needs them."""
         statistics = observe(model, self.images, self.progress, warn=model is self.model)
         scores = self._scores(model) if uses_scores(self.settings) else None
         self.progress.phase("ordering heads and neurons")
         return statistics, self.settings.order, scores
 
-    def plan(self, found: _Found, fraction: float) -> Plan:
-        """The Plan with the least damage for these FLOPs that keeps nothing which was cut before."""
+    def plan(self, found: _RoundsState, fraction: float) -> Plan:
+        """Return the Plan with the least damage for these FLOPs that keeps nothing which was cut before."""
         anatomy, ranking = self.model.anatomy, found.ranking
         if ranking.damage is None:
-            return Planner(ranking, anatomy).flops(fraction)  # at this ratio or a larger one what was cut goes first
+            return Planner(ranking, anatomy).flops(fraction)  # cuts first what earlier rounds have cut
         given = flops_costs(anatomy), protection_of(self.settings).least(anatomy)
         allocator = (
             Allocator(ranking.damage, *given, most=found.plan)
@@ -257,18 +260,19 @@ class _Work:
 
 
 def protection_of(settings: Settings) -> Protection:
-    """Whole sub-layers may go where the settings allow it, but scores are only made of models that have all."""
+    """Return the protection: whole sub-layers are removable if the settings say so and nothing has to be scored."""
     return Protection(sublayers=not settings.depth or uses_scores(settings))
 
 
-class _Judge:
-    """Tells how far the answers have moved, on images of its own."""
+class _DivergenceMeter:
+    """Measures the output divergence of cut models from the dense one, on images of its own."""
 
     def __init__(self, name: DivergenceName, model: Model, images: Images) -> None:
         self.images = images
-        self.divergence = Divergence(name, model, _embedding(model.module, images))
+        self.divergence = OutputDivergence(name, model, _embedding(model.module, images))
 
-    def moved(self, module: Any) -> float:
+    def of(self, module: Any) -> float:
+        """Return the mean output divergence of a cut model from the dense one."""
         return float(self.divergence(_embedding(module, self.images), slice(0, len(self.images))).mean())
 
 
@@ -279,9 +283,9 @@ def _embedding(module: Any, images: Images) -> torch.Tensor:
 
 
 def _split(images: Images, seed: int) -> tuple[Images, Images]:
-    """The images to fit on, and those that judge: a quarter, by seed."""
-    order, judges = shuffled(len(images), seed), len(images) // HELD_BACK
-    return images.only(sorted(order[judges:])), images.only(sorted(order[:judges]))
+    """Return the images to fit on, and those that measure the divergence: a quarter, by seed."""
+    order, held_back = shuffled(len(images), seed), len(images) // HELD_BACK
+    return images.only(sorted(order[held_back:])), images.only(sorted(order[:held_back]))
 
 
 def _check(model: Model, images: Images, rounds: Rounds, settings: Settings) -> None:
@@ -291,6 +295,6 @@ def _check(model: Model, images: Images, rounds: Rounds, settings: Settings) -> 
         raise UsageError("rounds go without a search. Use settings without evaluations")
     if len(images) < LEAST_IMAGES:
         raise UsageError(
-            f"{len(images)} images are too few for rounds, of which a quarter judges. Give {LEAST_IMAGES} or more"
+            f"{len(images)} images are too few for rounds, which hold a quarter back. Give {LEAST_IMAGES} or more"
         )
     check_reach(model.anatomy, protection_of(settings), flops=rounds.flops)

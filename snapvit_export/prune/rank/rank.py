@@ -1,9 +1,9 @@
-"""From a model and images to a Ranking: score by a criterion, then search for factors; resumable, on many processes.
+"""Rank a model on images: scores or damage curves, then a search for factors on them; resumable and distributed.
 
 Three things never change the result: how many processes share the work, where it was interrupted, and what else runs
-on the machine. Scores are sums of what the batches contribute, added in fixed point; each candidate of the search is
-evaluated whole by one process; all random numbers depend on the seed and a counter. In the joint way every process
-observes all images by itself; that is the same on like machines with as many threads, and checked.
+on the machine. Scores are sums of the batches' contributions, added in fixed point; each candidate of the search is
+evaluated whole by one process; all random numbers depend on the seed and a counter. With joint allocation every process
+observes all images; machines of one kind with as many threads find the same order, and that is checked.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from ...model.sublayer import KEY, SubLayer
 from ...progress import Progress, Silent
 from ...storage.json import as_builtins
 from ..models.class_names import as_outputs
-from ..models.load import Model, as_model, weights_fingerprint
+from ..models.load import Model, as_model
 from ..stats.observe import observe
-from ..stats.output_divergence import Divergence, DivergenceName, check_divergence, default_divergence
+from ..stats.output_divergence import DivergenceName, OutputDivergence, check_divergence, default_divergence
 from ..stats.sublayer_stats import IMAGES, measure_sublayers
-from .checkpoint import Checkpoint, Saved
+from .checkpoint import Checkpoint, SavedState
 from .criteria import make_criterion
 from .criteria.base import Batch, Criterion
 from .damage import damage_ranking
 from .distributed import Processes
-from .reproducible import ExactSum, choose_exponents, one_thread
-from .search.candidate_runner import Bench
+from .reproducible import ExactSum, choose_exponents, single_thread
+from .search.candidate_runner import CandidateRunner
 from .search.cka import cka_covariance
-from .search.damage_fitness import AllocationFitness
+from .search.damage_fitness import DamageFitness
 from .search.engine import Autocast, EngineName, engine_name
 from .search.fitness import Fitness, check_enough_images
-from .search.loop import Judge, Progressed, search
+from .search.loop import Objective, SearchState, search
 from .search.optimiser import Optimiser, Vector
 from .search.snes import LogSNES
 from .search.xnes import XNES
@@ -77,7 +77,7 @@ def rank_and_factor(
     processes: Processes = Processes(),
     progress: Progress | None = None,
 ) -> tuple[Ranking, Factors | None]:
-    """The ranking, and the factors that correct any Plan of it, if it made any on its way.
+    """Return the ranking, and the factors that correct any Plan of it where ranking made them.
 
     With a `checkpoint` path, what was begun there is resumed.
     """
@@ -86,7 +86,9 @@ def rank_and_factor(
     how = {"engine": engine_name(engine, processes.device, autocast), "device": processes.device.type}
     provenance = provenance_of(model, images, settings, criterion, {**how, "autocast": autocast})
     state = Checkpoint(checkpoint, provenance) if checkpoint is not None else None
-    saved = Saved.unpacked(processes.from_first(lambda: Saved.packed(state.load() if state is not None else None)))
+    saved = SavedState.unpacked(
+        processes.from_first(lambda: SavedState.packed(state.load() if state is not None else None))
+    )
     seconds = SAVE_SECONDS if save_seconds is None else save_seconds
     run = _Run(model, images, settings, criterion, processes, state, seconds, progress or Silent(), engine, autocast)
     if settings.allocation == "joint":
@@ -102,6 +104,8 @@ def rank_and_factor(
 
 @dataclass
 class _Run:
+    """One ranking run in this process: its inputs, its checkpoint and its steps."""
+
     model: Model
     images: Images
     settings: Settings
@@ -113,8 +117,8 @@ class _Run:
     engine: EngineName | None
     autocast: Autocast | None
 
-    def score(self, saved: Saved | None) -> Scores:
-        """Add up what all batches contribute, each process its share, and finish."""
+    def score(self, saved: SavedState | None) -> Scores:
+        """Return the scores from the contributions of all batches, of which each process makes its share."""
         if saved is not None and saved.phase in ("scored", "search"):
             return _scores_from(saved.arrays, len(self.model.anatomy.blocks))
         module = self.model.module
@@ -127,9 +131,9 @@ class _Run:
             module.to("cpu")
         return self.criterion.finish(module, sums, len(self.images))
 
-    def _sums(self, saved: Saved | None) -> list[torch.Tensor]:
+    def _sums(self, saved: SavedState | None) -> list[torch.Tensor]:
         batches = range(-(-len(self.images) // BATCH))
-        first = None if saved is not None else self._contribution(0)  # in every process: it tells shapes and scale
+        first = None if saved is not None else self._contribution(0)  # every process needs its shapes and scale
         total, begun = self._begin(first, saved)
         self.progress.phase("scoring heads and neurons", len(self.images))
         self.progress.advance(min(begun * BATCH, len(self.images)))
@@ -148,8 +152,8 @@ class _Run:
     def _due(self, last_save: float) -> bool:
         return time.monotonic() - last_save >= self.save_seconds
 
-    def _begin(self, first: list[torch.Tensor] | None, saved: Saved | None) -> tuple[ExactSum, int]:
-        """An empty sum, or the one of the checkpoint, which then belongs to the first process."""
+    def _begin(self, first: list[torch.Tensor] | None, saved: SavedState | None) -> tuple[ExactSum, int]:
+        """Return an empty sum, or that of the checkpoint, which the first process holds; and the next batch."""
         if first is None:
             assert saved is not None
             totals = [torch.from_numpy(saved.arrays[f"sum.{i}"].copy()) for i in range(len(saved.rest["exponents"]))]
@@ -165,7 +169,7 @@ class _Run:
 
     @cached_property
     def labels(self) -> torch.Tensor | None:
-        """Which output of the head each image belongs to, if that is asked for: (N,)."""
+        """The head's output that each image belongs to, if the criterion needs it: (N,)."""
         if self.criterion.needs != "labels":
             return None
         found = as_outputs(self.images, self.model, self.settings.criterion).labels
@@ -179,8 +183,8 @@ class _Run:
         batch = Batch(torch.from_numpy(pixels).to(target), None if labels is None else labels.to(target), number)
         return self.criterion.contribution(self.model.module, batch)
 
-    def search(self, scores: Scores, saved: Saved | None) -> tuple[Scores, dict[str, Any]]:
-        """Weight the scores by the factors that the search finds best."""
+    def search(self, scores: Scores, saved: SavedState | None) -> tuple[Scores, dict[str, Any]]:
+        """Return the scores weighted by the best factors of the search, and a summary of it."""
         settings = self.settings
         self.progress.phase("preparing the search")
         fitness = Fitness(
@@ -194,15 +198,15 @@ class _Run:
             autocast=self._precision(saved),
             agree=self.processes.from_first,
         )
-        notes = {"autocast": fitness.bench.autocast}
-        with one_thread():
+        notes = {"autocast": fitness.runner.autocast}
+        with single_thread():
             covariance = cka_covariance(self.model, self.images) if settings.cka else None
         optimiser = make_optimiser(settings, starting_factors(scores), covariance)
         factors, summary = self._minimise(fitness, optimiser, _arrays_of(scores), notes, saved)
         return scores.scaled(factors), summary
 
-    def joint(self, saved: Saved | None, provenance: dict[str, Any]) -> tuple[Ranking, Factors]:
-        """Orders and damage curves from the statistics of the dense model; a search may then weight the curves."""
+    def joint(self, saved: SavedState | None, provenance: dict[str, Any]) -> tuple[Ranking, Factors]:
+        """Return orders and damage curves from the dense model's statistics; a search may then weight the curves."""
         settings = self.settings
         scores = self.score(saved) if uses_scores(settings) else None
         ranking, factors = self._ordered(scores, provenance)
@@ -212,7 +216,7 @@ class _Run:
         if not settings.evaluations:
             return ranking, factors
         self.progress.phase("preparing the search")
-        bench = Bench(
+        runner = CandidateRunner(
             self.model,
             self.images.first(settings.search_images),
             self.engine,
@@ -220,31 +224,31 @@ class _Run:
             self._precision(saved),
             self.processes.from_first,
         )
-        divergence = Divergence(divergence_of(settings, self.model), self.model, bench.dense)
-        judged = factors if _corrects(settings) else None
-        fitness = AllocationFitness(bench, ranking, judged, divergence, settings.flops)
+        divergence = OutputDivergence(divergence_of(settings, self.model), self.model, runner.dense)
+        corrected_by = factors if _corrects(settings) else None
+        fitness = DamageFitness(runner, ranking, corrected_by, divergence, settings.flops)
         optimiser = make_optimiser(settings, np.ones(2 * len(self.model.anatomy.blocks)))
         arrays = {} if scores is None else _arrays_of(scores)
-        notes = {"autocast": bench.autocast, "order_sha256": ranking.order_sha256}
+        notes = {"autocast": runner.autocast, "order_sha256": ranking.order_sha256}
         weights, summary = self._minimise(fitness, optimiser, arrays, notes, saved)
         weighted = ranking.weighted(np.reshape(weights, (-1, 2)))
         return replace(weighted, provenance={**weighted.provenance, **summary}), factors
 
     def _ordered(self, scores: Scores | None, provenance: dict[str, Any]) -> tuple[Ranking, Factors]:
-        """The statistics live only here: of a large model they take gigabytes, and the factors as much again."""
+        """Return the ranking and its factors. The statistics, gigabytes for a large model, are freed on return."""
         statistics = observe(self.model, self.images, self.progress, str(self.processes.device))
         self.progress.phase("ordering heads and neurons")
         damping = Damping.parse(self.settings.damping)
         return damage_ranking(self.model, statistics, self.settings.order, scores, damping, provenance)
 
     def sublayers(self) -> tuple[SubLayer, ...]:
-        """Measured by the first process for all, so that all have the same numbers."""
+        """Return the measurements of the sub-layers, made by the first process, so that all have the same numbers."""
         few, device = self.images.first(IMAGES), str(self.processes.device)
         measured = partial(measure_sublayers, self.model, few, None, self.progress, device)
         return msgspec.convert(self.processes.from_first(lambda: as_builtins(measured())), tuple[SubLayer, ...])
 
-    def _check_same_order(self, ranking: Ranking, saved: Saved | None) -> None:
-        """All processes observed all images: unlike machines might round unlike, and must not search together."""
+    def _check_same_order(self, ranking: Ranking, saved: SavedState | None) -> None:
+        """Refuse processes whose machines rounded differently and found another order: they cannot search together."""
         if self.processes.from_first(lambda: ranking.order_sha256) != ranking.order_sha256:
             raise SnapvitError("the processes of this run found different orders. Run them on machines of one kind")
         before = None if saved is None else saved.rest.get("order_sha256")
@@ -256,20 +260,20 @@ class _Run:
 
     def _minimise(
         self,
-        fitness: Judge,
+        fitness: Objective,
         optimiser: Optimiser,
         arrays: dict[str, np.ndarray],
         notes: dict[str, Any],
-        saved: Saved | None,
+        saved: SavedState | None,
     ) -> tuple[Vector, dict[str, Any]]:
-        """Search, showing and saving how far it is; the best factors, and what to say of the search in the ranking."""
+        """Search with progress and checkpoints; return the best factors and the summary for the provenance."""
         if self.state is not None and self.processes.is_first and (saved is None or saved.phase == "score"):
             self.state.save("scored", arrays, notes)
         evaluations = self.settings.evaluations
         self.progress.phase("searching", evaluations)
         reached = 0
 
-        def tell(now: Progressed) -> None:
+        def report(now: SearchState) -> None:
             nonlocal reached
             self.progress.describe(f"searching, best fitness {now.best_loss:.5f}")
             self.progress.advance(now.evaluations - reached)
@@ -285,7 +289,7 @@ class _Run:
             saved,
             arrays,
             notes,
-            tell,
+            report,
         )
         summary = {
             "search": {
@@ -300,8 +304,8 @@ class _Run:
         }
         return found.best_factors, summary
 
-    def _precision(self, saved: Saved | None) -> Autocast | None:
-        """fp32 on a CPU, so that results repeat; on a GPU what was asked for, or measured once for the whole run."""
+    def _precision(self, saved: SavedState | None) -> Autocast | None:
+        """Return the autocast: none on a CPU, so that results repeat; on a GPU as asked, or measured once (None)."""
         if saved is not None and "autocast" in saved.rest:
             return saved.rest["autocast"]
         if self.autocast is None and self.processes.device.type == "cpu":
@@ -310,21 +314,21 @@ class _Run:
 
 
 def make_optimiser(settings: Settings, start: Vector, covariance: np.ndarray | None = None) -> Optimiser:
-    """The optimiser of these settings, at its start."""
+    """Return the optimiser of these settings, at its start."""
     if settings.optimiser == "snes-log":
         return LogSNES(start, settings.seed, settings.population)
     return XNES(start, settings.seed, settings.population, covariance)
 
 
 def starting_factors(scores: Scores) -> Vector:
-    """linspace(1.2, 0.8) over depth, for the MLPs and the same for every head of a block."""
+    """Return linspace(1.2, 0.8) over depth, for the MLPs and the same for every head of a block."""
     by_depth = np.linspace(1.2, 0.8, len(scores.neurons), dtype=np.float32)
     per_head = [np.full(len(block), value) for block, value in zip(scores.heads, by_depth)]
     return np.concatenate([by_depth, *per_head])
 
 
 def score(model: Model, images: Images, settings: Settings, progress: Progress) -> Scores:
-    """The scores of the criterion of these settings, by this process alone."""
+    """Return the scores of the criterion of these settings, computed by this process alone."""
     run = _Run(
         model,
         images,
@@ -341,23 +345,23 @@ def score(model: Model, images: Images, settings: Settings, progress: Progress) 
 
 
 def criterion_of(settings: Settings) -> Criterion:
-    """What makes a structure matter, as the settings say."""
+    """Return the criterion of these settings."""
     return make_criterion(settings.criterion, views=settings.views, reduction=settings.reduction, seed=settings.seed)
 
 
 def needs_images(settings: Settings) -> bool:
-    """Whether these settings look at any image: magnitude and its like do not, unless a search follows."""
+    """Return True if these settings use any image: magnitude and its like do not, unless a search follows."""
     joint = settings.allocation == "joint"
     return joint or settings.depth or make_criterion(settings.criterion).needs != "nothing" or settings.evaluations > 0
 
 
 def _corrects(settings: Settings) -> bool:
-    """Whether candidates are judged with correction: as they will be used."""
+    """Return True if the search corrects its candidates: as they will be used."""
     return settings.correction not in (None, "sparsegpt")
 
 
 def divergence_of(settings: Settings, model: Model) -> DivergenceName:
-    """What is compared to tell how far the answers move: as the settings say, or the best that the model allows."""
+    """Return the name of the output divergence: of the settings, or the best that the model allows."""
     name = default_divergence(model) if settings.divergence is None else settings.divergence
     check_divergence(name, model)
     return name  # type: ignore[return-value]
@@ -388,7 +392,7 @@ def check(criterion: Criterion, model: Model, images: Images, settings: Settings
 def provenance_of(
     model: Model, images: Images, settings: Settings, criterion: Criterion, how: dict[str, Any]
 ) -> dict[str, Any]:
-    """All that decides the ranking; `how` candidates of a search are evaluated."""
+    """Return all that decides the ranking; `how`: engine, device and precision of the search's candidates."""
     described: dict[str, Any] = {"allocation": settings.allocation}
     if settings.allocation == "joint":
         described |= {"order": settings.order, "damping": settings.damping}
@@ -401,7 +405,7 @@ def provenance_of(
     described |= {
         "seed": settings.seed,
         "model": model.name,
-        "weights_sha256": weights_fingerprint(model.module),
+        "weights_sha256": model.weights_sha256,
         "data": images.fingerprint,
     }
     if settings.evaluations:
@@ -417,7 +421,7 @@ def provenance_of(
 
 
 def _labels_fingerprint(images: Images) -> str:
-    """A hash of the labels: that of the images tells only their pixels."""
+    """Return a hash of the labels: that of the images covers only their pixels."""
     labels = np.zeros(0) if images.labels is None else images.labels
     return hashlib.sha256(labels.astype("<i8").tobytes()).hexdigest()
 

@@ -1,14 +1,14 @@
-"""Sums that do not depend on the order of their terms: in fixed point, where addition is exact.
+"""Reproducible arithmetic: sums that do not depend on the order of their terms, and linear algebra on one thread.
+
+Neither the number of processes nor the cores of a machine may change a ranking. Two things would:
 
 Floating-point sums change with the order, so the same images spread over two processes would give other scores than on
-one. Here every term is rounded once to a multiple of a quantum and added as integers, in two parts of 64 bits: a coarse
-one whose unit is 2^-34 of the largest entry of the first batch, and a fine one that resolves 2^-74 of it (5e-23), so
-that squares of small gradients are not lost beside large ones.
+one. `ExactSum` adds in fixed point, where addition is exact: every term is rounded once to a multiple of a quantum and
+added as integers, in two parts of 64 bits: a coarse one whose unit is 2^-34 of the largest entry of the first batch,
+and a fine one that resolves 2^-74 of it (5e-23), so that squares of small gradients are not lost beside large ones.
 
-Linear algebra on one thread: libraries split sums by the number of threads, and their last bits change with it.
-
-What is small but decides the search (PCA, CKA, the optimiser) runs here, so that neither the cores of a machine nor
-the number of processes can change a ranking.
+Linear algebra libraries split sums by the number of threads, and the last bits change with it. The small computations
+that decide a search (PCA, CKA, the optimiser) and orders therefore run within `single_thread`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from torch import Tensor
 
 from ...errors import SnapvitError
 
-COARSE, FINE = 34, 40  # bits of the largest first entry, and of the remainder
+COARSE, FINE = 34, 40  # bits of the largest entry of the first batch, and of the remainder
 ROOM = 10  # bits by which later terms may be larger; with 2^18 batches the sum stays below 2^62
 
 
 def choose_exponents(first: Sequence[Tensor]) -> list[int]:
-    """For each tensor the power of two that scales its largest entry of the first batch to about 2^COARSE."""
+    """Return for each tensor the power of two that scales its largest entry of the first batch to about 2^COARSE."""
     largest = [float(tensor.abs().max()) for tensor in first]
     if not all(math.isfinite(value) for value in largest):
         raise SnapvitError("the first batch gives values that are not finite. Are the weights of this model whole?")
@@ -55,7 +55,7 @@ class ExactSum:
             total[1] += torch.ldexp(scaled - coarse, torch.tensor(FINE)).round().to(torch.int64)
 
     def values(self) -> list[Tensor]:
-        """The sums as float64."""
+        """Return the sums as float64."""
         found = []
         for (coarse, fine), exponent in zip(self.totals, self.exponents):
             whole = coarse.double() + torch.ldexp(fine.double(), torch.tensor(-FINE))
@@ -64,8 +64,8 @@ class ExactSum:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Within the block, numpy and torch compute on one thread."""
+def single_thread() -> Iterator[None]:
+    """Within the context, numpy and torch compute on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,1 +1,1 @@
-"""Statistics of a running model: moments of what layers read, what each sub-layer does, how far outputs diverge."""
+"""Statistics of a running model: moments of layer inputs, measures of each sub-layer, output divergence."""

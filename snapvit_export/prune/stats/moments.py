@@ -13,7 +13,7 @@
 y y^T of a wide layer costs more than the forward pass of its block. It is symmetric, so only one triangle is computed,
 by blocks of columns, in float32 within a batch and added up in float64.
 
-`RunningRegression` adds targets of these tokens, and how they go with the inputs: all that least squares needs.
+`RunningRegression` also sums targets of these tokens and their products with the inputs: all that least squares needs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 from ...correction.moments import Array, Moments
 from ...errors import SnapvitError
 
-COLUMNS = 192  # of one product: 96 to 768 were timed at widths of 768 and 3072, this was the fastest or close to it
+COLUMNS = 192  # per product: of 96 to 768, timed at widths of 768 and 3072, this was the fastest or close to it
 
 
 def _not_finite(name: str, what: str) -> SnapvitError:
@@ -36,14 +36,14 @@ def _not_finite(name: str, what: str) -> SnapvitError:
 
 
 class RunningMoments:
-    """Sums over batches of one layer's input; `name` is what an error calls the layer."""
+    """Sums over batches of one layer's input; errors call the layer `name`."""
 
     def __init__(self, name: str, width: int) -> None:
         self.name, self.width = name, width
         self._total = 0.0
         self.shift: Tensor | None = None
         self._first = torch.zeros(width, dtype=torch.float64)  # m
-        self._second = torch.zeros(width, width, dtype=torch.float64)  # C: only its lower triangle by blocks
+        self._second = torch.zeros(width, width, dtype=torch.float64)  # C, of which only the lower blocks are filled
 
     def add(self, x: Tensor, weights: Tensor | None = None) -> None:
         """Add the tokens of some images, (B, T, d); `weights` (T,) are the same for every image."""
@@ -72,7 +72,7 @@ class RunningMoments:
             raise _not_finite(self.name, "input")
 
     def result(self) -> Moments:
-        """The moments of all that was added. Ends the sum: its memory becomes the covariance."""
+        """Return the moments of all that was added. Ends the sum: its memory becomes the covariance."""
         assert self.shift is not None
         offset = self._first / self._total  # (d,)
         covariance = self._second.div_(self._total)
@@ -114,7 +114,7 @@ class RunningRegression:
         self._cross += y.T @ (x - self.inputs.shift)
 
     def result(self) -> tuple[Moments, Array, Array]:
-        """The moments of the inputs, the mean of the targets (o,), their covariance with the inputs (o, d)."""
+        """Return the moments of the inputs, the mean of the targets (o,), their covariance with the inputs (o, d)."""
         assert self._shift is not None
         assert self.inputs.shift is not None
         moments = self.inputs.result()

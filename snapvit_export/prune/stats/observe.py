@@ -1,9 +1,8 @@
 """Observe a model: one pass over the images gives the mean and covariance of every proj and fc2 input.
 
-Memory does not grow with the number of images: a layer's input is added to its sums while the pass goes on, and
-forgotten. What is kept is one float64 matrix per layer, which correction needs anyway.
-
-Which tokens count, and how much, is in `tokens`.
+Memory does not grow with the number of images: a layer's input is added to its sums during the pass and dropped. What
+is kept is one float64 matrix per layer, which correction needs anyway. `token_weights` decides how much each token
+counts.
 """
 
 from __future__ import annotations
@@ -19,13 +18,14 @@ from torch import Tensor, nn
 from ...calibration.images import Images
 from ...correction.moments import Moments, Statistics
 from ...errors import SnapvitError
+from ...model.plan import Part
 from ...progress import Progress, Silent
-from ..blocks.timm_blocks import PARTS, Part, blocks_of, output_of
-from ..models.load import Model, check_device, weights_fingerprint
+from ..blocks.timm_blocks import PARTS, blocks_of, output_of
+from ..models.load import Model, check_device
 from .moments import RunningMoments
-from .token_weights import TokenWeights, batch_size, checked_weights, counted, passed_over
+from .token_weights import TokenWeights, batch_size, checked_weights, counted, subsample_step
 
-EMPTY = Moments(0.0, np.zeros(0), np.zeros((0, 0)))  # of a layer that is gone
+EMPTY = Moments(0.0, np.zeros(0), np.zeros((0, 0)))  # of a removed layer
 
 
 def observe(
@@ -38,7 +38,7 @@ def observe(
 ) -> Statistics:
     """Take the statistics of the dense model over all images; tokens count `as_read` unless weights are given.
 
-    A model may lack sub-layers: nothing goes into their layers, and their moments are empty.
+    The moments of sub-layers that were removed from the model are empty.
 
     >>> statistics = observe(model, images)
     """
@@ -64,15 +64,15 @@ def observe(
     proj, fc2 = (tuple(EMPTY if layer is None else layer.result() for layer in kind) for kind in zip(*sums))
     made_from = {
         "model": model.name,
-        "weights_sha256": weights_fingerprint(module),
+        "weights_sha256": model.weights_sha256,
         "data": images.fingerprint,
-        "passed_over": passed_over(model.anatomy, len(images)),
+        "passed_over": subsample_step(model.anatomy, len(images)),
     }
     return Statistics(proj, fc2, len(images), made_from)
 
 
 def running_sums(module: nn.Module) -> list[tuple[RunningMoments | None, RunningMoments | None]]:
-    """Empty sums for the proj and fc2 of every block; None for what was removed."""
+    """Return empty sums for the proj and fc2 of every block; None for what was removed."""
     return [
         (_sums(block, "attention", f"blocks.{i}.attn.proj"), _sums(block, "mlp", f"blocks.{i}.mlp.fc2"))
         for i, block in enumerate(blocks_of(module))
@@ -90,7 +90,7 @@ def _added_to(
     module: nn.Module,
     weights: Sequence[Tensor | None],
 ) -> Iterator[None]:
-    """Within the block, what goes into proj and fc2 is added to the sums."""
+    """Within the context, the inputs of proj and fc2 are added to the sums."""
     hooks = []
     try:
         for block, pair, own in zip(blocks_of(module), sums, weights):
@@ -112,7 +112,7 @@ def _adder(layer: RunningMoments, weights: Tensor | None) -> Any:
 
 
 def warn_of_few(model: Model, images: int, weights: Sequence[Tensor | None], progress: Progress) -> None:
-    """With fewer tokens than columns a covariance is singular: damping keeps it usable, images would make it good."""
+    """Note that more images are needed: with fewer tokens than columns a covariance is singular but for damping."""
     needed = 0
     for block, own in zip(model.anatomy.blocks, weights):
         used = model.anatomy.tokens if own is None else int((own > 0).sum())

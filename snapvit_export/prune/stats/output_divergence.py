@@ -1,14 +1,14 @@
-"""How far a cut model has moved from the dense one, image by image and without labels.
+"""Output divergence of a cut model from the dense one, image by image and without labels.
 
-| symbol | meaning                                             | shape  |
-|--------|-----------------------------------------------------|--------|
+| symbol | meaning                                              | shape  |
+|--------|------------------------------------------------------|--------|
 | z, z'  | pre-logits embeddings of the dense and the cut model | (N, E) |
-| p, p'  | what their classifier makes of them, softmax        | (N, C) |
+| p, p'  | softmax of the classifier's logits for them          | (N, C) |
 | s, s'  | softmax over the other images j of cos(z_i, z_j)/t; of cos(z'_i, z_j)/t | (N, N) |
 
 `predictions` is KL(p || p'), `neighbours` KL(s || s'), `cosine` 1 - cos(z', z). The first needs a classifier; the
-second asks what a model without one is used for: which images are alike. docs/quality.md tells how well each
-foretells the accuracy on other images.
+second compares what a model without one is used for: which images are alike. docs/quality.md has how well each
+predicts the accuracy on other images.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ...errors import SnapvitError, UsageError
 from ..models.load import Model
 
 DivergenceName = Literal["predictions", "neighbours", "cosine"]
-TEMPERATURE = 0.07  # of the similarities, as customary in contrastive learning
+TEMPERATURE = 0.07  # t of the similarities, as customary in contrastive learning
 
 
-class Divergence:
+class OutputDivergence:
     """Compares embeddings of a cut model with those of the dense one.
 
-    >>> divergence = Divergence("predictions", model, bench.dense)
+    >>> divergence = OutputDivergence("predictions", model, runner.dense)
     >>> divergence(embedding[:8], slice(0, 8))     # (8,)
     """
 
@@ -38,18 +38,18 @@ class Divergence:
         self.name = name
         self.classifier: Any = getattr(model.module, "head", None)
         self.bank = F.normalize(dense, dim=1)  # (N, E)
-        self.teacher = self._seen(dense, slice(0, len(dense)))
+        self.teacher = self._compared(dense, slice(0, len(dense)))
 
     def __call__(self, z: Tensor, rows: slice) -> Tensor:
-        """The divergence of the images in `rows`, whose embeddings are `z`: (n,) in float64."""
-        seen = self._seen(z, rows)
+        """Return the divergence of the images in `rows`, whose embeddings are `z`: (n,) in float64."""
+        student = self._compared(z, rows)
         if self.name == "cosine":
-            return 1 - (seen * self.teacher[rows]).sum(1).double()
+            return 1 - (student * self.teacher[rows]).sum(1).double()
         teacher = self.teacher[rows].double()
-        return (teacher.exp() * (teacher - seen.double())).sum(1)
+        return (teacher.exp() * (teacher - student.double())).sum(1)
 
-    def _seen(self, z: Tensor, rows: slice) -> Tensor:
-        """What is compared: log-probabilities, or embeddings of length one."""
+    def _compared(self, z: Tensor, rows: slice) -> Tensor:
+        """Return what is compared: log-probabilities, or embeddings of length one."""
         with torch.no_grad():
             if self.name == "cosine":
                 return F.normalize(z, dim=1)
@@ -62,7 +62,7 @@ class Divergence:
 
 
 def default_divergence(model: Model) -> DivergenceName:
-    """The best guide that this model allows: its own predictions, or where it makes none its neighbours."""
+    """Return the best divergence that this model allows: of its predictions, or of neighbours where it makes none."""
     return "predictions" if _predicts(model) else "neighbours"
 
 
@@ -75,5 +75,5 @@ def check_divergence(name: str, model: Model) -> None:
 
 
 def _predicts(model: Model) -> bool:
-    """Whether one classifier reads the embedding; a distilled model has two, each on a token of its own."""
+    """Return True if one classifier reads the embedding; a distilled model has two, each on a token of its own."""
     return model.anatomy.classes > 1 and not model.anatomy.distillation_token

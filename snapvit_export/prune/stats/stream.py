@@ -1,6 +1,7 @@
-"""The stream of tokens: what runs through the blocks for all images, and the moments of what reaches a layer there.
+"""The residual stream of all images at one depth of the model, and the moments of a layer's input on it.
 
-What reaches a layer: its input when something is run, without running what comes after it.
+A `Stream` holds the tokens before one block and is passed on block by block, dense or cut. `capture_input` takes the
+input of a layer out of a forward pass and stops the pass there, so that nothing after the layer is computed.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from .moments import RunningMoments
 from .token_weights import batch_size
 
 
-class _Reached(Exception):
-    """The layer got its input: the rest need not run."""
+class _InputCaptured(Exception):
+    """Ends a forward pass once the layer has its input."""
 
 
-def input_of(linear: nn.Linear, run: Callable[[], object]) -> Tensor:
-    """The input that `linear` gets when `run` is called: (B, T, d)."""
+def capture_input(linear: nn.Linear, run: Callable[[], object]) -> Tensor:
+    """Return the input that `linear` gets when `run` is called, (B, T, d); `run` is stopped there."""
     found: list[Tensor] = []
 
     def hook(_: nn.Module, inputs: tuple[Tensor]) -> None:
         found.append(inputs[0])
-        raise _Reached
+        raise _InputCaptured
 
     handle = linear.register_forward_pre_hook(hook)
     try:
         run()
-    except _Reached:
+    except _InputCaptured:
         pass
     finally:
         handle.remove()
@@ -44,13 +45,14 @@ def input_of(linear: nn.Linear, run: Callable[[], object]) -> Tensor:
 
 @dataclass
 class Stream:
-    """The tokens of all images before the present block, in chunks, and how its blocks are called."""
+    """The tokens of all images before the current block, in chunks, and the other arguments of its blocks."""
 
     chunks: list[Tensor]  # (B, T, E) each
-    extra: dict[str, Tensor]  # rotary embedding, where the family has one
+    extra: dict[str, Tensor]  # the rotary embedding, where the family has one
 
     @staticmethod
     def of(model: Model, images: Images) -> Stream:
+        """Return the stream before the first block."""
         made = [
             embed_tokens(model.module, torch.from_numpy(b))
             for b in images.batches(batch_size(model.anatomy, len(images)))
@@ -59,13 +61,13 @@ class Stream:
         return Stream([tokens for tokens, _ in made], {} if rope is None else {"rope": rope})
 
     def go_through(self, run: Callable[..., Tensor]) -> None:
-        """Through a block, or a half of one."""
+        """Replace the tokens by the output of a block, or of one residual branch, on them."""
         for i, chunk in enumerate(self.chunks):
             self.chunks[i] = run(chunk, **self.extra)
 
     def moments(self, run: Callable[..., Tensor], linear: nn.Linear, name: str, weights: Tensor | None) -> Moments:
-        """The moments of what reaches `linear` when `run` gets the stream; nothing after it is computed."""
+        """Return the moments of the input of `linear` when `run` gets the stream; nothing after it is computed."""
         sums = RunningMoments(name, linear.in_features)
         for chunk in self.chunks:
-            sums.add(input_of(linear, partial(run, chunk, **self.extra)), weights)
+            sums.add(capture_input(linear, partial(run, chunk, **self.extra)), weights)
         return sums.result()

@@ -1,4 +1,4 @@
-"""Measure each attention and each MLP: what it does to the stream, and how much is lost without it.
+"""Measure each attention and each MLP: its effect on the residual stream, and the output divergence without it.
 
 | symbol | meaning                                            | shape     |
 |--------|----------------------------------------------------|-----------|
@@ -8,11 +8,11 @@
 
     divergence = E |f(x)| / E |x + f(x)|,    turned = E [1 - cos(x, x + f(x))],
 
-and the damage is how far the model's answers move (`search.divergence`) when m is added instead of f(x): with m in the
-bias of the layer before, that is the model without the sub-layer. Tokens count as they do in all statistics here.
+and the damage is the output divergence (`output_divergence`) of the model in which m is added instead of f(x): with m
+in the bias of the layer before, that is the model without the sub-layer. Tokens are weighted as in all statistics here.
 
-Where only the class token is read, it learns nothing more of the image after the last attention. So `onward` is the
-damage without this attention and all later ones: then tokens go their own ways, and only those that are read count.
+Where only the class token is read, it gets nothing more of the image after the last attention. So `onward` is the
+damage without this attention and all later ones: tokens no longer mix then, and only those that are read are computed.
 
 One pass goes through the blocks; at every sub-layer the rest of the model is run once more without it, which is as much
 work as running the whole model once for each block.
@@ -29,16 +29,17 @@ from torch import Tensor
 
 from ...calibration.images import Images
 from ...errors import SnapvitError
+from ...model.plan import Part
 from ...model.sublayer import SubLayer
 from ...progress import Progress, Silent
 from ..blocks.functional import pooled
-from ..blocks.timm_blocks import HALVES, PARTS, Part, blocks_of, output_of
+from ..blocks.timm_blocks import BRANCHES, PARTS, blocks_of, output_of
 from ..models.load import Model
-from .output_divergence import Divergence, DivergenceName, default_divergence
+from .output_divergence import DivergenceName, OutputDivergence, default_divergence
 from .stream import Stream
 from .token_weights import as_read
 
-IMAGES = 64  # that are enough to tell sub-layers apart
+IMAGES = 64  # enough to distinguish the damage of sub-layers
 
 
 @torch.no_grad()
@@ -49,7 +50,7 @@ def measure_sublayers(
     progress: Progress | None = None,
     device: str = "cpu",
 ) -> tuple[SubLayer, ...]:
-    """All sub-layers in the order of the computation.
+    """Return the measurements of all sub-layers in the order of the computation.
 
     >>> [s.damage for s in measure_sublayers(model, images.first(64))]
     """
@@ -63,8 +64,9 @@ def measure_sublayers(
     try:
         chunks = [chunk.to(device) for chunk in stream.chunks]
         extra = {name: tensor.to(device) for name, tensor in stream.extra.items()}
-        rest = _Rest(module, blocks, extra)
-        judge = Divergence(divergence or default_divergence(model), model, rest.embedding(chunks, 0, "attention"))
+        rest = _Remainder(module, blocks, extra)
+        dense = rest.embedding(chunks, 0, "attention")
+        diverged = OutputDivergence(divergence or default_divergence(model), model, dense)
         progress.phase("measuring sub-layers", 2 * len(blocks))
         found, read, means = [], [], []
         reads_token, tokens = model.anatomy.reads_token, model.anatomy.read_tokens
@@ -72,44 +74,44 @@ def measure_sublayers(
             if reads_token:
                 read.append([chunk[:, :tokens].clone() for chunk in chunks])  # a view would keep the whole stream
             for part in PARTS:
-                after = [HALVES[part](block, chunk, extra) for chunk in chunks]
-                mean, said = _seen(chunks, after, weights[i])
-                moved = 0.0
-                if output_of(block, part) is None:  # the model lacks it already, and nothing more can be lost
-                    said = dict.fromkeys(said, 0.0)
+                after = [BRANCHES[part](block, chunk, extra) for chunk in chunks]
+                mean, effect = _effect(chunks, after, weights[i])
+                damage = 0.0
+                if output_of(block, part) is None:  # removed already, so that nothing more can be lost
+                    effect = dict.fromkeys(effect, 0.0)
                 else:
                     without = rest.embedding([chunk + mean for chunk in chunks], *_next(i, part))
-                    moved = float(judge(without, slice(0, len(without))).mean())
-                found.append(SubLayer(block=i, part=part, damage=max(moved, 0.0), **said))
+                    damage = float(diverged(without, slice(0, len(without))).mean())
+                found.append(SubLayer(block=i, part=part, damage=max(damage, 0.0), **effect))
                 means += [mean] if part == "attention" else []
                 chunks = after
                 progress.advance()
         if reads_token:
             for i in range(len(blocks)):
                 without = rest.embedding_of_read(read[i], i, means)
-                moved = float(judge(without, slice(0, len(without))).mean())
-                found[2 * i] = replace(found[2 * i], onward=max(moved, 0.0))
+                damage = float(diverged(without, slice(0, len(without))).mean())
+                found[2 * i] = replace(found[2 * i], onward=max(damage, 0.0))
     finally:
         module.to("cpu")
     return tuple(found)
 
 
-class _Rest:
-    """The model from any sub-layer on."""
+class _Remainder:
+    """The model from any sub-layer onwards."""
 
     def __init__(self, module: Any, blocks: list[Any], extra: dict[str, Tensor]) -> None:
         self.module, self.blocks, self.extra = module, blocks, extra
 
     def embedding(self, chunks: list[Tensor], block: int, part: Part) -> Tensor:
-        """The embedding that the stream before this sub-layer leads to: (N, E)."""
+        """Return the embedding from the stream before this sub-layer: (N, E)."""
         return torch.cat([self._run(chunk, block, part) for chunk in chunks]).float()
 
     def embedding_of_read(self, chunks: list[Tensor], block: int, means: list[Tensor]) -> Tensor:
-        """The embedding where all attentions from here on only add their means; others do not matter."""
+        """Return the embedding from the tokens that are read, if all attentions from here on only add their means."""
         made = []
         for x in chunks:
             for each, mean in zip(self.blocks[block:], means[block:]):
-                x = HALVES["mlp"](each, x + mean, self.extra)
+                x = BRANCHES["mlp"](each, x + mean, self.extra)
             made.append(pooled(self.module, x))
         return torch.cat(made).float()
 
@@ -117,7 +119,7 @@ class _Rest:
         for i in range(block, len(self.blocks)):
             for each in PARTS:
                 if (i, PARTS.index(each)) >= (block, PARTS.index(part)):
-                    x = HALVES[each](self.blocks[i], x, self.extra)
+                    x = BRANCHES[each](self.blocks[i], x, self.extra)
         return pooled(self.module, x)
 
 
@@ -125,8 +127,8 @@ def _next(block: int, part: Part) -> tuple[int, Part]:
     return (block, "mlp") if part == "attention" else (block + 1, "attention")
 
 
-def _seen(before: list[Tensor], after: list[Tensor], weights: Tensor | None) -> tuple[Tensor, dict[str, float]]:
-    """The mean of what the sub-layer adds, (E,), and what it does to the stream."""
+def _effect(before: list[Tensor], after: list[Tensor], weights: Tensor | None) -> tuple[Tensor, dict[str, float]]:
+    """Return the mean of what the sub-layer adds, (E,), and the measures of its effect on the stream."""
     w = torch.ones(before[0].shape[1]) if weights is None else weights
     w = (w / w.sum()).to(before[0].device).double()  # (T,)
     images = sum(len(chunk) for chunk in before)
@@ -138,5 +140,5 @@ def _seen(before: list[Tensor], after: list[Tensor], weights: Tensor | None) -> 
         own += float((f.norm(dim=-1).double() @ w).sum())
         whole += float((y.norm(dim=-1).double() @ w).sum())
         turned += float(((1 - F.cosine_similarity(x, y, dim=-1)).double() @ w).sum())
-    said = {"divergence": own / whole if whole else 0.0, "turned": turned / images}
-    return (mean / images).to(before[0]), said
+    effect = {"divergence": own / whole if whole else 0.0, "turned": turned / images}
+    return (mean / images).to(before[0]), effect

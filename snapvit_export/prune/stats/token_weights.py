@@ -1,13 +1,12 @@
-"""How much each token counts when statistics are taken.
+"""Weights of the tokens in all statistics: tokens that the head reads count more, plentiful patches are subsampled.
 
-What a model reads counts more. A model with a class token lives by that one token among two hundred; fitted to all
-alike, its layers serve the patches. So the tokens that are read get a tenth of the weight in every block, and a fifth
-from the last attention on, where nothing reads the others any more. More than that fits few samples too closely: on
-DeiT-Tiny a fifth in the last block did better on other images than a half. A model that pools its patches has all of
-them alike.
+The output of a model with a class token depends on that one token among two hundred; fitted to all equally, its layers
+serve the patches. So the tokens that are read get a tenth of the weight in every block, and a fifth from the last
+attention on, where nothing reads the others any more. A larger share overfits the few samples: on DeiT-Tiny a fifth in
+the last block did better on other images than a half. In a model that pools its patches all tokens weigh the same.
 
-Where patches are plenty, a part of them is passed over, another part in each batch: neighbouring patches say much the
-same, and the products of a wide layer cost nearly as much as the forward pass itself.
+Where there are many patches, each batch leaves a different part of them out: neighbouring patches are much alike, and
+the products of a wide layer cost nearly as much as the forward pass itself.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from ...errors import SnapvitError
 from ...model.anatomy import Anatomy
 from ...model.plan import Plan
 
-READ, READ_LAST = 0.1, 0.2  # share of the weight of the tokens that are read; from the last attention on
-PLENTY = 8  # tokens per column of the widest layer that must remain when some are passed over
-PASSED_OVER = (2, 4)  # one patch token in so many, most first
-BATCHES = 8  # at least, so that every patch counts in some of them
+READ, READ_LAST = 0.1, 0.2  # share of the weight of the tokens that are read: before, and from the last attention on
+PLENTY = 8  # tokens per column of the widest layer that must remain when patches are subsampled
+SUBSAMPLE_STEPS = (2, 4)  # one patch token in so many is left out; the step that leaves out most comes first
+BATCHES = 8  # at least so many, so that every patch counts in some of them
 TOKENS = 4096  # per batch: enough that adding up float64 matrices costs little beside the products
 
-TokenWeights = Sequence[Tensor | None]  # per block (T,): how much each token counts; None: all alike
+TokenWeights = Sequence[Tensor | None]  # per block (T,): the weight of each token; None: all the same
 
 
 def as_read(anatomy: Anatomy, plan: Plan | None = None) -> list[Tensor | None]:
-    """The weights that suit what the model, cut to a Plan, reads in the end."""
+    """Return the weights that suit the tokens which the model, cut to a Plan, reads in the end."""
     read = anatomy.class_token + anatomy.distillation_token
     if not anatomy.reads_token or not read:
         return [None] * len(anatomy.blocks)
@@ -47,7 +46,7 @@ def _with_share(tokens: int, read: int, share: float) -> Tensor:
 
 
 def checked_weights(anatomy: Anatomy, weights: TokenWeights | None, plan: Plan | None = None) -> list[Tensor | None]:
-    """One entry per block, in float32, `as_read` if none were given; refuse what does not fit the model."""
+    """Return one entry per block, in float32, `as_read` if none were given; refuse weights that do not fit."""
     depth, tokens = len(anatomy.blocks), anatomy.tokens
     if weights is None:
         return as_read(anatomy, plan)
@@ -64,22 +63,25 @@ def checked_weights(anatomy: Anatomy, weights: TokenWeights | None, plan: Plan |
 
 
 def batch_size(anatomy: Anatomy, images: int) -> int:
-    """Images of one batch when statistics are taken."""
+    """Return the number of images in one batch of the statistics."""
     return max(1, min(TOKENS // anatomy.tokens, -(-images // BATCHES)))
 
 
-def passed_over(anatomy: Anatomy, images: int) -> int:
-    """One patch token in so many is passed over, 0 for none: as many as leave plenty for the widest layer."""
+def subsample_step(anatomy: Anatomy, images: int) -> int:
+    """Return the step of the subsampling: one patch token in so many is left out, none for 0.
+
+    It is the step that leaves out most and still leaves plenty of tokens for the widest layer.
+    """
     widest = max(max(block.hidden, block.heads * block.head_dim) for block in anatomy.blocks)
-    for step in PASSED_OVER:
+    for step in SUBSAMPLE_STEPS:
         if images * anatomy.tokens * (1 - 1 / step) >= PLENTY * widest:
             return step
     return 0
 
 
 def counted(anatomy: Anatomy, images: int, batch: int, weights: Tensor | None) -> Tensor | None:
-    """The weights of the tokens in this batch, by its number; None counts all alike, 0 passes a token over."""
-    step = passed_over(anatomy, images)
+    """Return the weights of the tokens in this batch, by its number; None weighs all the same, 0 leaves one out."""
+    step = subsample_step(anatomy, images)
     if not step:
         return weights
     counts = torch.ones(anatomy.tokens)

@@ -1,4 +1,4 @@
-"""Criteria: what makes a head or a neuron worth keeping, in a table by name."""
+"""Criteria that score heads and neurons, in a table by name."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .weights import LAMP, MAGNITUDE, Random, WeightCriterion
 Reduction = Literal["summed", "per_sample"]
 
 
-class Options(NamedTuple):
-    """What a caller may choose; a criterion has some of them."""
+class CriterionOptions(NamedTuple):
+    """The choices of a caller; each criterion has some of them."""
 
     views: ViewMode = "paired"
     reduction: Reduction = "summed"
@@ -30,13 +30,13 @@ class Options(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """How a criterion is made, and which of `views` and `reduction` it has."""
+    """The constructor of a criterion, and which of `views` and `reduction` it has."""
 
-    make: Callable[[str, Options], Criterion]
+    make: Callable[[str, CriterionOptions], Criterion]
     options: tuple[str, ...] = ()
 
 
-def _label_free(options: Options) -> Loss:
+def _label_free(options: CriterionOptions) -> Loss:
     return SelfSupervised(options.views, options.seed)
 
 
@@ -62,7 +62,7 @@ CRITERIA: dict[str, Entry] = {
 def make_criterion(
     name: str, *, views: ViewMode = "paired", reduction: Reduction = "summed", seed: int = 0
 ) -> Criterion:
-    """The criterion of that name. A seed is never refused: where nothing is drawn, it changes nothing.
+    """Return the criterion of that name. A seed is never refused: where nothing is drawn, it changes nothing.
 
     >>> make_criterion("self-supervised", reduction="per_sample").settings
     """
@@ -71,12 +71,12 @@ def make_criterion(
         raise UsageError(f"no criterion is called '{name}'. Known: {', '.join(CRITERIA)}")
     _check_option(entry, name, "views", views, get_args(ViewMode))
     _check_option(entry, name, "reduction", reduction, get_args(Reduction))
-    return entry.make(name, Options(views, reduction, seed))
+    return entry.make(name, CriterionOptions(views, reduction, seed))
 
 
 def _check_option(entry: Entry, name: str, option: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise UsageError(f"{option} '{value}' is not known. Known: {', '.join(known)}")
-    if option not in entry.options and value != Options._field_defaults[option]:
+    if option not in entry.options and value != CriterionOptions._field_defaults[option]:
         have = ", ".join(other for other, its in CRITERIA.items() if option in its.options)
         raise UsageError(f"the criterion {name} has no {option} to choose. Those that have: {have}")

@@ -1,19 +1,16 @@
-"""What a criterion is: contributions of batches that add up, and a last step that turns the sums into Scores.
+"""The interface of a criterion: contributions of batches that add up to Scores; and what criteria have in common.
 
-The criterion never sees more than one batch. Who owns the loop (one process or many, with or without a checkpoint)
+A criterion never gets more than one batch. The caller's loop (in one process or many, with or without a checkpoint)
 adds the contributions; since they are plain sums, neither the number of processes nor an interruption can change the
-result. Randomness must depend on the batch's number, not on what came before.
+result. Randomness must depend on the batch's number, not on earlier batches.
 
-What goes through chosen linear layers in one forward pass.
+`scored_rows` are the weights that compute a structure (fc1 or the gate, the value rows), `columns` those that read it
+(fc2, proj). Both list the neurons of every block first, then the heads, as `to_scores` expects them; a removed part has
+no entry in any list.
 
-Hooks on modules do not see everything: an EVA block with biases of its own calls `F.linear` with the weight of its
-qkv, past the module. So the call itself is watched, and a layer is known by its weight.
-
-Where a criterion looks, and Scores from what it found: lists with the neurons of every block first, then the heads.
-
-`scored_rows` are the weights that make a structure (fc1 or the gate, the value rows), `columns` those that read it
-(fc2, proj). Both go through the blocks in the same order, so that lists made from one fit the other. Of a part that a
-block lacks there is nothing in any list.
+`Recorder` keeps the inputs and outputs of chosen linear layers in one forward pass. Hooks on modules would miss some:
+an EVA block with separate biases calls `F.linear` with the weight of its qkv, past the module. So the call itself is
+intercepted, and a layer is identified by its weight.
 """
 
 from __future__ import annotations
@@ -52,7 +49,7 @@ class Batch:
 
 
 class Criterion(Protocol):
-    """A way to score structures. `needs` says what it must be shown."""
+    """A way to score structures; `needs` is what it needs besides the weights."""
 
     @property
     def needs(self) -> Need: ...
@@ -63,16 +60,16 @@ class Criterion(Protocol):
         ...
 
     def contribution(self, module: nn.Module, batch: Batch) -> list[Tensor]:
-        """What one batch adds: float tensors of the same shapes for every batch."""
+        """Return what one batch adds: float tensors of the same shapes for every batch."""
         ...
 
     def finish(self, module: nn.Module, sums: Sequence[Tensor], images: int) -> Scores:
-        """Scores from the sums over all batches; `images` were seen in all. Without images, `sums` is empty."""
+        """Return the scores from the sums over all batches, of `images` images; without any, `sums` is empty."""
         ...
 
 
 class Recorder(TorchFunctionMode):
-    """Within the block, keeps the input and output of each layer whose weight is watched, in the weights' order.
+    """Within the context, keeps the input and output of each layer whose weight is given, in the weights' order.
 
     >>> with Recorder([block.mlp.fc2.weight for block in model.module.blocks]) as record:
     ...     logits = model.module(inputs)
@@ -115,35 +112,35 @@ class Rows:
         return self.share.tensor
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Those rows of a tensor that is laid out like the weight: (structures*unit, ...)."""
+        """Return those rows of a tensor that is laid out like the weight: (structures*unit, ...)."""
         return tensor.unflatten(0, (self.share.sections, -1))[self.section]
 
     def grouped(self, tensor: Tensor) -> Tensor:
-        """The same, one line per structure: (structures, unit*...)."""
+        """Return the same rows, one line per structure: (structures, unit*...)."""
         return self.of(tensor).unflatten(0, (-1, self.share.unit)).flatten(1)
 
 
 class Rule(NamedTuple):
-    """How one line of numbers per structure becomes one score: (structures, entries) to (structures,)."""
+    """Turns one line of numbers per structure into one score: (structures, entries) to (structures,)."""
 
     neurons: Callable[..., Tensor]
     heads: Callable[..., Tensor]
 
     def over(self, module: nn.Module, lines: Sequence[tuple[Tensor, ...]]) -> Iterator[Tensor]:
-        """Scores of all blocks' neurons, then heads."""
+        """Yield the scores of all blocks' neurons, then of their heads."""
         mlps = len(_mlps(module))
         yield from (self.neurons(*line) for line in lines[:mlps])
         yield from (self.heads(*line) for line in lines[mlps:])
 
 
 def scored_rows(module: nn.Module) -> list[Rows]:
-    """fc1 or the gate of every block (the first section), then the values of every block (the last)."""
+    """Return fc1 or the gate of every block (the first section), then the values of every block (the last)."""
     neurons = [Rows(scored_neuron_weight(mlp), 0) for mlp in _mlps(module)]
     return neurons + [Rows(scored_head_weight(attn), -1) for attn in _attentions(module)]
 
 
 def columns(module: nn.Module) -> list[Share]:
-    """fc2 of every block, then proj of every block."""
+    """Return fc2 of every block, then proj of every block."""
     return [*map(neuron_columns, _mlps(module)), *map(head_columns, _attentions(module))]
 
 
@@ -156,7 +153,7 @@ def _attentions(module: nn.Module) -> list[Any]:
 
 
 def to_scores(module: nn.Module, values: Sequence[Tensor]) -> Scores:
-    """Scores from one tensor for the neurons of each MLP, then one for the heads of each attention."""
+    """Return the Scores from one tensor for the neurons of each MLP, then one for the heads of each attention."""
     broken = sum(int((~torch.isfinite(block)).sum()) for block in values)
     if broken:
         raise SnapvitError(f"{broken} scores are not finite numbers. Are the weights of this model whole?")

@@ -1,16 +1,16 @@
-"""Scores by flow divergence (IDAP++): how much of what a layer gives comes from one structure.
+"""Scores by flow divergence (IDAP++): the share of a layer's output that comes from one structure.
 
 | symbol | meaning                                                           | shape      |
 |--------|-------------------------------------------------------------------|------------|
-| x_s    | what a structure gives to fc2 or proj, over all images and tokens | (n, unit)  |
+| x_s    | output of a structure to fc2 or proj, over all images and tokens  | (n, unit)  |
 | W_s    | its columns there                                                 | (E, unit)  |
-| y      | what the layer makes of all of them, without its bias             | (n, E)     |
+| y      | output of that layer for all of them, without its bias            | (n, E)     |
 
     D_s = mean |W_s x_s| / mean |y|
 
 IDAP++ (arXiv 2511.20141) ranks units by how much they change the flow through a layer; its public code multiplies the
-norm of an activation by that of a weight, and knows no tokens. For a neuron, one column, that product is the norm of
-what it adds to a token. A head has several columns that may cancel, so its sum is formed first.
+norm of an activation by that of a weight, and does not handle tokens. For a neuron, one column, that product is the
+norm of what it adds to a token. A head has several columns that may cancel, so its sum is formed first.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FlowDivergence:
 
 
 def _flows(share: Share, x: Tensor) -> Tensor:
-    """The sum over tokens of |W_s x_s|: (structures,)."""
+    """Return the sum over tokens of |W_s x_s|: (structures,)."""
     weight = share.tensor.detach()  # (E, width)
     if share.unit == 1:
         return x.abs().double().sum(0) * weight.norm(dim=0).double()

@@ -22,7 +22,7 @@ from ....model.scores import Scores
 from .base import Batch, Need, Rule, scored_rows, to_scores
 from .losses import Loss
 
-ALPHA = 1e-3  # of the released code: how much the weight itself counts in SNIP
+ALPHA = 1e-3  # weight of w^2 in SNIP's q, as in the released code
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""Losses, one number per image, whose gradients tell how much a weight matters: without labels, and with them.
+"""Losses per image whose gradients score the weights: self-supervised, or the cross-entropy of labels.
 
 | symbol | meaning                                             | shape        |
 |--------|-----------------------------------------------------|--------------|
 | z      | pre-logits embedding of a view, L2-normalised       | (V, B, E)    |
 | p      | softmax of a teacher view's z over features, frozen | (t, B, E)    |
-| w      | how often a pair of teacher and student view counts | (t, V)       |
+| w      | weight of a pair of teacher and student view        | (t, V)       |
 
 Self-supervised: sum over pairs of w times the cross-entropy of p against log-softmax of z; the teacher is the model
 itself. An image's loss never depends on its neighbours in the batch.
@@ -71,7 +71,7 @@ class CrossEntropy:
 
 
 def self_supervised_losses(module: nn.Module, views: Views) -> Tensor:
-    """The weighted sum of cross-entropies between teacher and student views of each image: (B,)."""
+    """Return the weighted sum of cross-entropies between teacher and student views of each image: (B,)."""
     count, batch = views.images.shape[:2]
     z = F.normalize(embed(module, views.images.flatten(0, 1)), dim=-1).unflatten(0, (count, batch))  # (V, B, E)
     p = z[: len(views.weights)].detach().softmax(-1)  # (t, B, E)
@@ -80,12 +80,12 @@ def self_supervised_losses(module: nn.Module, views: Views) -> Tensor:
 
 
 def embed(module: Any, images: Tensor) -> Tensor:
-    """The pre-logits embedding: (B, E)."""
+    """Return the pre-logits embedding: (B, E)."""
     return module.forward_head(module.forward_features(images), pre_logits=True)
 
 
 def batch_generator(seed: int, number: int) -> torch.Generator:
-    """The randomness of one batch: the same wherever and whenever that batch is computed."""
+    """Return the random generator of one batch: the same wherever and whenever that batch is computed."""
     state = np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]))
 
@@ -103,7 +103,7 @@ def _known_labels(batch: Batch, classes: int) -> Tensor:
         )
     low, high = int(batch.labels.min()), int(batch.labels.max())
     if low < 0 or high >= classes:
-        raise SnapvitError(f"the labels go from {low} to {high}, but this model tells {classes} classes apart")
+        raise SnapvitError(f"the labels go from {low} to {high}, but this model has {classes} classes")
     return batch.labels
 
 

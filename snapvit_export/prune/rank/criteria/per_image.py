@@ -5,10 +5,10 @@
 | x      | input of a linear layer, all views and tokens of one image    | (V*T, in)          |
 | d      | gradient of that image's loss by the layer's output           | (V*T, out)         |
 | G      | its gradient by the weight, d^T x                             | (rows, in)         |
-| m      | a factor of 1 on what a head gives proj or a neuron gives fc2 | (structures,)      |
+| m      | a factor of 1 on the output of a head to proj, a neuron to fc2 | (structures,)     |
 
-One backward pass serves the whole batch: images do not meet in the network, so the gradient of the summed loss by an
-activation is that of the activation's own image.
+One backward pass serves the whole batch: images do not interact in the network, so the gradient of the summed loss by
+an activation is that of the activation's own image.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class MaskFisher:
 
 
 def _summed_squares(rows: Rows, x: Tensor, d: Tensor, images: int) -> Tensor:
-    """Sum over images of the mean of G^2 over each structure's entries: (structures,)."""
+    """Return the sum over images of the mean of G^2 over each structure's entries: (structures,)."""
     x, d = (tensor.unflatten(0, (-1, images)) for tensor in (x, d))  # (V, B, T, in or out)
     total = x.new_zeros(())
     for i in range(images):  # one image's G is as large as the weight: never a batch of them at once
@@ -93,6 +93,6 @@ def _summed_squares(rows: Rows, x: Tensor, d: Tensor, images: int) -> Tensor:
 
 
 def _mask_gradients(terms: Tensor, unit: int, images: int) -> Tensor:
-    """Gradient of each image's loss by m, from x times the gradient by x: (B, structures)."""
+    """Return the gradient of each image's loss by m, from x times the gradient by x: (B, structures)."""
     own = terms.unflatten(0, (-1, images)).sum((0, 2))  # (V, B, T, width) to (B, width)
     return own.unflatten(1, (-1, unit)).sum(2)

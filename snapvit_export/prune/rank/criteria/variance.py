@@ -1,4 +1,4 @@
-"""Scores from what is lost when a structure is replaced by its mean: activation variance times column norm.
+"""Scores by the loss when a structure is replaced by its mean: activation variance times squared column norm.
 
 | symbol | meaning                                                 | shape      |
 |--------|---------------------------------------------------------|------------|
@@ -52,7 +52,7 @@ def _moments(x: Tensor) -> Tensor:
 
 
 def _loss(share: Share, moments: Tensor, n: Tensor) -> Tensor:
-    """Var(x_j) ||W_:j||^2, summed over each structure's columns: (structures,)."""
+    """Return Var(x_j) ||W_:j||^2, summed over each structure's columns: (structures,)."""
     mean, mean_square = moments / n
     variance = (mean_square - mean.square()).clamp(min=0)  # rounding must not make a constant negative
     norms = share.tensor.detach().to(variance).square().sum(0)  # (width,)

@@ -19,11 +19,15 @@ GLOBAL_VIEWS, LOCAL_VIEWS = 2, 10
 GLOBAL_SCALE, LOCAL_SCALE = (0.25, 1.0), (0.05, 0.25)  # of the image's area
 ASPECT = (3 / 4, 4 / 3)
 ViewMode = Literal["paired", "distinct"]
+# Twelve students for each of two teachers, skipping a view against itself: 2*2 - 2 terms of the global image, 2*10 of
+# the local one.
+PAIRED_WEIGHTS = torch.tensor([[2.0, 20.0]])
+DISTINCT_WEIGHTS = torch.ones(GLOBAL_VIEWS, GLOBAL_VIEWS + LOCAL_VIEWS).fill_diagonal_(0)
 
 
 @dataclass(frozen=True)
 class Views:
-    """Crops of one batch, and how often each pair of a teacher and a student view counts in the loss."""
+    """Crops of one batch, and the weight of each pair of a teacher and a student view in the loss."""
 
     images: Tensor  # (V, B, 3, H, W)
     weights: Tensor  # (teachers, V): the first views are also the teachers
@@ -39,12 +43,6 @@ def make_views(batch: Tensor, mode: ViewMode, generator: torch.Generator) -> Vie
     return Views(images, DISTINCT_WEIGHTS)
 
 
-# Twelve students for each of two teachers, skipping a view against itself: 2*2 - 2 terms of the global image, 2*10 of
-# the local one.
-PAIRED_WEIGHTS = torch.tensor([[2.0, 20.0]])
-DISTINCT_WEIGHTS = torch.ones(GLOBAL_VIEWS, GLOBAL_VIEWS + LOCAL_VIEWS).fill_diagonal_(0)
-
-
 def _crop(batch: Tensor, scale: tuple[float, float], generator: torch.Generator) -> Tensor:
     height, width = batch.shape[-2:]
     top, left, high, wide = _box(height, width, scale, generator)
@@ -53,7 +51,7 @@ def _crop(batch: Tensor, scale: tuple[float, float], generator: torch.Generator)
 
 
 def _box(height: int, width: int, scale: tuple[float, float], generator: torch.Generator) -> tuple[int, int, int, int]:
-    """A random box of the wanted area and aspect; after ten that stick out, the largest centred one."""
+    """Return a random box of the wanted area and aspect; after ten that do not fit, the largest centred one."""
     for _ in range(10):
         area = height * width * _uniform(*scale, generator)
         aspect = math.exp(_uniform(math.log(ASPECT[0]), math.log(ASPECT[1]), generator))

@@ -1,4 +1,4 @@
-"""Scores from the weights alone, and from nothing: magnitude, LAMP, random.
+"""Scores that need no images: magnitude and LAMP of the weights, and random ones.
 
 | symbol | meaning                                         | shape                 |
 |--------|-------------------------------------------------|-----------------------|
@@ -63,13 +63,12 @@ class Random:
 
 
 def lamp(w: Tensor) -> Tensor:
-    """LAMP of every entry of one matrix, in float64: a running difference in float32 ends below zero."""
+    """Return LAMP of every entry of one matrix, in float64: a running difference in float32 ends below zero."""
     size = w.double().abs()
     ascending = size.flatten().sort().values
     tails = ascending.square().flip(0).cumsum(0).flip(0)  # (entries,) sum of this square and all after it
-    first_equal = torch.searchsorted(ascending, size.flatten()).clamp(
-        max=size.numel() - 1
-    )  # NaN is sought past the end
+    first_equal = torch.searchsorted(ascending, size.flatten())
+    first_equal = first_equal.clamp(max=size.numel() - 1)  # the search for NaN ends behind the last entry
     not_smaller = tails[first_equal].view_as(size)
     return torch.where(size == 0, 0.0, size / not_smaller.sqrt())
 

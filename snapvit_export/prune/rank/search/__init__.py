@@ -1,1 +1,1 @@
-"""The search for factors: ask/tell optimisers, the label-free fitness they minimise, and what makes it fast."""
+"""The search for factors: ask/tell optimisers, the label-free fitness that they minimise, and fast candidates."""

@@ -1,7 +1,7 @@
-"""What every fitness stands on: the images embedded once, and the embedding that any candidate gives them.
+"""Run candidates of a search over the same images: from the kept structures to the pre-logits embeddings.
 
-A candidate is a set of sliced tensors, never a copy of the model. The patch embedding of all images, and what the first
-block's heads attend to, are the same for all candidates and computed once, here.
+A candidate is a set of sliced tensors, never a copy of the model. The patch embedding of all images, and the output of
+the first block's heads, are the same for all candidates and computed once, here.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from ...blocks.functional import (
 from ...blocks.timm_blocks import blocks_of
 from ...models.load import Model
 from ...models.slicing import kept
-from ..reproducible import one_thread
+from ..reproducible import single_thread
 from .engine import Autocast, EngineName, choose_autocast, make_engine
 
-CHUNK = 4  # images at a time: what fits the cache of one core serves best
+CHUNK = 4  # images at a time: it is fastest where they fit the cache of one core
 
 
-class Bench:
+class CandidateRunner:
     """Runs candidates over the same images.
 
-    >>> bench = Bench(model, images)
-    >>> bench.embedding(*bench.weights(ranking, plan))     # (N, E)
+    >>> runner = CandidateRunner(model, images)
+    >>> runner.embedding(*runner.weights(ranking, plan))     # (N, E)
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class Bench:
         images: Images,
         engine: EngineName | None = None,
         device: str | torch.device = "cpu",
-        autocast: Autocast | None = "none",  # None: whatever is fastest and faithful here, by trying
-        agree: Callable[[Callable[[], Any]], Any] = lambda make: make(),  # one process decides for all
+        autocast: Autocast | None = "none",  # None: the fastest that is faithful on this device, as measured
+        agree: Callable[[Callable[[], Any]], Any] = lambda make: make(),  # lets one process decide for all
     ) -> None:
         workers = torch.get_num_threads()
         self.model = model
         self.blocks, self.count = blocks_of(model.module), len(images)
         self.device = torch.device(device)
-        with torch.no_grad(), one_thread():
+        with torch.no_grad(), single_thread():
             self.tokens, rope = self._embed(images)
             self.body = read_body(model.module, model.anatomy, rope)
             self.first = self._attend_first()
@@ -71,26 +71,26 @@ class Bench:
 
     @property
     def chunks(self) -> int:
-        """How many chunks of images there are: what a race counts in."""
+        """The number of chunks of images: racing proceeds by chunks."""
         return len(self.tokens)
 
     def rows(self, chunks: range) -> slice:
-        """The images of these chunks."""
+        """Return the images of these chunks."""
         return slice(chunks.start * CHUNK, min(chunks.stop * CHUNK, self.count))
 
     def weights(self, ranking: Ranking, plan: Plan) -> tuple[list[Weights], Tensor]:
-        """A candidate's tensors, and the columns that its heads have in what the first block attends to.
+        """Return a candidate's tensors, and the columns of its heads in the output of the first block's heads.
 
-        A sub-layer that is gone runs with its best structure, whose output is then not read: a traced graph has no
-        room for none at all.
+        A removed sub-layer runs with its best structure, whose output is not read: a traced graph cannot have a width
+        of zero.
         """
         some = Plan(heads=tuple(max(1, n) for n in plan.heads), neurons=tuple(max(1, n) for n in plan.neurons))
         keep = [kept(ranking, some, i) for i in range(len(self.blocks))]
         unit = self.model.anatomy.blocks[0].head_dim
-        heads = keep[0][0] if len(keep[0][0]) else torch.arange(1)  # the one that stands in for a lacking attention
+        heads = keep[0][0] if len(keep[0][0]) else torch.arange(1)  # one head in the place of a removed attention
         columns = (heads[:, None] * unit + torch.arange(unit)).flatten()  # (kept*head_dim,)
         weights = all_weights(self.model.module, self.body, keep)
-        for block in weights:  # a correction adds a bias, so that every candidate has one
+        for block in weights:  # a correction adds biases, and all candidates need the same tensors
             for name in ("proj", "fc2"):
                 block.setdefault(f"{name}.bias", torch.zeros(self.model.anatomy.embed_dim))
         for i, part in plan.removed:
@@ -99,7 +99,7 @@ class Bench:
         return weights, columns
 
     def embedding(self, weights: list[Weights], columns: Tensor, chunks: range | None = None) -> Tensor:
-        """The pre-logits embedding that a candidate gives the images of these chunks, or all: (n, E)."""
+        """Return a candidate's pre-logits embeddings of the images of these chunks, or of all: (n, E)."""
         prepared = self.engine.prepare(weights)
 
         def one(i: int) -> Tensor:
@@ -118,7 +118,7 @@ class Bench:
         return [tokens for tokens, _ in made], made[0][1]  # chunks of (<=CHUNK, T, E)
 
     def _attend_first(self) -> list[Tensor]:
-        """The output of all heads of the first block, for every chunk: the same for all candidates."""
+        """Return the output of all heads of the first block, for every chunk: the same for all candidates."""
         heads, neurons = (torch.arange(n) for n in (self.model.anatomy.heads[0], self.model.anatomy.neurons[0]))
         single = len(self.blocks) == 1 and self.body.needed is not None
         weights = block_weights(self.blocks[0], heads, neurons, split_query=single)

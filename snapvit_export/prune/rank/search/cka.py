@@ -1,4 +1,4 @@
-"""Which structures do alike: linear CKA between the activations of every pair of structures, as a first covariance.
+"""A first covariance for xNES: linear CKA between the activations of every pair of structures.
 
 | symbol | meaning                                                             | shape  |
 |--------|---------------------------------------------------------------------|--------|
@@ -30,7 +30,7 @@ FLOOR = 1e-4  # smallest eigenvalue kept, relative to the largest
 
 
 def cka_covariance(model: Model, images: Images) -> Matrix:
-    """The CKA matrix of all structures, made positive definite with ones on its diagonal: (D, D)."""
+    """Return the CKA matrix of all structures, made positive definite with ones on its diagonal: (D, D)."""
     grams = np.stack([_gram(x) for x in _activations(model, images)])  # (D, N*N)
     return nearest_correlation(grams @ grams.T)
 
@@ -56,7 +56,7 @@ def _gram(x: np.ndarray) -> np.ndarray:
 
 
 def _activations(model: Model, images: Images) -> list[np.ndarray]:
-    """Class-token activations (the mean over tokens without one), MLPs first, then heads: each (N, width)."""
+    """Return class-token activations (the mean over tokens without one), MLPs first, then heads: each (N, width)."""
     blocks = blocks_of(model.module)
     mlps: list[list[Tensor]] = [[] for _ in blocks]
     heads: list[list[Tensor]] = [[] for _ in blocks]
@@ -66,7 +66,7 @@ def _activations(model: Model, images: Images) -> list[np.ndarray]:
                 break
             model.module(torch.from_numpy(batch))
     seen = min(len(images), -(-MOST_IMAGES // BATCH) * BATCH)
-    nothing = np.zeros((seen, 1))  # of an MLP that the model lacks: it has a factor all the same, which changes nothing
+    nothing = np.zeros((seen, 1))  # of a removed MLP: it has a factor all the same, which changes nothing
     whole = [torch.cat(parts).double().numpy() if parts else nothing for parts in mlps]
     for parts, block in zip(heads, blocks):
         if block.attn is None:

@@ -1,6 +1,6 @@
-"""The search on top of the joint allocation: a factor on every sub-layer's damage curve, judged on real images.
+"""The fitness of factors on damage curves: the output divergence of the Plans that the weighted curves lead to.
 
-Damage curves tell what each layer's own output loses; they do not know what the layers after it make of that. So the
+Damage curves measure the error of each layer's own output; they do not know its effect in the layers after it. So the
 curve of every attention and every MLP gets a factor. A candidate is a set of factors: the allocation finds its Plans at
 a few costs, the elastic correction their weights, and the divergence from the dense model is the loss. Factors of one
 are the allocation without a search.
@@ -20,35 +20,35 @@ from ....correction.cholesky import Factor, Factors, from_rank_order
 from ....model.plan import Plan
 from ....model.ranking import Ranking
 from ...blocks.functional import Weights
-from ...stats.output_divergence import Divergence
-from ..reproducible import one_thread
-from .candidate_runner import Bench
+from ...stats.output_divergence import OutputDivergence
+from ..reproducible import single_thread
+from .candidate_runner import CandidateRunner
 from .fitness import PerImage
 
 
-class AllocationFitness:
+class DamageFitness:
     """Evaluates factors on the damage curves of a ranking.
 
-    >>> fitness = AllocationFitness(bench, ranking, factors, divergence)
+    >>> fitness = DamageFitness(runner, ranking, factors, divergence)
     >>> fitness(np.ones(2 * len(ranking.heads)))
     """
 
     def __init__(
         self,
-        bench: Bench,
+        runner: CandidateRunner,
         ranking: Ranking,
         factors: Factors | None,  # None: without correction
-        divergence: Divergence,
-        flops: Sequence[float] = (0.6,),  # of the dense blocks: the sizes a candidate is judged at
+        divergence: OutputDivergence,
+        flops: Sequence[float] = (0.6,),  # of the dense blocks: the sizes at which a candidate is evaluated
     ) -> None:
         if factors is not None:
             factors.check_made_for(ranking)
-        self.bench, self.ranking, self.factors, self.divergence = bench, ranking, factors, divergence
+        self.runner, self.ranking, self.factors, self.divergence = runner, ranking, factors, divergence
         self.flops = tuple(flops)
         self._remembered: dict[Plan, tuple[list[Weights], Tensor]] = {}
 
     def __call__(self, weights: npt.ArrayLike) -> float:
-        """The loss of these factors over all images."""
+        """Return the loss of these factors over all images."""
         return float(self.per_image(weights).mean())
 
     @property
@@ -56,25 +56,25 @@ class AllocationFitness:
         return len(self.flops)
 
     def per_image(self, weights: npt.ArrayLike, chunks: range | None = None) -> PerImage:
-        """The divergence at every cost of every image of the given chunks: (sizes, images)."""
+        """Return the divergence at every size of every image of the given chunks: (sizes, images)."""
         weighted = self.ranking.weighted(np.reshape(np.asarray(weights, np.float64), (-1, 2)))
-        planner = Planner(weighted, self.bench.model.anatomy, self.ranking.protection)
+        planner = Planner(weighted, self.runner.model.anatomy, self.ranking.protection)
         return np.stack([self.of_plan(planner.flops(fraction), chunks) for fraction in self.flops])
 
     def of_plan(self, plan: Plan, chunks: range | None = None) -> npt.NDArray[np.float64]:
-        """The divergence of one Plan, image by image: (images,)."""
-        chunks = range(self.bench.chunks) if chunks is None else chunks
+        """Return the divergence of one Plan, image by image: (images,)."""
+        chunks = range(self.runner.chunks) if chunks is None else chunks
         with torch.no_grad():
             z = self.embedding(plan, chunks)
-            with one_thread():
-                return self.divergence(z, self.bench.rows(chunks)).numpy()
+            with single_thread():
+                return self.divergence(z, self.runner.rows(chunks)).numpy()
 
     def embedding(self, plan: Plan, chunks: range | None = None) -> Tensor:
-        """What a Plan makes of the images, corrected: (n, E)."""
-        return self.bench.embedding(*self._weights(plan), chunks)
+        """Return the embeddings of a Plan's corrected model: (n, E)."""
+        return self.runner.embedding(*self._weights(plan), chunks)
 
     def _weights(self, plan: Plan) -> tuple[list[Weights], Tensor]:
-        """The tensors of a Plan; those of the last candidate are remembered, since a race comes back to it."""
+        """Return the tensors of a Plan; those of the last candidate are cached, since racing runs it in pieces."""
         if plan not in self._remembered:
             if len(self._remembered) >= self.sizes:
                 self._remembered.clear()
@@ -82,9 +82,9 @@ class AllocationFitness:
         return self._remembered[plan]
 
     def _corrected(self, plan: Plan) -> tuple[list[Weights], Tensor]:
-        weights, columns = self.bench.weights(self.ranking, plan)
+        weights, columns = self.runner.weights(self.ranking, plan)
         if self.factors is not None:
-            with one_thread():
+            with single_thread():
                 for i, block in enumerate(weights):
                     self._correct(block, "proj", self.factors.proj[i], self.ranking.head_order(i), plan.heads[i])
                     self._correct(block, "fc2", self.factors.fc2[i], self.ranking.neuron_order(i), plan.neurons[i])
@@ -95,7 +95,7 @@ class AllocationFitness:
         if keep == factor.structures:
             return
         weight, shift = factor.corrected(keep)  # (E, keep*unit) in rank order
-        if keep:  # otherwise nothing is read, and only the mean is added
+        if keep:  # otherwise the sub-layer is removed, and only its mean is added
             columns = from_rank_order(order, keep, factor.unit)
             block[f"{name}.weight"] = torch.from_numpy(weight[:, columns]).float()
         bias = block.get(f"{name}.bias", torch.zeros(len(weight)))

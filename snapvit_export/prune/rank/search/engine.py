@@ -1,7 +1,9 @@
-"""What runs the blocks during a search: torch anywhere, or ONNX Runtime on a CPU, where it is faster.
+"""Engines that run the blocks of candidates in a search: torch anywhere, or ONNX Runtime, faster on a CPU.
 
 Both take the same tensors and must give the same embedding. The ONNX graph is traced once, with the weights as inputs
-of open width, so a candidate needs no new session, no copy of the model and no compilation.
+of dynamic width, so a candidate needs no new session, no copy of the model and no compilation.
+
+A GPU may compute in reduced precision (autocast): `choose_autocast` takes the fastest that stays faithful to fp32.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ OPSET = 17  # at which the tracing exporter gives the smaller and faster graph f
 EngineName = Literal["torch", "onnxruntime"]
 Autocast = Literal["none", "bf16", "fp16"]
 DTYPES: dict[str, torch.dtype | None] = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-FAITHFUL = 0.9999  # cosine to fp32 that a lower precision must keep to be chosen
+FAITHFUL = 0.9999  # least cosine to fp32 of a lower precision that may be chosen
 
 
 def check_engine(engine: str | None) -> EngineName | None:
@@ -38,13 +40,13 @@ def check_engine(engine: str | None) -> EngineName | None:
 
 
 def check_autocast(autocast: str | None) -> Autocast | None:
-    """Refuse a precision that does not exist; None lets a GPU measure."""
+    """Refuse a precision that does not exist; None: measured on a GPU."""
     if autocast not in (None, "none", "bf16", "fp16"):
         raise UsageError(f"no autocast is called '{autocast}'. Known: none, bf16, fp16")
     return autocast  # type: ignore[return-value]
 
 
-class Engine(Protocol):
+class SearchEngine(Protocol):
     """Takes the weights of a candidate once, then runs chunks of cached tokens, `workers` of them at a time."""
 
     workers: int
@@ -98,7 +100,9 @@ class OrtEngine:
         return torch.from_numpy(self.session.run(None, inputs)[0])
 
 
-class _Traced(nn.Module):
+class _TracedBlocks(nn.Module):
+    """`run_blocks` as a module whose inputs are all tensors, which is what can be traced."""
+
     def __init__(self, body: Body, keys: list[list[str]]) -> None:
         super().__init__()
         self.body, self.keys = body, keys
@@ -115,7 +119,7 @@ def _trace(body: Body, example: Sequence[Weights], names: list[list[str]], token
     buffer = io.BytesIO()
     with quiet(), torch.no_grad():
         torch.onnx.export(
-            _Traced(body, [list(block) for block in example]),
+            _TracedBlocks(body, [list(block) for block in example]),
             (tokens, first, *flat),
             buffer,  # type: ignore[arg-type]  # the tracing exporter takes a stream
             opset_version=OPSET,
@@ -128,7 +132,7 @@ def _trace(body: Body, example: Sequence[Weights], names: list[list[str]], token
 
 
 def _open_axes(name: str, tensor: Tensor) -> dict[int, str]:
-    """The axis along which heads or neurons are cut has no fixed size; norms and scales over the embedding have."""
+    """Return the dynamic axes of a weight: those along which heads or neurons are cut, none of norms and scales."""
     block, kind = name.split(".")[:2]
     if kind in ("norm1", "norm2", "scale1", "scale2", "q_norm", "k_norm"):
         return {}
@@ -141,7 +145,7 @@ def _open_axes(name: str, tensor: Tensor) -> dict[int, str]:
 def choose_autocast(
     body: Body, device: torch.device, example: Sequence[Weights], tokens: Tensor, first: Tensor
 ) -> Autocast:
-    """The precision that runs these tokens fastest among those that stay faithful to fp32, by trying each."""
+    """Return the precision that runs these tokens fastest among those that stay faithful to fp32, as measured."""
     kinds: list[Autocast] = ["none", "bf16", "fp16"] if device.type == "cuda" else ["none", "bf16"]
     outputs, seconds = {}, {}
     for kind in kinds:
@@ -169,8 +173,8 @@ def make_engine(
     first: Tensor,
     autocast: Autocast = "none",
     workers: int = 1,
-) -> Engine:
-    """The engine asked for, or without a wish the faster one: ONNX Runtime on a CPU if it is there, else torch."""
+) -> SearchEngine:
+    """Return the engine of that name, by default the faster one: ONNX Runtime on a CPU if installed, else torch."""
     if engine_name(name, device, autocast) == "onnxruntime":
         if device.type != "cpu":
             raise SnapvitError(
@@ -183,11 +187,11 @@ def make_engine(
 
 
 def engine_name(name: EngineName | None, device: torch.device, autocast: Autocast | None) -> EngineName:
-    """The engine that will be used."""
+    """Return the name of the engine that will be used."""
     if name is not None:
         return name
-    wished = device.type == "cpu" and autocast in (None, "none")
-    return "onnxruntime" if wished and _has_onnxruntime() else "torch"
+    suits = device.type == "cpu" and autocast in (None, "none")
+    return "onnxruntime" if suits and _has_onnxruntime() else "torch"
 
 
 def _has_onnxruntime() -> bool:
@@ -200,7 +204,7 @@ def _has_onnxruntime() -> bool:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """The exporter warns of its age and of each shape it takes as constant; both are what we want here."""
+    """Silence the exporter, which warns of its age and of each shape that it takes as constant: both are intended."""
     level = logging.getLogger("torch.onnx").level
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     try:

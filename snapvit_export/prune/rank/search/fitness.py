@@ -1,4 +1,4 @@
-"""Fitness of a set of factors as published: how far the pruned model's embedding turns away from the dense one's.
+"""Fitness of factors on scores, as published: the cosine distance of pruned from dense embeddings after a PCA.
 
 | symbol | meaning                                            | shape      |
 |--------|----------------------------------------------------|------------|
@@ -28,8 +28,8 @@ from ....model.plan import Protection
 from ....model.ranking import Ranking
 from ....model.scores import Scores
 from ...models.load import Model
-from ..reproducible import one_thread
-from .candidate_runner import Bench
+from ..reproducible import single_thread
+from .candidate_runner import CandidateRunner
 from .engine import Autocast, EngineName
 
 PerImage = npt.NDArray[np.float64]
@@ -64,7 +64,7 @@ def check_enough_images(images: int, pca: int, embed_dim: int) -> None:
 
 
 class Fitness:
-    """Evaluates factors; everything that does not depend on them is computed once, by the bench.
+    """Evaluates factors; everything that does not depend on them is computed once, by the runner.
 
     >>> fitness = Fitness(model, scores, images, pca=16)
     >>> fitness(np.ones(scores.factors))
@@ -80,36 +80,36 @@ class Fitness:
         protection: Protection = Protection(),
         engine: EngineName | None = None,
         device: str | torch.device = "cpu",
-        autocast: Autocast | None = "none",  # None: whatever is fastest and faithful here, by trying
-        agree: Callable[[Callable[[], Any]], Any] = lambda make: make(),  # one process decides for all
+        autocast: Autocast | None = "none",  # None: the fastest that is faithful on this device, as measured
+        agree: Callable[[Callable[[], Any]], Any] = lambda make: make(),  # lets one process decide for all
     ) -> None:
-        self.bench = Bench(model, images, engine, device, autocast, agree)
+        self.runner = CandidateRunner(model, images, engine, device, autocast, agree)
         self.model, self.scores, self.pairs, self.protection = model, scores, tuple(pairs), protection
-        with torch.no_grad(), one_thread():
-            self.projection = Projection.fit(self.bench.dense, pca)
-            self.teacher = self.projection(self.bench.dense)  # (N, pca)
+        with torch.no_grad(), single_thread():
+            self.projection = Projection.fit(self.runner.dense, pca)
+            self.teacher = self.projection(self.runner.dense)  # (N, pca)
 
     def __call__(self, factors: npt.ArrayLike) -> float:
-        """The loss of these factors over all images."""
+        """Return the loss of these factors over all images."""
         return float(self.per_image(factors).mean())
 
     @property
     def sizes(self) -> int:
-        """How many sizes a candidate is cut to."""
+        """The number of sizes that a candidate is cut to."""
         return len(self.pairs)
 
     def per_image(self, factors: npt.ArrayLike, chunks: range | None = None) -> PerImage:
-        """1 - cos for every pair and image of the given chunks: (pairs, images)."""
-        chunks = range(self.bench.chunks) if chunks is None else chunks
+        """Return 1 - cos for every pair and image of the given chunks: (pairs, images)."""
+        chunks = range(self.runner.chunks) if chunks is None else chunks
         scaled = self.scores.scaled(factors)
         ranking = Ranking(scaled.heads, scaled.neurons)
         planner = Planner(ranking, self.model.anatomy, self.protection)
         found = []
         with torch.no_grad():
             for mlp, head in self.pairs:
-                z = self.bench.embedding(*self.bench.weights(ranking, planner.pair(mlp, head)), chunks)
-                with one_thread():
+                z = self.runner.embedding(*self.runner.weights(ranking, planner.pair(mlp, head)), chunks)
+                with single_thread():
                     z = self.projection(z)  # (n, pca)
-                cosine = torch.nn.functional.cosine_similarity(z, self.teacher[self.bench.rows(chunks)], dim=1)
+                cosine = torch.nn.functional.cosine_similarity(z, self.teacher[self.runner.rows(chunks)], dim=1)
                 found.append(1 - cosine.double().numpy())
         return np.stack(found)

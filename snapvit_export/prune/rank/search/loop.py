@@ -1,11 +1,13 @@
-"""The loop of a search: evaluate the start, then generations, keep the best ever, save after each.
+"""The loop of a search: evaluate the start, then generations of candidates; keep the best ever, save after each.
 
 Candidates of a generation are spread over the processes; each is evaluated whole in one of them, so the result does
-not depend on their number. A last generation that the limit of evaluations cuts short is evaluated but teaches nothing.
+not depend on their number. A last generation that the limit of evaluations cuts short is evaluated, but the optimiser
+does not learn from it.
 
-With racing, a candidate is first tried on a quarter and then on half of the images, against the best so far on the
-same images. If it is worse there by more than 3 standard errors of the paired difference, the rest is spared; it is
-then ranked by what the difference predicts. A candidate that would have won is lost with a chance of some 0.1 % a look.
+With racing, a candidate is first run on a quarter and then on half of the images, against the best so far on the same
+images. If it is worse there by more than 3 standard errors of the paired difference, the rest is skipped; it is then
+ranked by the loss that the difference predicts. Each such test drops a candidate that would have won with a chance of
+about 0.1 %.
 """
 
 from __future__ import annotations
@@ -17,21 +19,21 @@ from typing import Any, Protocol
 import numpy as np
 
 from ....errors import SnapvitError
-from ..checkpoint import Checkpoint, Saved
+from ..checkpoint import Checkpoint, SavedState
 from ..distributed import Processes
-from ..reproducible import one_thread
-from .candidate_runner import Bench
+from ..reproducible import single_thread
+from .candidate_runner import CandidateRunner
 from .fitness import PerImage
 from .optimiser import Optimiser, Vector
 
 RACE_AT = (0.25, 0.5)  # shares of the images after which a candidate may be dropped
-RACE_ERRORS = 3.0
+RACE_ERRORS = 3.0  # standard errors behind the best that drop it
 
 
-class Judge(Protocol):
-    """What a search minimises: a loss for every size that the factors' candidate is cut to, and every image."""
+class Objective(Protocol):
+    """The loss that a search minimises: for every size that the factors' candidate is cut to, and every image."""
 
-    bench: Bench
+    runner: CandidateRunner
 
     @property
     def sizes(self) -> int: ...
@@ -40,8 +42,8 @@ class Judge(Protocol):
 
 
 @dataclass
-class Progressed:
-    """How far a search has come; all of it goes into the checkpoint."""
+class SearchState:
+    """The state of a search after some generations; all of it goes into the checkpoint."""
 
     best_loss: float
     best_factors: Vector
@@ -53,7 +55,7 @@ class Progressed:
 
 
 @dataclass(frozen=True)
-class Tried:
+class CandidateResult:
     """One candidate's loss; `per_image` is absent if it was dropped early."""
 
     loss: float
@@ -61,27 +63,28 @@ class Tried:
     per_image: PerImage | None
 
     def packed(self) -> list[Any]:
-        """As plain values, to be sent to another process."""
+        """Return plain values, to be sent to another process."""
         return [self.loss, self.images, None if self.per_image is None else self.per_image.tobytes()]
 
     @staticmethod
-    def unpacked(packed: list[Any], sizes: int) -> Tried:
+    def unpacked(packed: list[Any], sizes: int) -> CandidateResult:
+        """Undo `packed`."""
         loss, images, data = packed
-        return Tried(loss, images, None if data is None else np.frombuffer(data).reshape(sizes, images))
+        return CandidateResult(loss, images, None if data is None else np.frombuffer(data).reshape(sizes, images))
 
 
 def search(
-    fitness: Judge,
+    fitness: Objective,
     optimiser: Optimiser,
     evaluations: int,
     racing: bool = False,
     processes: Processes = Processes(),
     checkpoint: Checkpoint | None = None,
-    saved: Saved | None = None,
+    saved: SavedState | None = None,
     extra: dict[str, np.ndarray] | None = None,
     notes: dict[str, Any] | None = None,
-    on_generation: Callable[[Progressed], None] = lambda progressed: None,
-) -> Progressed:
+    on_generation: Callable[[SearchState], None] = lambda progressed: None,
+) -> SearchState:
     """Minimise the fitness over the factors; `extra` arrays and `notes` are carried along in the checkpoint."""
     if saved is not None and saved.phase == "search":
         now = _restore(saved, optimiser)
@@ -89,68 +92,68 @@ def search(
         now = _first(fitness, optimiser)
     on_generation(now)
     while now.evaluations < evaluations:
-        with one_thread():
+        with single_thread():
             points = optimiser.ask()  # (n, D), the same in every process
         wanted = points[: evaluations - now.evaluations]
-        mine = [_try(fitness, optimiser.factors(x), now, racing).packed() for x in processes.share(list(wanted))]
-        tried = [Tried.unpacked(packed, fitness.sizes) for packed in processes.gather(mine)]
-        _take_in(now, tried, wanted, optimiser)
+        mine = [_evaluate(fitness, optimiser.factors(x), now, racing).packed() for x in processes.share(list(wanted))]
+        results = [CandidateResult.unpacked(packed, fitness.sizes) for packed in processes.gather(mine)]
+        _update(now, results, wanted, optimiser)
         if len(wanted) == len(points):
-            with one_thread():
-                optimiser.tell(points, np.array([t.loss for t in tried]))
+            with single_thread():
+                optimiser.tell(points, np.array([result.loss for result in results]))
         if checkpoint is not None and processes.is_first:
             _save(checkpoint, now, optimiser, extra or {}, notes or {})
         on_generation(now)
     return now
 
 
-def _first(fitness: Judge, optimiser: Optimiser) -> Progressed:
-    """The start itself: a search can never end worse than no search."""
+def _first(fitness: Objective, optimiser: Optimiser) -> SearchState:
+    """Return the state after evaluating the start itself: a search can never end worse than no search."""
     factors = optimiser.factors(optimiser.start)
     per_image = fitness.per_image(factors)
     loss = float(per_image.mean())
     if not np.isfinite(loss):
         raise SnapvitError("the fitness of the start is not a finite number. Are the weights of this model whole?")
-    return Progressed(loss, factors, per_image, start_loss=loss, images_seen=fitness.bench.count)
+    return SearchState(loss, factors, per_image, start_loss=loss, images_seen=fitness.runner.count)
 
 
-def _try(fitness: Judge, factors: Vector, now: Progressed, racing: bool) -> Tried:
-    stops = [round(share * fitness.bench.chunks) for share in RACE_AT] if racing else []
+def _evaluate(fitness: Objective, factors: Vector, now: SearchState, racing: bool) -> CandidateResult:
+    stops = [round(share * fitness.runner.chunks) for share in RACE_AT] if racing else []
     begun, parts = 0, []
-    for stop in [*stops, fitness.bench.chunks]:
+    for stop in [*stops, fitness.runner.chunks]:
         if stop <= begun:
             continue
         parts.append(fitness.per_image(factors, range(begun, stop)))
         begun = stop
-        if begun < fitness.bench.chunks and (behind := _hopeless(np.concatenate(parts, axis=1), now)):
-            return Tried(now.best_loss + behind, sum(part.shape[1] for part in parts), None)
+        if begun < fitness.runner.chunks and (behind := _hopeless(np.concatenate(parts, axis=1), now)):
+            return CandidateResult(now.best_loss + behind, sum(part.shape[1] for part in parts), None)
     per_image = np.concatenate(parts, axis=1)  # (sizes, images)
-    return Tried(float(per_image.mean()), per_image.shape[1], per_image)
+    return CandidateResult(float(per_image.mean()), per_image.shape[1], per_image)
 
 
-def _hopeless(partial: PerImage, now: Progressed) -> float | None:
-    """How far behind the best a candidate is on the images seen so far, if that is beyond doubt."""
+def _hopeless(partial: PerImage, now: SearchState) -> float | None:
+    """Return how far a candidate is behind the best on the images run so far, if beyond doubt; otherwise None."""
     seen = partial.shape[1]
     behind = (partial - now.best_per_image[:, :seen]).mean(0)  # (seen,)
     error = behind.std(ddof=1) / np.sqrt(seen) if seen > 1 else np.inf
     return float(behind.mean()) if behind.mean() > RACE_ERRORS * error else None
 
 
-def _take_in(now: Progressed, tried: list[Tried], points: np.ndarray, optimiser: Optimiser) -> None:
-    for result, point in zip(tried, points):
+def _update(now: SearchState, results: list[CandidateResult], points: np.ndarray, optimiser: Optimiser) -> None:
+    for result, point in zip(results, points):
         now.evaluations += 1
         now.images_seen += result.images
         if result.per_image is not None and result.loss < now.best_loss:
             now.best_loss, now.best_factors = result.loss, optimiser.factors(point)
             now.best_per_image = result.per_image
-    losses = [result.loss for result in tried]
+    losses = [result.loss for result in results]
     now.history.append(
         {"evaluations": now.evaluations, "best": now.best_loss, "mean": float(np.mean(losses)), "least": min(losses)}
     )
 
 
 def _save(
-    checkpoint: Checkpoint, now: Progressed, optimiser: Optimiser, extra: dict[str, np.ndarray], notes: dict[str, Any]
+    checkpoint: Checkpoint, now: SearchState, optimiser: Optimiser, extra: dict[str, np.ndarray], notes: dict[str, Any]
 ) -> None:
     state = optimiser.state()
     arrays = {f"optimiser.{name}": value for name, value in state.items() if isinstance(value, np.ndarray)}
@@ -165,10 +168,10 @@ def _save(
     checkpoint.save("search", arrays, {"optimiser": rest, "history": now.history, **counts, **notes})
 
 
-def _restore(saved: Saved, optimiser: Optimiser) -> Progressed:
+def _restore(saved: SavedState, optimiser: Optimiser) -> SearchState:
     state = {name.removeprefix("optimiser."): a for name, a in saved.arrays.items() if name.startswith("optimiser.")}
     optimiser.restore({**state, **saved.rest["optimiser"]})
-    return Progressed(
+    return SearchState(
         saved.rest["best_loss"],
         saved.arrays["best_factors"],
         saved.arrays["best_per_image"],

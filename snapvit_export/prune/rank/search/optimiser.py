@@ -1,4 +1,4 @@
-"""Ask/tell: an optimiser proposes, the caller evaluates. The caller owns the loop, the progress and the checkpoint.
+"""The ask/tell interface: an optimiser proposes candidates; the caller evaluates them and owns loop and checkpoint.
 
 `ask` draws a population, `tell` takes it back with its losses and learns. All state is a few arrays and the state of a
 private random generator, so that it can be saved and restored bit for bit.
@@ -37,19 +37,19 @@ class Optimiser(Protocol):
 
 
 def default_population(dimensions: int) -> int:
-    """4 + int(3 ln D), as customary for natural evolution strategies."""
+    """Return 4 + int(3 ln D), as customary for natural evolution strategies."""
     return 4 + int(3 * np.log(dimensions))
 
 
 def utilities(population: int) -> Vector:
-    """How much each rank pulls, worst first: zero for the worse half, rising to the best, summing to zero."""
+    """Return the weight of each rank in an update, worst first: the worse half alike, rising to the best, sum zero."""
     ranks = np.arange(population)
     weights = np.maximum(0, np.log(population / 2 + 1) - np.log(population - ranks))
     return weights / weights.sum() - 1 / population
 
 
 def worst_first(losses: Vector) -> npt.NDArray[np.intp]:
-    """The order that `utilities` expects; equal losses keep the order in which they were drawn.
+    """Return the order that `utilities` expects; equal losses keep the order in which they were drawn.
 
     A loss that is not a number is worse than any number.
     """
@@ -58,7 +58,7 @@ def worst_first(losses: Vector) -> npt.NDArray[np.intp]:
 
 
 def generator_state(rng: np.random.Generator) -> dict[str, Any]:
-    """The generator as JSON: its integers exceed 64 bits, so they are written as text."""
+    """Return the generator's state as JSON: its integers exceed 64 bits, so they are written as text."""
     state = rng.bit_generator.state
     return {**state, "state": {name: str(value) for name, value in state["state"].items()}}
 

@@ -75,7 +75,7 @@ class XNES:
 
 
 def _generator(seed: int) -> np.random.Generator:
-    """The sampler's own generator: seeded by the second number of the seed's generator, as in pypop7."""
+    """Return the sampler's own generator: seeded by the second number of the seed's generator, as in pypop7."""
     seeds = np.random.default_rng(seed)
     seeds.integers(np.iinfo(np.int64).max)
     return np.random.default_rng(seeds.integers(np.iinfo(np.int64).max))

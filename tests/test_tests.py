@@ -20,6 +20,19 @@ def imported_by(path: Path) -> set[str]:
 
 
 def test_nothing_is_imported_from_a_test_file_or_conftest():
-    forbidden = {path.stem for path in TESTS.glob("*.py")} | {"tests", "."}
+    files = [path for path in TESTS.rglob("*.py") if path.name.startswith("test_") or path.name == "conftest.py"]
+    forbidden = {path.stem for path in files} | {"tests", "."}
     found = {path.relative_to(TESTS).as_posix(): imported_by(path) & forbidden for path in TESTS.rglob("*.py")}
     assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_folders_of_tests_are_packages_of_the_library():
+    packages = {path.parent.name for path in (ROOT / "snapvit_export").glob("*/__init__.py")}
+    packages |= {"calibration", "cli", "profiles"}
+    folders = {path.parent.relative_to(TESTS).parts[0] for path in TESTS.glob("*/test_*.py")}
+    assert folders <= packages
+
+
+def test_no_two_files_of_tests_have_the_same_name():
+    names = [path.name for path in TESTS.rglob("test_*.py")]
+    assert len(names) == len(set(names))

@@ -2,7 +2,7 @@
 
 `fake_trtexec` is a small program that takes the options of one version and no others, and writes files of the right
 shape with invented times. That the real one takes these options is what its sources say (tests/fixtures/trtexec);
-tests/test_jetson.py tries, on a Jetson.
+tests/runtimes/test_jetson.py tries, on a Jetson.
 """
 
 import ast

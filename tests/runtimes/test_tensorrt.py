@@ -1,6 +1,6 @@
 """TensorRT as far as it can be proved without a GPU: real parsing and building by TensorRT-RTX, and what is refused.
 
-No mock of TensorRT. Nothing here runs or times an engine: tests/test_gpu.py does, where there is a GPU.
+No mock of TensorRT. Nothing here runs or times an engine: tests/runtimes/test_gpu.py does, where there is a GPU.
 """
 
 import hashlib

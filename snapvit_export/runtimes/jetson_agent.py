@@ -8,8 +8,8 @@ on all of them. What comes out is what `snapvit fleet` and `snapvit choose --pro
 Latency is the way of one batch: copied to the GPU, computed, copied back (`latencyMs` of runs with copying). What the
 GPU alone computes (`computeMs` of runs without) stands beside it. Throughput is not reported: trtexec enqueues ahead.
 
-May import: the standard library, nothing of snapvit; grammar of Python 3.8. tests/runtimes/test_jetson_agent.py holds us to it,
-with a fake trtexec: it tests the plumbing, and says nothing about TensorRT.
+May import: the standard library, nothing of snapvit; grammar of Python 3.8. tests/runtimes/test_jetson_agent.py holds
+us to it, with a fake trtexec: it tests the plumbing, and says nothing about TensorRT.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every name of TensorRT's Python API that `runtimes/tensorrt` uses: the contract with 10.3 to 11.x and TensorRT-RTX.
 
-tests/runtimes/test_tensorrt_contract.py looks each of them up in the real bindings of several versions, and makes sure that the
-adapter uses no other.
+tests/runtimes/test_tensorrt_contract.py looks each of them up in the real bindings of several versions, and makes sure
+that the adapter uses no other.
 """
 
 from __future__ import annotations

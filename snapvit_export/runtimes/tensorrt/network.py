@@ -1,7 +1,8 @@
 """TensorRT's API: parse, build, load and run; the only module that calls it. Light: standard library and numpy.
 
-It gets the package, `tensorrt` or `tensorrt_rtx`, as an argument; tests/runtimes/tensorrt_bindings/names.py lists what is
-used of it. One path from 10.3 to 11.x: the network is strongly typed, so the ONNX graph sets the precision of an engine.
+It gets the package, `tensorrt` or `tensorrt_rtx`, as an argument; tests/runtimes/tensorrt_bindings/names.py lists what
+is used of it. One path from 10.3 to 11.x: the network is strongly typed, so the ONNX graph sets the precision of an
+engine.
 Nothing of TensorRT raises: None and False are failures, reported with the first error of its log.
 
 Parsing and building need no GPU with TensorRT-RTX; everything after `load` does, and whoever calls it has asked

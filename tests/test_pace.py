@@ -46,7 +46,7 @@ def test_the_interval_grows_with_what_the_looks_disagree_in_unless_it_is_relativ
         pace = DriftCorrection("dense")
         for speed in speeds:
             pace.add(look(speed, rng, t50=0.5))
-        absolute, relative = pace.latency("t50", "p50"), pace.latency("t50", "p50", to_usual=True)
+        absolute, relative = pace.latency("t50", "p50"), pace.latency("t50", "p50", relative=True)
         widths[name] = absolute.high - absolute.low
         assert relative.high - relative.low < 0.5 * widths[name]
         assert relative.ms == absolute.ms
@@ -56,7 +56,7 @@ def test_the_interval_grows_with_what_the_looks_disagree_in_unless_it_is_relativ
 def test_the_reference_relative_to_itself_is_sure():
     pace = DriftCorrection("dense")
     pace.add(look(1.0, np.random.default_rng(0)))
-    found = pace.latency("dense", "p90", to_usual=True)
+    found = pace.latency("dense", "p90", relative=True)
     assert found.low == found.ms == found.high == pace.reference_ms("p90")
 
 
@@ -71,7 +71,7 @@ def test_all_looks_at_a_file_count_and_none_at_an_older_one():
 
 
 def test_a_look_without_the_reference_is_a_mistake():
-    with pytest.raises(AssertionError, match="dense tells the pace"):
+    with pytest.raises(AssertionError, match="dense measures the speed"):
         DriftCorrection("dense").add({"t50": profile([1.0] * BURST)})
 
 

@@ -60,7 +60,7 @@ def test_weights_outside_the_folder_are_refused(folder, tmp_path, location):
         ({"offset": "999999999"}, "not within weights.bin"),
         ({"offset": "-4"}, "not within weights.bin"),
         ({"length": "8"}, "not within weights.bin"),
-        ({"offset": "x"}, "no sensible place"),
+        ({"offset": "x"}, "no valid place"),
         ({"location": "gone.bin"}, "gone.bin: missing"),
     ],
 )

@@ -71,7 +71,7 @@ def test_all_looks_at_a_file_count_and_none_at_an_older_one():
 
 
 def test_a_look_without_the_reference_is_a_mistake():
-    with pytest.raises(AssertionError, match="dense tells the speed of the machine"):
+    with pytest.raises(AssertionError, match="dense measures the speed"):
         DriftCorrection("dense").add({"t50": profile([1.0] * BURST)})
 
 

@@ -9,9 +9,9 @@ import signal
 import sys
 
 from snapvit_export.cli.app import main
+from snapvit_export.prune.rank import rank
 from snapvit_export.prune.rank.checkpoint import Checkpoint
 from snapvit_export.prune.rank.distributed import Processes
-from snapvit_export.prune.rank.rank import rank
 
 rank.SAVE_SECONDS = 0.0
 when, sys.argv = sys.argv[1], ["snapvit", *sys.argv[2:]]

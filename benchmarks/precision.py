@@ -6,7 +6,7 @@
 Latency in ONNX Runtime on one thread: CPU time of one image, all graphs in turns, 20th percentile, as a ratio to the
 dense float32 graph of the same flavour. Faithfulness on 64 images that took no part in calibration (32 others did): the
 least and the mean cosine of the outputs to float32 of the same variant, and how often both name the same class. int8
-weights in four ways (`graph/numerics.py`), of which the first is what is written:
+weights in four ways (`graph/precision.py`), of which the first is what is written:
 
     pairs      neighbours add up within 16 bits: the same on every CPU
     full       8 bits to their ends: cut off on CPUs without int8 dot products

@@ -123,7 +123,6 @@ def export(
         target=target,
         width_multiple=known.width_multiple(target.precision),
         clock=known.clock,
-        recipe=recipe,
         settings=settings,
         depth=depth,
         ranking=ranking,

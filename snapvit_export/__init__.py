@@ -14,7 +14,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 
-class _Beside:
+class _CloneFinder:
     """Finds the packages that a clone has beside this one and a wheel has inside it; nothing else that lies there."""
 
     @staticmethod
@@ -26,7 +26,7 @@ class _Beside:
 # Python started in a clone finds this folder before what is installed, and with a plain install nothing tells it where
 # the other packages are. Last in line: an editable install finds them itself.
 if not os.path.isdir(os.path.join(__path__[0], "cli")):
-    sys.meta_path.append(_Beside)
+    sys.meta_path.append(_CloneFinder)
 
 _HOME = {
     "Anatomy": ".model.anatomy",

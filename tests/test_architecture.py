@@ -1,7 +1,7 @@
 """The architecture holds: every package imports only what stands above it, and torch stays in its own half.
 
-The picture is `LAYERS`, top first; docs/architecture.md shows the same lines. Imports inside functions and for type
-checkers count like any other.
+The layers are those that docs/architecture.md shows, top first. Imports inside functions and for type checkers count
+like any other. A subfolder is a part of its folder.
 """
 
 import ast
@@ -20,28 +20,7 @@ FOLDERS = {
     "snapvit_export.cli": ROOT / "cli",
     "snapvit_export.profiles": ROOT / "profiles",
 }
-LAYERS = """
-errors progress
-storage
-target budget
-calibration profiles
-model
-correction
-allocation
-elastic
-graph
-runtimes
-checks
-profiling
-family
-selection
-evaluate
-prune
-report
-workflows
-bundled
-cli
-"""
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
 INSIDE_PRUNE = """
 blocks
 models
@@ -52,6 +31,12 @@ pack
 build compare import_scores torch_parity
 """
 HEAVY = {"torch", "timm", "torchvision"}
+
+
+def layers() -> str:
+    """The lines of the picture: units of the library, without what the page says of each."""
+    shown = re.search(r"<!-- layers -->\n```\n(.*?)```", PAGE, re.DOTALL).group(1)
+    return "\n".join(line.split("  ")[0].replace("/", "") for line in shown.splitlines())
 
 
 def levels(lines: str) -> dict[str, int]:
@@ -69,11 +54,19 @@ def modules() -> dict[str, Path]:
     return found
 
 
+def package_of(name: str) -> str:
+    return name if modules()[name].name == "__init__.py" else name.rpartition(".")[0]
+
+
+def base_of(node: ast.ImportFrom, package: str) -> str:
+    """The full name of what stands between `from` and `import`."""
+    above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+    return ".".join([*above, *([node.module] if node.module else [])])
+
+
 def all_imports(name: str) -> list[tuple[str, bool]]:
     """Everything that a module imports, anywhere in its text, and whether that is for type checkers alone."""
-    path, found = modules()[name], []
-    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    tree = ast.parse(path.read_text())
+    tree, package, found = ast.parse(modules()[name].read_text()), package_of(name), []
     checked = [
         node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
     ]
@@ -83,8 +76,7 @@ def all_imports(name: str) -> list[tuple[str, bool]]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
+            base = base_of(node, package)
             names = [each if (each := f"{base}.{alias.name}") in modules() else base for alias in node.names]
         found += [(each, id(node) in typing_only) for each in names]
     return found
@@ -109,7 +101,7 @@ def wrong_ways(prefix: str, lines: str) -> list[tuple[str, str]]:
 
 
 def test_imports_only_go_up():
-    assert wrong_ways("snapvit_export.", LAYERS) == []
+    assert wrong_ways("snapvit_export.", layers()) == []
 
 
 def test_imports_inside_the_torch_half_only_go_up_too():
@@ -118,7 +110,7 @@ def test_imports_inside_the_torch_half_only_go_up_too():
 
 def test_every_package_has_a_place_and_every_place_a_package():
     top = {name.split(".")[1] for name in modules() if "." in name}
-    assert top == set(levels(LAYERS))
+    assert top == set(levels(layers()))
     inside = {name.split(".")[2] for name in modules() if name.startswith("snapvit_export.prune.")}
     assert inside == set(levels(INSIDE_PRUNE))
 
@@ -148,16 +140,19 @@ def test_only_workflows_import_the_torch_half():
     assert {name: others for name, others in found.items() if others} == {}
 
 
-def test_the_picture_in_the_docs_has_the_same_lines():
-    text = (ROOT / "docs" / "architecture.md").read_text()
-    shown = re.search(r"<!-- layers -->\n```\n(.*?)```", text, re.DOTALL).group(1)
-    lines = [line.split("  ")[0].replace("/", "").split() for line in shown.splitlines()]
-    assert [line for line in lines if line] == [line.split() for line in LAYERS.split("\n") if line]
+def test_nobody_goes_round_the_layers_by_the_public_names():
+    found = set()
+    for name, path in modules().items():
+        package = package_of(name)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and base_of(node, package) == "snapvit_export":
+                names = {alias.name for alias in node.names} - {"__version__"}
+                found |= {(name, each) for each in names if f"snapvit_export.{each}" not in modules()}
+    assert found == set()
 
 
 def test_the_way_of_an_export_is_at_most_45_files_and_they_exist():
-    text = (ROOT / "docs" / "architecture.md").read_text()
-    shown = re.search(r"<!-- call chain -->\n(.*?)<!-- end of call chain -->", text, re.DOTALL).group(1)
+    shown = re.search(r"<!-- call chain -->\n(.*?)<!-- end of call chain -->", PAGE, re.DOTALL).group(1)
     files = re.findall(r"^\| `(.*?\.py)` \|", shown, re.MULTILINE)
     assert 30 < len(files) == len(set(files)) <= 45
     for file in files:

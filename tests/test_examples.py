@@ -66,6 +66,7 @@ def test_every_example_is_found():
 def meant(test: doctest.DocTest, names: Names) -> dict[str, object]:
     """All that the example may use: every class and function of the library, its own module's first, and `Names`."""
     library = {name: value for module in LIBRARY for name, value in vars(module).items() if not name.startswith("_")}
+    library = {name: value for name, value in library.items() if not isinstance(value, ModuleType)}
     parsed = [ast.parse(example.source) for example in test.examples]
     used = {node.id for part in parsed for node in ast.walk(part) if isinstance(node, ast.Name)}
     return {**library, **test.globs, **{name: getattr(names, name) for name in used & set(dir(Names))}}

@@ -1,4 +1,4 @@
-"""The tests themselves: a file of tests depends on the library and on tests/helpers/ alone."""
+"""The tests themselves: a file of tests depends on the library, on tests/helpers/, and on benchmarks/torch_export."""
 
 import ast
 from pathlib import Path

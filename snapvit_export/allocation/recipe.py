@@ -15,7 +15,7 @@ which it stops.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..correction.moments import Damping
@@ -29,7 +29,7 @@ ADDS_BIASES = ("refit", "elastic", "sequential")  # corrections that give a bias
 ORDERS = ("backward", "pivoted", "variance", "criterion", "product")
 
 # The largest output divergence on images that no round was fitted on, by what is compared
-# (`prune.rank.search.output_divergence`). The first two are a mean KL of k nats, so the probability mass that moved is
+# (`prune.stats.output_divergence`). The first two are a mean KL of k nats, so the probability mass that moved is
 # at most sqrt(k / 2) on average (Pinsker): at 0.5 at most half of it. On DeiT-Tiny the three limits are met at nearly
 # the same cut (docs/method.md).
 MAX_DIVERGENCE = {"predictions": 0.5, "neighbours": 0.5, "cosine": 0.3}
@@ -62,6 +62,7 @@ class Settings:
     pca: int = 192
     cka: bool = False
     racing: bool = False
+    recipe: str = field(default="custom", compare=False)  # the name that these settings have, for people
 
 
 RECIPES = {
@@ -80,7 +81,7 @@ def make_settings(recipe: str, in_rounds: bool = False, /, **changes: object) ->
     if recipe not in RECIPES:
         raise UsageError(f"no recipe is called '{recipe}'. Known: {', '.join(RECIPES)}")
     given = {name: value for name, value in changes.items() if value is not None}
-    settings = replace(RECIPES[recipe], **given)  # type: ignore[arg-type]
+    settings = replace(RECIPES[recipe], recipe=recipe, **given)  # type: ignore[arg-type]
     _check(settings)
     _refuse_idle(recipe, settings, given if not in_rounds else {k: v for k, v in given.items() if k != "divergence"})
     return settings

@@ -4,7 +4,7 @@ The forms are a torch module and a graph, two flavours, two precisions, or two r
 first block whose output differs, and by how much. Outputs in reduced precision cannot be equal; there a cosine decides.
 
 Every other runtime is compared with ONNX Runtime on the CPU, on the very file that is timed, before it is timed:
-runtimes have computed wrong outputs fast (DINOv3 in TensorRT 10.3). All tolerances are here.
+runtimes have computed wrong outputs fast (DINOv3 in TensorRT 10.3). All tolerances between files are here.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ BLOCK_TOLERANCE: dict[Precision, float] = {
 }  # of a block's largest value, in reduced precision
 RUNTIME_TOLERANCE = 1e-3  # between runtimes in fp32: other orders of summing
 RUNTIME_COSINE = 0.99  # between two runtimes of one file in reduced precision: closer than fp32 is
+SAME_WEIGHTS = 1e-3  # between dense graphs that should be of one model: rounding stays below, other weights far above
 REDUCED_FLAVOURS = 0.05  # between both flavours of one int8 variant: sums differ by the order of operators
 LEAST_COSINE: dict[Precision, float] = {"fp16": 0.9999, "int8-dynamic": 0.9, "int8-static": 0.9}  # to float32
 

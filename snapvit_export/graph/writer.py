@@ -219,7 +219,7 @@ class GraphWriter:
         return self._stored(made), {name: made[name] for name in EMBEDDING if name in made}
 
     def _stored(self, tensors: Mapping[str, npt.NDArray[np.float32]]) -> Tensors:
-        return stored(tensors, self.precision, 32) if self.int8_sum_bits == 32 else stored(tensors, self.precision)
+        return stored(tensors, self.precision, self.int8_sum_bits or 16)
 
     @cached_property
     def buffer(self) -> Buffer:
@@ -238,6 +238,9 @@ class GraphWriter:
     ) -> WrittenGraph:
         """Write NAME.onnx, and NAME.bin if it has matrices of its own: the `corrected` proj and fc2, or positions."""
         plan.check_fits(self.anatomy)
+        if format.takes_bytes and not self.takes_bytes:
+            raise ValueError("the weights of this writer do not normalise bytes")
+        format = replace(format, takes_bytes=self.takes_bytes)  # of all graphs: the shared weights do the normalising
         if precision.precision != self.precision:
             raise ValueError(f"a writer of {self.precision} cannot write {precision.precision}")
         own = own_tensors(self.blueprint.dense, self.anatomy, plan, corrected or {})
@@ -283,7 +286,6 @@ class GraphWriter:
         layers = [f"blocks.{i}.{layer}" for i in range(len(self.anatomy.blocks)) for layer in ("proj", "fc2")]
         biased = {layer: f"{layer}.bias" in sources.inside or f"{layer}.bias" in sources.placed for layer in layers}
         biased |= {name: True for name in sources.inside if name == ADDED or name.endswith(INT32)}
-        format = replace(format, takes_bytes=self.takes_bytes)
         return emit_nodes(self.anatomy.with_counts(plan), self.wiring, biased, format, precision)
 
     def _serialised(
@@ -294,7 +296,6 @@ class GraphWriter:
             raise SnapvitError(
                 f"{inside / 1e9:.1f} GB of weights are more than one ONNX file holds. Leave --single-file out"
             )
-        format = replace(format, takes_bytes=self.takes_bytes)
         model = make_model(nodes, self.anatomy.with_counts(plan), format, sources, metadata)
         _check(model)
         data: bytes = model.SerializeToString()

@@ -15,7 +15,7 @@ from .sampling import Samples
 
 Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
 Percentile = Literal["p50", "p90", "p99"]
-Method = Literal["in-process", "trtexec"]  # by our own timer around a session; by TensorRT's program, on a Jetson
+Method = Annotated[str, msgspec.Meta(max_length=64)]  # such as "in-process" (our timer around a session), "trtexec"
 PERCENTILES: dict[Percentile, float] = {"p50": 50, "p90": 90, "p99": 99}
 # Runs that a percentile needs: at least ten beyond it.
 LEAST_RUNS: dict[Percentile, int] = {"p50": 40, "p90": 100, "p99": 1000}

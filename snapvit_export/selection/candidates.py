@@ -143,6 +143,10 @@ class Candidates:
         assert self._builder is not None, f"{name} does not exist, and there is no builder"
         self.built[name] = self._builder.build(name, plan, keep, before)
 
+    def update(self, variant: BuiltVariant) -> None:
+        """Take a variant that is there already as it is now, such as in another folder."""
+        self.built[variant.name] = variant
+
     def time(
         self, names: Sequence[str], seconds: float = 1.0, at: Percentile = "p50", budget_ms: float | None = None
     ) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import UNSET
 
-from ..checks.gates import flavour_tolerance, require_equal, require_same_in_runtime
+from ..checks.gates import SAME_WEIGHTS, flavour_tolerance, require_equal, require_same_in_runtime
 from ..elastic.folder import Elastic
 from ..errors import FileFormatError
 from ..family.manifest import Manifest
@@ -28,8 +28,6 @@ from ..runtimes.ort import OrtSession
 from ..storage.atomic import sha256
 from ..target import SumBits, Target
 from .candidates import BuiltVariant, SampleGraphs, write_samples
-
-SAME_WEIGHTS = 1e-3  # between the outputs of two dense graphs: rounding stays below it, other weights far exceed it
 
 
 class ElasticBuilder:

@@ -120,7 +120,7 @@ def choose_in_family(
         choice = _choice(candidates, manifest, budget, limits, packed)
         new = [name for name in (choice.variant, choice.next_denser) if name is not None and name not in names]
         for name in new:
-            candidates.built[name] = adopt(folder, candidates.built[name])
+            candidates.update(adopt(folder, candidates.built[name]))
         kept = (*names, *new)
         chosen = msgspec.structs.replace(
             manifest,

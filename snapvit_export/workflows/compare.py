@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 METHODS = ("default", "snapvit", "snip", "lamp", "magnitude", "random")
 SIZES: dict[Axis, tuple[float, ...]] = {"sparsity": (0.1, 0.2, 0.3, 0.4, 0.5), "flops": (0.9, 0.8, 0.7, 0.6, 0.5)}
-NAMES = (COMPARISON, "compare.md", "compare.svg", "compare.png")
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
         weights_sha256=model.weights_sha256,
         calibration=images.fingerprint,
         judged_on={name: part.fingerprint for name, part in evaluator.images.items()},
-        settings={name: as_builtins(settings) for name, settings in methods.items()},
+        settings={name: _described(settings) for name, settings in methods.items()},
         axis=request.axis,
         dense=evaluator.evaluation(
             evaluator.measures(dense_features, progress) | fidelity_to(dense_features, dense_features)
@@ -116,6 +115,11 @@ def _check(request: CompareRequest) -> tuple[float, ...]:
     if request.out.exists() and not request.out.is_dir():
         raise SnapvitError(f"{request.out}: exists and is not a folder. Choose another --out")
     return sizes
+
+
+def _described(settings: Settings) -> dict[str, Any]:
+    """The settings of a method as the file has them: by value, since the method's own name is the key."""
+    return {key: value for key, value in as_builtins(settings).items() if key != "recipe"}
 
 
 def _searching(settings: Settings, evaluations: int) -> Settings:

@@ -64,7 +64,6 @@ class Request:
     params: Sequence[float] = ()
     pairs: Sequence[tuple[float, float]] = ()
     target: Target = field(default_factory=lambda: profiles.load("cpu").target)
-    recipe: str = recipe.DEFAULT  # the name of the settings, for the manifest
     settings: Settings = field(default_factory=lambda: make_settings(recipe.DEFAULT))
     depth: bool | None = None  # True: sub-layers are removable; None: as the settings or the given ranking have it
     ranking: Path | None = None  # made before; None: ranked anew
@@ -76,6 +75,10 @@ class Request:
     width_multiple: int = 1  # of the neurons that an MLP keeps
     clock: str | None = None  # advice on the clocks of the device before timing; only shown
     build_only: bool = False  # True: build engines for a GPU that is not here, and time nothing
+
+    def __post_init__(self) -> None:
+        if self.depth is not None:  # one answer for ranking, checks and Plans
+            object.__setattr__(self, "settings", replace(self.settings, depth=self.depth))
 
     @property
     def format(self) -> GraphFormat:
@@ -269,7 +272,7 @@ def _provenance(request: Request, given: Ranking | None, ranking: Ranking, calib
     """Return the provenance of this export; a given ranking keeps its own apart."""
     done = {"correction": request.settings.correction, "damping": request.settings.damping}
     if given is None:
-        return {"name": request.recipe, **done, **ranking.provenance}
+        return {"name": request.settings.recipe, **done, **ranking.provenance}
     here = {"seed": request.settings.seed, "data": calibration.fingerprint}
     before = {key: value for key, value in ranking.provenance.items() if key != SUBLAYERS}
     measured = {SUBLAYERS: ranking.provenance[SUBLAYERS]} if SUBLAYERS in ranking.provenance else {}

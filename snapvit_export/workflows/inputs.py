@@ -18,7 +18,7 @@ BUNDLED_NAME = "digits-vit"  # what manifests call it
 MOST_HELD_OUT = 500  # images that accuracy is reported on
 
 
-class AsksForImages(Protocol):
+class ImageRequest(Protocol):
     """A request that names a model and perhaps images."""
 
     @property
@@ -28,7 +28,7 @@ class AsksForImages(Protocol):
     def data(self) -> str | Sequence[str] | None: ...
 
 
-def data_of(request: AsksForImages) -> str | Sequence[str]:
+def data_of(request: ImageRequest) -> str | Sequence[str]:
     """Return the sources of a request's images."""
     if request.data is not None:
         return request.data

@@ -6,7 +6,7 @@ Importing this is light; torch is loaded when the work begins.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..allocation.recipe import DEFAULT, Settings, make_settings
@@ -31,6 +31,10 @@ class PackRequest:
     out: Path = Path("snapvit-elastic")
     settings: Settings = field(default_factory=lambda: make_settings(DEFAULT))
     correct: bool = True  # False: no factors; only uncorrected weights come out
+
+    def __post_init__(self) -> None:
+        if not self.correct:  # then candidates of a search are not corrected either
+            object.__setattr__(self, "settings", replace(self.settings, correction=None))
 
 
 def pack_model(request: PackRequest, progress: Progress | None = None) -> Description:

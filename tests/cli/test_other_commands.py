@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from typer.main import get_command
 
 import snapvit_export
+from snapvit_export.cli.app import MEANS_BOTH, app
 
 
 @pytest.mark.slow  # it builds every known model, without weights
@@ -122,3 +124,8 @@ def test_options_for_several_sources_plain_flags_and_settings_may_be_repeated(sn
     )
     assert "no such" in nowhere.error_line
     assert snapvit("doctor", "--json", "--json").code == 0
+
+
+def test_every_option_that_refuses_a_second_value_is_one_of_some_command():
+    options = {name for command in get_command(app).commands.values() for each in command.params for name in each.opts}
+    assert options >= MEANS_BOTH

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from helpers.graphs import run, step_by_step
 from helpers.shared import ROOT
 from snapvit_export.allocation.planner import Planner
-from snapvit_export.checks.gates import agreement
+from snapvit_export.checks.gates import TOLERANCE, agreement
 from snapvit_export.elastic.folder import Elastic
 from snapvit_export.family.folder import read_family
 from snapvit_export.family.manifest import Manifest
@@ -32,7 +32,7 @@ from snapvit_export.storage.json import read_json, to_json
 
 ARCHIVE = ROOT / "tests" / "fixtures" / "before_the_move" / "files.tar.xz"
 EPS = float(np.finfo(np.float32).eps)
-DEPTH = 2 * 3 + 2  # sums one after the other: two in each of three blocks, the embedding and the head
+LAYERS = 2 * 3  # that int8 quantises the inputs of, one after the other: attention and MLP of three blocks
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def old(tmp_path_factory) -> Path:
     """The folder as it was written."""
     folder = tmp_path_factory.mktemp("old")
     with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(folder)
+        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     return folder
 
 
@@ -56,8 +56,8 @@ def plans(old) -> dict[str, Plan]:
 
 
 def same(found: np.ndarray, wanted: np.ndarray) -> bool:
-    """Equal but for the order of sums of up to 96 products, which differs between CPUs, in each layer."""
-    return float(np.abs(found - wanted).max()) <= DEPTH * 96 * EPS * float(np.abs(wanted).max())
+    """As near as the gates ask of two forms of one model in float32: sums have another order on another CPU."""
+    return agreement(wanted, found).max_abs <= TOLERANCE
 
 
 def changes(before: object, after: object, where: str = "") -> list[str]:
@@ -83,16 +83,20 @@ def test_a_family_loads_with_every_value_and_its_variants_give_the_same_outputs(
             assert same(run(path, outputs["images"]), wanted), variant.name
         else:  # exact sums: ONNX Runtime saturates these old weights on a CPU without VNNI
             found = step_by_step(SimpleNamespace(graph=path), outputs["images"])
-            assert agreement(wanted, found).cosine > 0.999, variant.name  # an input on the edge of a step may fall
+            # Rounding may move an input by one of 255 steps in every layer: that turns the output by at most so much.
+            assert agreement(wanted, found).cosine >= 1 - (LAYERS / 255) ** 2 / 2, variant.name
 
 
 def test_the_choice_and_the_target_are_what_they_were(old):
     manifest = read_family(old / "family")
-    assert manifest.choice is not None
-    assert manifest.choice.variant in {variant.name for variant in manifest.variants}
-    assert manifest.target.target.runtime == "onnxruntime"
-    assert manifest.target.device.cpu
-    assert Validation.load(old / "family").images > 0
+    written = json.loads((old / "family" / "manifest.json").read_text())
+    assert manifest.choice.variant == written["choice"]["variant"]
+    assert manifest.choice.next_denser == written["choice"]["next_denser"]
+    alone = json.loads(to_json(manifest.target.target))
+    assert alone == {key: written["target"][key] for key in ("runtime", "precision", "batch", "threads")}
+    assert manifest.target.device.cpu == written["target"]["device"]["cpu"]
+    judged = json.loads((old / "family" / "validation.json").read_text())
+    assert Validation.load(old / "family").images == judged["images"]
 
 
 def test_a_profile_loads_with_every_value(old):
@@ -128,7 +132,12 @@ def test_an_elastic_folder_gives_the_same_weights_for_every_plan(old, plans):
     elastic, hashes = Elastic.load(old / "elastic"), json.loads((old / "hashes.json").read_text())
     for name, plan in plans.items():
         assert digest(elastic.weights(plan, corrected=False)) == hashes[f"{name} uncorrected"]
-        assert elastic.weights(plan, corrected=True).keys() == elastic.weights(plan, corrected=False).keys()
+    corrected = load_file(old / "corrected.safetensors")
+    for name, wanted in corrected.items():
+        plan, _, tensor = name.partition("/")
+        found = elastic.weights(plans[plan], corrected=True)[tensor]
+        # Solved in float64, so only the last rounding to float32 may differ between CPUs.
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=EPS * float(np.abs(wanted).max()), err_msg=name)
 
 
 def test_an_elastic_folder_gives_the_same_dense_graph_and_weight_file(old, tmp_path):

@@ -193,7 +193,7 @@ def test_this_cpu_computes_layers_exactly():
     assert one_int8_layer.found_here(16)["exact"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # every instruction of ONNX Runtime is emulated
 @pytest.mark.skipif(QEMU is None, reason="needs qemu-x86_64")
 def test_an_emulated_cpu_without_vnni_computes_what_the_one_in_numpy_says():
     call = [str(QEMU), "-cpu", "Haswell", sys.executable, one_int8_layer.__file__]
@@ -207,7 +207,7 @@ def test_an_emulated_cpu_without_vnni_computes_what_the_one_in_numpy_says():
 def test_families_from_before_are_read_and_added_to_as_they_are(snapvit, tiny_folder, tmp_path, monkeypatch):
     family, images = tmp_path / "out", ["--data", "digits", "--images", 16]
     with monkeypatch.context() as before:
-        before.setattr(emitter_module, "stored", lambda tensors, precision: stored(tensors, precision, 32))
+        before.setattr(emitter_module, "stored", lambda tensors, precision, sum_bits: stored(tensors, precision, 32))
         words = ["export", "--model", tiny_folder, *images, "--sparsity", "0.2", "--precision", "int8-dynamic"]
         assert snapvit(*words, "--recipe", "local", "--out", family).code == 0
     _without_the_key(family / "manifest.json")

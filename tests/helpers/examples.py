@@ -183,9 +183,9 @@ class Names:
         return Nodes(17)
 
     @property
-    def emitter(self):
+    def writer(self):
         return GraphWriter(Blueprint.of(Elastic.load("elastic")), Path("family"))
 
     @property
     def written(self):
-        return self.emitter.write("written", self.plan)
+        return self.writer.write("written", self.plan)

@@ -1,6 +1,6 @@
 """One int8 layer as we write it, in ONNX Runtime, with the inputs that give its largest sums; and CPUs by hand.
 
-    qemu-x86_64 -cpu Haswell python tests/one_int8_layer.py
+    qemu-x86_64 -cpu Haswell python tests/helpers/one_int8_layer.py
 
 prints what the CPU made of each layer. No torch, so that an emulated CPU runs it in seconds.
 """

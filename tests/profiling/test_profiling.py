@@ -248,8 +248,8 @@ def test_a_profile_says_how_it_was_taken_and_one_from_before_is_read():
     before = json.loads(to_json(profile))
     assert before.pop("method") == "in-process"
     assert from_json(json.dumps(before), Profile, "x") == msgspec.structs.replace(profile, method=None)
-    before["method"] = "by feeling"
-    with pytest.raises(FileFormatError, match="Invalid enum value 'by feeling'"):
+    before["method"] = "x" * 65  # new ways of timing may come, but a name is short
+    with pytest.raises(FileFormatError, match="length <= 64"):
         from_json(json.dumps(before), Profile, "x")
 
 

@@ -114,7 +114,7 @@ def made(tmp_path_factory) -> Path:
         settings=correcting_settings("local", False, images=16),
     )
     with short_timings():
-        export(replace(request, sparsity=[0.3, 0.6], flavour="portable", recipe="local"))
+        export(replace(request, sparsity=[0.3, 0.6], flavour="portable"))
     return folder / "family"
 
 
@@ -659,7 +659,7 @@ def test_a_build_that_fails_is_told_with_the_telling_line_of_its_log(device):
 
 
 def test_a_run_with_copying_that_copies_nothing_is_refused(device):
-    assert "copied nothing, though told to" in device.refused(never_copies=True)
+    assert "copied nothing, though asked to" in device.refused(never_copies=True)
 
 
 def test_requests_that_make_no_sense_get_one_line(device):

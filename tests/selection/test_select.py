@@ -85,7 +85,7 @@ def chosen_on(candidates: Candidates, budget: str, limits: Limits = Limits(), gu
 def for_12_ms():
     """Thirty choices for 12 ms, on machines that wander in different ways."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(select_module, "MOST_ARTEFACTS", 12 - 6)
+        patch.setattr(select_module, "MOST_BUILT", 12 - 6)
         return [chosen_on(simulated(seed), "12ms") for seed in range(30)]
 
 

@@ -17,12 +17,15 @@ from safetensors.torch import load_file, save_file
 from helpers.models import make_model_folder
 from helpers.rankings import random_ranking
 from snapvit_export.allocation.planner import Planner
+from snapvit_export.allocation.recipe import Settings, make_settings
 from snapvit_export.family.folder import read_family
 from snapvit_export.model.ranking import Ranking
 from snapvit_export.prune.models import load
 from snapvit_export.prune.models.load import load_model
 from snapvit_export.runtimes.ort import OrtSession
 from snapvit_export.selection import bracket
+from snapvit_export.workflows.export import Request
+from snapvit_export.workflows.pack import PackRequest
 
 
 @pytest.fixture
@@ -47,6 +50,17 @@ def leftovers(folder: Path) -> set[str]:
 
 
 @pytest.mark.slow  # a whole search for a budget, timed long enough to be decided
+def test_a_request_has_one_answer_for_depth_and_tells_the_name_of_its_settings():
+    assert Request(depth=False).settings.depth is False
+    assert Request().settings == make_settings("default")
+    assert [Request(settings=make_settings(name)).settings.recipe for name in ("snapvit", "local")] == [
+        "snapvit",
+        "local",
+    ]
+    assert Request(settings=Settings()).settings.recipe == "custom"
+    assert PackRequest(correct=False).settings.correction is None
+
+
 def test_a_relative_budget_is_met_and_proved(run_in_full, tmp_path, monkeypatch):
     monkeypatch.setattr(bracket, "COMPARE_SECONDS", (0.5, 1.5))
     # Milliseconds, not microseconds: large enough that what is cut decides the latency, not the overhead of a call.

@@ -13,8 +13,7 @@ import hashlib
 import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -81,6 +80,7 @@ class Model:
     module: nn.Module
     anatomy: Anatomy
     description: ModelDescription
+    _hashed: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -90,10 +90,14 @@ class Model:
     def preprocessing(self) -> Preprocessing:
         return self.description.preprocessing
 
-    @cached_property
+    @property
     def weights_sha256(self) -> str:
-        """The hash of the weights, computed once: a module that is changed in place needs a new Model around it."""
-        return weights_fingerprint(self.module)
+        """The hash of the weights, computed once, and again after training or loading changed them in place."""
+        tensors = self.module.state_dict().values()
+        state = tuple((tensor.data_ptr(), tensor._version) for tensor in tensors)
+        if self._hashed.get("state") != state:
+            self._hashed.update(state=state, sha256=weights_fingerprint(self.module))
+        return str(self._hashed["sha256"])
 
 
 def load_model(name: str = BUNDLED, checkpoint: Path | str | None = None) -> Model:

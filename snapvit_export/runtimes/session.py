@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -29,35 +32,52 @@ class Session(Protocol):
     ) -> None: ...
 
 
+@dataclass(frozen=True)
+class Backend:
+    """A runtime as this package uses it: the module that has it, how it opens a file, and its version."""
+
+    module: str  # beside this one, imported when it is used
+    open: Callable[[Any, Path, Target], Session]
+    version: Callable[[Any, Runtime], str]  # an error if the runtime does not really load
+
+
+def _ort_version(ort: Any, runtime: Runtime) -> str:
+    ort.require_provider(runtime)
+    return str(ort.version())
+
+
+ORT = Backend("ort", lambda ort, path, t: ort.OrtSession(path, t.threads, t.runtime, t.batch), _ort_version)
+BACKENDS: dict[Runtime, Backend] = {
+    "onnxruntime": ORT,
+    "onnxruntime-cuda": ORT,
+    "onnxruntime-tensorrt": ORT,
+    "openvino": Backend(
+        "openvino",
+        lambda openvino, path, t: openvino.OpenVinoSession(path, t.threads, t.batch),
+        lambda o, _: o.version(),
+    ),
+    "tensorrt": Backend(
+        "tensorrt.session",
+        lambda session, path, t: session.TensorRTSession(path, t),
+        lambda session, _: session.version(),
+    ),
+}
+
+
 def open_session(path: Path, target: Target) -> Session:
     """Open a variant's file as the target runs it; what cannot be run there is an error, never something slower."""
-    if target.runtime == "openvino":
-        from .openvino import OpenVinoSession
-
-        return OpenVinoSession(path, target.threads, target.batch)
-    if target.runtime == "tensorrt":
-        from .tensorrt.session import TensorRTSession
-
-        return TensorRTSession(path, target)
-    from .ort import OrtSession
-
-    return OrtSession(path, target.threads, target.runtime, target.batch)
+    backend = BACKENDS[target.runtime]
+    return backend.open(_module(backend), path, target)
 
 
 def version_of(runtime: Runtime) -> str:
     """Return the version of a runtime that really loads; an error if it does not."""
-    if runtime == "openvino":
-        from . import openvino
+    backend = BACKENDS[runtime]
+    return backend.version(_module(backend), runtime)
 
-        return openvino.version()
-    if runtime == "tensorrt":
-        from .tensorrt import session as tensorrt_session
 
-        return tensorrt_session.version()
-    from . import ort
-
-    ort.require_provider(runtime)
-    return ort.version()
+def _module(backend: Backend) -> Any:
+    return import_module(f".{backend.module}", __package__)
 
 
 def device_for(runtime: Runtime) -> DeviceCard:

@@ -3,35 +3,20 @@
 import json
 import random
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from helpers.images import make_image_folder
-from helpers.models import make_model_folder
-from helpers.timing import short_timings
-from snapvit_export.allocation.recipe import make_settings
+from helpers.families import make_family
 from snapvit_export.errors import FileFormatError, SnapvitError
 from snapvit_export.family.folder import own_files, read_family
-from snapvit_export.workflows.export import Request, export
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory) -> Path:
     """One small family, exported once for all tests here."""
     folder = tmp_path_factory.mktemp("exported")
-    make_model_folder(folder / "model")
-    make_image_folder(folder / "images")
-    request = Request(
-        model=str(folder / "model"),
-        data=str(folder / "images"),
-        out=folder / "family",
-        settings=make_settings("default", images=16),
-    )
-    with short_timings():
-        export(replace(request, sparsity=[0.3]))
-    return folder / "family"
+    return make_family(folder, sparsity=[0.3])
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import io
 import json
 import re
 import shutil
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
@@ -13,11 +12,8 @@ import msgspec
 import pytest
 from PIL import Image
 
-from helpers.images import make_image_folder
-from helpers.models import make_model_folder
+from helpers.families import make_family
 from helpers.report_factory import HOSTILE, make_manifest, make_search, make_sublayers, make_validation
-from helpers.timing import short_timings
-from snapvit_export.allocation.recipe import correcting_settings
 from snapvit_export.budget import Budget
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.family.folder import own_files, read_family, write_manifest
@@ -32,7 +28,6 @@ from snapvit_export.report.markdown import markdown
 from snapvit_export.report.page import page
 from snapvit_export.report.terminal import bar, bars, print_validation, spread_bars
 from snapvit_export.report.text import headline, missing
-from snapvit_export.workflows.export import Request, export
 
 HERE = Path("here")
 
@@ -444,17 +439,7 @@ def test_names_and_places(tmp_path):
 def exported(tmp_path_factory) -> Path:
     """One small family, exported once for all tests here."""
     folder = tmp_path_factory.mktemp("exported")
-    make_model_folder(folder / "model")
-    make_image_folder(folder / "images")
-    request = Request(
-        model=str(folder / "model"),
-        data=str(folder / "images"),
-        out=folder / "family",
-        settings=correcting_settings("default", False, images=16),
-    )
-    with short_timings():
-        export(replace(request, sparsity=[0.5]))
-    return folder / "family"
+    return make_family(folder, correct=False, sparsity=[0.5])
 
 
 @pytest.fixture

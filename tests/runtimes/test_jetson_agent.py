@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -21,11 +21,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from helpers.images import make_image_folder
-from helpers.models import make_model_folder
+from helpers.families import make_family
 from helpers.shared import ROOT
-from helpers.timing import short_timings
-from snapvit_export.allocation.recipe import correcting_settings
 from snapvit_export.checks.inspect import inspect
 from snapvit_export.family.folder import read_family
 from snapvit_export.profiling.sampling import Samples
@@ -34,7 +31,6 @@ from snapvit_export.runtimes import jetson_agent as agent
 from snapvit_export.runtimes.device import DeviceCard
 from snapvit_export.selection.known_profiles import FamilyProfile
 from snapvit_export.target import Target
-from snapvit_export.workflows.export import Request, export
 
 AGENT = Path(agent.__file__)
 FIXTURES = ROOT / "tests" / "fixtures" / "trtexec"
@@ -105,17 +101,7 @@ Path(given["--exportTimes"]).write_text(json.dumps(rows))
 def made(tmp_path_factory) -> Path:
     """A tiny family as it would be copied to a Jetson."""
     folder = tmp_path_factory.mktemp("made")
-    make_model_folder(folder / "model")
-    make_image_folder(folder / "images")
-    request = Request(
-        model=str(folder / "model"),
-        data=str(folder / "images"),
-        out=folder / "family",
-        settings=correcting_settings("local", False, images=16),
-    )
-    with short_timings():
-        export(replace(request, sparsity=[0.3, 0.6], flavour="portable"))
-    return folder / "family"
+    return make_family(folder, "local", correct=False, sparsity=[0.3, 0.6], flavour="portable")
 
 
 @dataclass

@@ -11,10 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers.images import make_image_folder
-from helpers.models import make_model_folder
-from helpers.timing import short_timings
-from snapvit_export.allocation.recipe import correcting_settings
+from helpers.families import make_family
 from snapvit_export.calibration import folder as folder_source
 from snapvit_export.calibration.images import calibration_and_held_out, prepare
 from snapvit_export.evaluate.pareto import Tradeoff, dominated
@@ -24,7 +21,6 @@ from snapvit_export.prune.models.load import load_model
 from snapvit_export.runtimes.ort import OrtSession
 from snapvit_export.selection.known_profiles import FamilyProfile
 from snapvit_export.workflows import validate as module
-from snapvit_export.workflows.export import Request, export
 from snapvit_export.workflows.inputs import BUNDLED_NAME
 
 HELD_OUT = 60 - 16
@@ -34,17 +30,7 @@ HELD_OUT = 60 - 16
 def made(tmp_path_factory) -> Path:
     """A family of a tiny model whose cuts are not corrected, its model and its images."""
     folder = tmp_path_factory.mktemp("validate")
-    make_model_folder(folder / "model")
-    make_image_folder(folder / "images")
-    request = Request(
-        model=str(folder / "model"),
-        data=str(folder / "images"),
-        out=folder / "family",
-        settings=correcting_settings("default", False, images=16),
-        sparsity=[0.3, 0.5],
-    )
-    with short_timings():
-        export(request)
+    make_family(folder, correct=False, sparsity=[0.3, 0.5])
     for split, count in (("train", 30), ("test", 10)):
         for number in range(count):
             path = folder / "split" / split / f"class{number % 5}" / f"{number}.png"

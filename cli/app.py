@@ -33,7 +33,7 @@ from . import (
 MEANS_BOTH = frozenset(
     f"--{name}"
     for name in (
-        *("model", "data", "on", "by", "classes", "features", "ranking", "checkpoint", "profile", "elastic", "target"),
+        *("data", "on", "by", "classes", "features", "ranking", "checkpoint", "profile", "elastic", "target"),
         *("sparsity", "flops", "params", "pair", "pairs", "recipes", "rounds", "ignore", "format", "budget"),
     )
 )

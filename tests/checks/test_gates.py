@@ -91,8 +91,8 @@ def test_an_export_whose_graph_is_wrong_names_the_block_and_leaves_nothing(flavo
 
 @pytest.mark.parametrize("precision", ["fp16", "int8-dynamic", "int8-static"])
 def test_a_graph_in_fewer_bits_that_is_wrong_is_refused_as_well(precision, tiny_folder, tmp_path, monkeypatch):
-    def wrong(tensors, kind):
-        made = stored(tensors, kind)
+    def wrong(tensors, kind, sum_bits):
+        made = stored(tensors, kind, sum_bits)
         name = "blocks.1.norm2.weight"
         return made if kind == "fp32" or name not in made else made | {name: -99 * made[name]}
 

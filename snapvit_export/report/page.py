@@ -239,7 +239,7 @@ def _provenance(family: LoadedFamily, report: ReportData) -> list[dict[str, Any]
         ("memory", f"{device.memory_bytes / 2**30:.1f} GiB"),
         ("system", device.system),
         ("runs", runs),
-        ("compared at", f"{report.at} of the wall clock, with 95 % intervals"),
+        ("compared at", f"{report.at} of the wall clock, with {words.interval_title(report)}s"),
     ]
     if device.accelerator is not None:
         software = ", ".join(f"{name} {version}" for name, version in device.accelerator.software.items())

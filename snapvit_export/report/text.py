@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ..family.evaluation import TITLES, Measure
+from ..profiling.drift import BEYOND
+from ..profiling.sampling import COVERS
 from .data import Point, ReportData
 
 UNKNOWN = "–"
@@ -20,6 +22,14 @@ def interval(between: tuple[float, float] | None) -> str:
         return UNKNOWN
     digits = 2 if between[1] < 100 else 0
     return f"{between[0]:.{digits}f} to {between[1]:.{digits}f}"
+
+
+def interval_title(report: ReportData) -> str:
+    """Return the name of the latency intervals that are shown: those a choice compared cover another share."""
+    if len(report.families) > 1:
+        return "interval"  # each family has those of its own choice, or of its timing
+    covered = 1 - 2 * BEYOND if report.looks else COVERS
+    return f"{100 * covered:.0f} % interval"
 
 
 def latency(value: float | None, between: tuple[float, float] | None) -> str:

@@ -23,9 +23,10 @@ def variant_table(report: ReportData) -> dict[str, Any]:
     ]
     dense = " Agreement and cosine are with the dense model." if _any(report, "cosine") else ""
     torch = " Parity is the largest difference to torch, of the largest output." if _any(report, "parity") else ""
+    between = words.interval_title(report)
     on = f" Quality on {report.judged}." if report.judged else ""
     return {
-        "caption": f"All variants, from dense to sparse; latency with its 95 % interval.{on}{dense}{torch}",
+        "caption": f"All variants, from dense to sparse; latency with its {between}.{on}{dense}{torch}",
         "columns": [{"title": title, "words": is_words} for title, is_words, _ in columns],
         "rows": rows,
     }
@@ -99,7 +100,13 @@ def _verdict(point: Point, report: ReportData) -> tuple[str | None, str]:
 
 def measurement_rows(report: ReportData) -> dict[str, Any]:
     """Return columns and rows of all measurements on the way to the choice."""
-    columns = ["variant", "sparsity", f"latency {report.at}", "95 % interval, ms", words.measure_title(report)]
+    columns = [
+        "variant",
+        "sparsity",
+        f"latency {report.at}",
+        f"{words.interval_title(report)}, ms",
+        words.measure_title(report),
+    ]
     rows = [
         (
             row.name,

@@ -213,6 +213,16 @@ def test_mask_fisher_is_the_squared_gradient_of_explicit_masks(family):
     assert (got[4] - wanted_heads).norm() <= 1e-4 * wanted_heads.norm()
 
 
+def inputs_of_layer(module: torch.nn.Module, linear: torch.nn.Linear, given: list[Batch]) -> np.ndarray:
+    """What a layer reads over all images and tokens, in float64: (n, in)."""
+    seen = []
+    hook = linear.register_forward_pre_hook(lambda _, x: seen.append(x[0].detach().numpy()))
+    with torch.no_grad():
+        module(torch.cat([batch.images for batch in given]))
+    hook.remove()
+    return seen[0].reshape(-1, linear.in_features).astype(np.float64)
+
+
 @pytest.mark.parametrize("family", HARD)
 def test_variance_is_numpys_on_recorded_activations(family):
     module, _ = small(family)
@@ -223,12 +233,7 @@ def test_variance_is_numpys_on_recorded_activations(family):
         (block.mlp.fc2, scores.neurons[1], 1),
         (block.attn.proj, scores.heads[1], block.attn.head_dim),
     ):
-        seen = []
-        hook = linear.register_forward_pre_hook(lambda _, x, seen=seen: seen.append(x[0].detach().numpy()))
-        with torch.no_grad():
-            module(torch.cat([batch.images for batch in given]))
-        hook.remove()
-        x = seen[0].reshape(-1, linear.in_features).astype(np.float64)
+        x = inputs_of_layer(module, linear, given)
         column = x.var(0) * (linear.weight.detach().numpy().astype(np.float64) ** 2).sum(0)
         assert np.allclose(got, column.reshape(-1, unit).sum(1), rtol=1e-4, atol=0)
 
@@ -243,12 +248,7 @@ def test_flow_divergence_is_the_share_of_a_structure_in_what_its_layer_gives(fam
         (block.mlp.fc2, scores.neurons[1], 1),
         (block.attn.proj, scores.heads[1], block.attn.head_dim),
     ):
-        seen = []
-        hook = linear.register_forward_pre_hook(lambda _, x, seen=seen: seen.append(x[0].detach().numpy()))
-        with torch.no_grad():
-            module(torch.cat([batch.images for batch in given]))
-        hook.remove()
-        x = seen[0].reshape(-1, linear.in_features).astype(np.float64)
+        x = inputs_of_layer(module, linear, given)
         weight = linear.weight.detach().numpy().astype(np.float64)
         whole = np.linalg.norm(x @ weight.T, axis=1).mean()
         columns = np.arange(linear.in_features).reshape(-1, unit)

@@ -20,6 +20,7 @@ from snapvit_export.family.folder import own_files, read_family, write_manifest
 from snapvit_export.family.layout import PLOTS, parse_formats, place, report_files
 from snapvit_export.family.manifest import Manifest
 from snapvit_export.report.charts import all_charts
+from snapvit_export.report.charts.pareto import pareto
 from snapvit_export.report.charts.pareto import place as place_labels
 from snapvit_export.report.charts.style import DARK, LIGHT, axis
 from snapvit_export.report.data import LoadedFamily, collect, plain
@@ -28,6 +29,7 @@ from snapvit_export.report.markdown import markdown
 from snapvit_export.report.page import page
 from snapvit_export.report.terminal import bar, bars, print_validation, spread_bars
 from snapvit_export.report.text import headline, missing
+from snapvit_export.report.variants import variant_table
 
 HERE = Path("here")
 
@@ -433,6 +435,15 @@ def test_names_and_places(tmp_path):
         place(HERE, tmp_path / "a.md", ("html",))
     with pytest.raises(UsageError, match="a.doc is neither a folder nor one of .html"):
         place(HERE, tmp_path / "a.doc", None)
+
+
+@pytest.mark.parametrize(("choice", "covers"), [(True, "90 % interval"), (False, "95 % interval")])
+def test_intervals_are_called_by_the_share_that_they_cover(choice, covers):
+    manifest = make_manifest(choice=choice)
+    found = report_of(manifest)
+    assert covers in variant_table(found)["caption"]
+    assert f"Bars across are {covers}s" in pareto(found).caption
+    assert "95 % interval" not in page(LoadedFamily(HERE, manifest), found) or not choice
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ TIPS = (
     ("name", "variant"),
     ("family", "family"),
     ("latency", "latency"),
-    ("between", "95 % interval"),
+    ("between", "interval"),
     ("p90", "p90, last timing run"),
     ("quality", "quality"),
     ("kept", "FLOPs kept"),
@@ -141,7 +141,7 @@ def pareto(report: ReportData) -> Chart | None:
         caption=_caption(report, shown),
         alt=f"Scatter plot of {len(shown)} variants. {words.headline(report)}",
         spec=spec,
-        columns=("variant", "family", f"latency {report.at}", "95 % interval", title.split(",")[0]),
+        columns=("variant", "family", f"latency {report.at}", words.interval_title(report), title.split(",")[0]),
         rows=tuple((r["name"], r["family"], r["latency"], r["between"], r["quality"]) for r in rows),
     )
 
@@ -314,7 +314,7 @@ def _hover(report: ReportData) -> Spec:
 
 
 def _caption(report: ReportData, shown: list[Point]) -> str:
-    parts = ["Bars across are 95 % intervals of the latency"]
+    parts = [f"Bars across are {words.interval_title(report)}s of the latency"]
     if report.measure is not None:
         parts[0] += f", bars upwards one standard error of {words.measure_title(report)}"
         parts[0] += f" on {report.judged}" if report.judged else ""

@@ -31,7 +31,9 @@ def proof(report: ReportData) -> Chart | None:
         "scale": {"domain": ["fits", "does not surely fit"], "range": [FITS, BUDGET]},
         "legend": None,
     }
-    tooltip = tips(("name", "variant"), ("latency", "latency"), ("between", "95 % interval"), ("fits", "verdict"))
+    tooltip = tips(
+        ("name", "variant"), ("latency", "latency"), ("between", words.interval_title(report)), ("fits", "verdict")
+    )
     spec = base(
         ROW * len(rows),
         data={"values": rows},
@@ -58,10 +60,11 @@ def proof(report: ReportData) -> Chart | None:
         name="proof",
         title="Proof of the choice",
         caption="The variants on both sides of the budget, timed side by side; points are latencies corrected for "
-        "machine drift, bars their 95 % intervals. A variant fits when its whole bar meets the budget.",
+        f"machine drift, bars their {words.interval_title(report)}s. "
+        "A variant fits when its whole bar meets the budget.",
         alt=" ".join(f"{row['name']}: {row['latency']}, interval {row['between']}, {row['fits']}." for row in rows),
         spec=spec,
-        columns=("variant", f"latency {report.at}", "95 % interval", "verdict"),
+        columns=("variant", f"latency {report.at}", words.interval_title(report), "verdict"),
         rows=tuple((row["name"], row["latency"], row["between"], row["fits"]) for row in rows),
     )
 

@@ -32,6 +32,10 @@ class Preprocessing(Value, frozen=True, kw_only=True):
     mean: tuple[Channel, Channel, Channel]
     std: tuple[Positive, Positive, Positive]
 
+    def at(self, image: tuple[int, int]) -> Preprocessing:
+        """Return the same steps for images of another height and width."""
+        return msgspec.structs.replace(self, input_size=(self.input_size[0], *image))
+
     def pixels(self, image: Image) -> npt.NDArray[np.uint8]:
         """Resize and crop: uint8 (H, W, 3)."""
         return np.asarray(self._placed(image.convert("RGB"), self.interpolation))

@@ -88,7 +88,7 @@ def _tables(sizes: Sequence[int], each: PerBlock, constant: PerBlock) -> tuple[T
 
 def flops_costs(anatomy: Anatomy) -> Costs:
     """Return the FLOPs of the blocks: `Anatomy.block_flops` of any Plan."""
-    heads, neurons = zip(*(anatomy.flops_per_structure(block) for block in anatomy.blocks))
+    heads, neurons = zip(*anatomy.structure_flops())
     return linear_costs(anatomy, heads, neurons)
 
 

@@ -59,7 +59,7 @@ class _Forward:
         self.stream = self.precision.float_type(STREAM)
         self.n = Nodes(format.opset, self.stored)
         self.e, self.tokens = anatomy.embed_dim, anatomy.tokens
-        self.prefix = anatomy.tokens - anatomy.patches
+        self.prefix = anatomy.prefix
         self.read = anatomy.read_tokens
 
     def run(self) -> Nodes:

@@ -184,7 +184,7 @@ def _rotary(dense: Mapping[str, Array], anatomy: Anatomy, wiring: Wiring) -> Ten
     sin, cos = dense["rope.sin"][:, order], dense["rope.cos"][:, order]  # (patches, h)
     half = sin.shape[1] // 2
     sin = np.concatenate([-sin[:, :half], sin[:, half:]], axis=1)
-    prefix = anatomy.tokens - anatomy.patches  # tokens that are not rotated
+    prefix = anatomy.prefix  # tokens that are not rotated
     unrotated = np.zeros((prefix, 2 * half), np.float32), np.ones((prefix, 2 * half), np.float32)
     return {
         "rope.sin": np.concatenate([unrotated[0], sin]).astype(np.float32),  # (T, h)

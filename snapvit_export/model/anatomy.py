@@ -5,7 +5,7 @@ Symbols, as in the paper's Table 7:
 | symbol | meaning                     | here           |
 |--------|-----------------------------|----------------|
 | E      | embedding width             | embed_dim      |
-| T      | tokens, with every prefix   | tokens         |
+| T      | tokens, with every prefix   | tokens, lengths|
 | h, k   | head width, heads kept      | head_dim, heads|
 | n      | MLP hidden units kept       | neurons        |
 
@@ -13,7 +13,8 @@ A FLOP count has two for each multiply-add, and 3 per attention weight for the s
 are not counted, as in the paper.
 
 A block of a cut model may lack its attention (no heads), its MLP (no neurons) or both. Its norm, biases and LayerScale
-are removed with it.
+are removed with it. A block may also merge tokens between its attention and its MLP: `lengths` has the tokens that each
+of the two computes with.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from ..storage.json import Count, Kept, Size, Value, read_json, write_json
 
@@ -117,6 +119,7 @@ class Anatomy(Value, frozen=True, kw_only=True):
     pooling: Literal["token", "avg", "max", "avgmax", "map"] = "token"
     attention_pool: AttentionPool | None = None
     classes: Count = 0
+    merged: tuple[Kept, ...] | UnsetType = UNSET  # tokens merged in each block; not in the file of a model without any
 
     def save(self, path: Path | str) -> None:
         """Write the anatomy as JSON."""
@@ -132,14 +135,52 @@ class Anatomy(Value, frozen=True, kw_only=True):
             raise ValueError("a ViT has at least one block")
         if any(side < step for side, step in zip(self.image, self.patch)):
             raise ValueError(f"image {self.image} is smaller than a patch {self.patch}")
+        if self.merged is not UNSET and len(self.merged) != len(self.blocks):
+            raise ValueError(f"merged tokens of {len(self.merged)} blocks, of {len(self.blocks)}")
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        return self.image[0] // self.patch[0], self.image[1] // self.patch[1]
 
     @property
     def patches(self) -> int:
-        return (self.image[0] // self.patch[0]) * (self.image[1] // self.patch[1])
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def prefix(self) -> int:
+        """Tokens before the patches: class, distillation, registers. They are never merged."""
+        return self.class_token + self.distillation_token + self.registers
 
     @property
     def tokens(self) -> int:
-        return self.patches + self.class_token + self.distillation_token + self.registers
+        """Tokens before the first block."""
+        return self.prefix + self.patches
+
+    @property
+    def merges(self) -> tuple[int, ...]:
+        """Tokens merged in each block."""
+        return (0,) * len(self.blocks) if self.merged is UNSET else self.merged
+
+    def patches_of(self, plan: Plan | None = None) -> int:
+        """Return the patches of a Plan's images."""
+        return self.patches if plan is None or plan.grid is None else plan.grid[0] * plan.grid[1]
+
+    def image_of(self, plan: Plan | None = None) -> tuple[int, int]:
+        """Return the height and width of a Plan's images."""
+        if plan is None or plan.grid is None:
+            return self.image
+        return plan.grid[0] * self.patch[0], plan.grid[1] * self.patch[1]
+
+    def lengths(self, plan: Plan | None = None) -> tuple[tuple[int, int], ...]:
+        """Return the tokens that each block's attention and its MLP compute with: before and after its merge."""
+        merged = self.merges if plan is None else plan.merged
+        after = [self.prefix + self.patches_of(plan) - sum(merged[: i + 1]) for i in range(len(merged))]
+        return tuple((length + gone, length) for length, gone in zip(after, merged))
+
+    def tokens_after(self, plan: Plan | None = None) -> tuple[int, ...]:
+        """Return the tokens after each block."""
+        return tuple(after for _, after in self.lengths(plan))
 
     @property
     def reads_token(self) -> bool:
@@ -172,15 +213,20 @@ class Anatomy(Value, frozen=True, kw_only=True):
         """Return all parameters of the model, exactly as many as the sliced module has."""
         e, per_feature = self.embed_dim, NORM_PARAMS[self.norm]
         patch_embedding = e * self.channels * self.patch[0] * self.patch[1] + e * self.patch_bias
-        prefix = e * (self.class_token + self.distillation_token + self.registers)
+        prefix = e * self.prefix
+        positions = e * self._positions_of(plan)
         norms = e * per_feature * (self.pre_norm + self.final_norm + self.fc_norm)
         logits = (e * self.classes + self.classes) * (1 + self.distillation_token)
         blocks = sum(
             (k > 0) * b.params_of_attention(e, self.norm) + (n > 0) * b.params_of_mlp(e, self.norm)
             for b, k, n in self._counts(plan)
         )
-        outside = patch_embedding + prefix + e * self.positions + norms + logits + self._pool_params()
+        outside = patch_embedding + prefix + positions + norms + logits + self._pool_params()
         return outside + blocks + self.prunable_params(plan)
+
+    def _positions_of(self, plan: Plan | None) -> int:
+        """Return the rows of the position embedding, which is resampled for another grid."""
+        return self.positions - self.patches + self.patches_of(plan) if self.positions else 0
 
     def _pool_params(self) -> int:
         if self.attention_pool is None:
@@ -191,25 +237,29 @@ class Anatomy(Value, frozen=True, kw_only=True):
 
     def block_flops(self, plan: Plan | None = None) -> int:
         """Return the FLOPs of the blocks alone for one image: what `flops_ratio` compares."""
-        each = [self.flops_per_structure(block) for block in self.blocks]
+        each = self.structure_flops(plan)
         return sum(k * head + n * neuron for (head, neuron), (_, k, n) in zip(each, self._counts(plan)))
 
-    def flops_per_structure(self, block: Block) -> tuple[int, int]:
-        """Return the FLOPs of one head and of one neuron of a block, for one image."""
-        e, t, h = self.embed_dim, self.tokens, block.head_dim
-        return 8 * e * h * t + 4 * h * t * t + 3 * t * t, (6 if block.mlp == "glu" else 4) * e * t
+    def structure_flops(self, plan: Plan | None = None) -> list[tuple[int, int]]:
+        """Return the FLOPs of one head and of one neuron of each block, for one image with a Plan's tokens."""
+        e, found = self.embed_dim, []
+        for block, (t, after) in zip(self.blocks, self.lengths(plan)):
+            h = block.head_dim
+            head = 8 * e * h * t + 4 * h * t * t + 3 * t * t
+            found.append((head, (6 if block.mlp == "glu" else 4) * e * after))
+        return found
 
     def flops(self, plan: Plan | None = None) -> int:
         """Return the FLOPs of the whole model for one image."""
         e = self.embed_dim
-        patch_embedding = 2 * self.patches * self.patch[0] * self.patch[1] * self.channels * e
+        patch_embedding = 2 * self.patches_of(plan) * self.patch[0] * self.patch[1] * self.channels * e
         logits = 2 * e * self.classes * (1 + self.distillation_token)
-        return patch_embedding + self.block_flops(plan) + self._pool_flops() + logits
+        return patch_embedding + self.block_flops(plan) + self._pool_flops(self.tokens_after(plan)[-1]) + logits
 
-    def _pool_flops(self) -> int:
+    def _pool_flops(self, tokens: int) -> int:
         if self.attention_pool is None:
             return 0
-        e, t = self.embed_dim, self.tokens
+        e, t = self.embed_dim, tokens
         attention = 4 * e * e + 4 * e * e * t + 4 * e * t + 3 * self.attention_pool.heads * t
         return attention + 4 * e * self.attention_pool.hidden
 
@@ -223,7 +273,13 @@ class Anatomy(Value, frozen=True, kw_only=True):
     def with_counts(self, plan: Plan) -> Anatomy:
         """Return the Anatomy of the model after the cut."""
         blocks = [b.with_counts(k, n) for b, k, n in self._counts(plan)]
-        return msgspec.structs.replace(self, blocks=tuple(blocks))
+        return msgspec.structs.replace(
+            self,
+            blocks=tuple(blocks),
+            image=self.image_of(plan),
+            positions=self._positions_of(plan),
+            merged=plan.merged if any(plan.merged) else UNSET,
+        )
 
     def with_output_biases(self) -> Anatomy:
         """Return the Anatomy after correction, which gives proj and fc2 a bias where they had none."""

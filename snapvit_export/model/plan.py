@@ -1,19 +1,22 @@
-"""Plans: the heads and neurons that each block keeps, as counts; and what is protected. Light: no torch.
+"""Plans: the heads, neurons and tokens that each block keeps, as counts; and what is protected. Light: no torch.
 
-A Plan is pure counts: prefixes of the order that a ranking gives. `allocation.planner` makes them for a sparsity, a
-FLOPs target or a measured cost.
+A Plan is pure counts. Heads and neurons are prefixes of the order that a ranking gives. Tokens need no weights: a block
+merges a number of them between its attention and its MLP, and a smaller grid of patches is a smaller input image.
+`allocation.planner` makes Plans for a sparsity, a FLOPs target or a measured cost, `allocation.tokens` the merges.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import SnapvitError
-from ..storage.json import Kept, Ratio, Value, read_json, write_json
+from ..storage.json import Kept, Ratio, Size, Value, read_json, write_json
 
 if TYPE_CHECKING:
     from .anatomy import Anatomy
@@ -22,25 +25,41 @@ Part = Literal["attention", "mlp"]  # the two sub-layers of a block
 
 
 class Plan(Value, frozen=True, kw_only=True):
-    """The counts of heads and neurons that each block keeps: prefixes of the ranking's order.
+    """The counts of heads and neurons that each block keeps, of tokens that it merges, and the grid of patches.
 
     A block that keeps 0 heads has no attention, one that keeps 0 neurons no MLP; with neither, the block is removed.
 
     >>> Plan(heads=(6, 5), neurons=(768, 0))
+    >>> Plan(heads=(6, 6), neurons=(768, 768), merged=(16, 0), grid=(12, 12))     # 144 patches, 128 after block 0
     """
 
     format_version: Literal[1] = 1
     heads: tuple[Kept, ...]
     neurons: tuple[Kept, ...]
+    merged: tuple[Kept, ...] = ()  # tokens merged in each block, after its attention; zeros by default
+    grid: tuple[Size, Size] | None = None  # rows and columns of patches; None: the model's own
 
     def __post_init__(self) -> None:
         if not self.heads or len(self.heads) != len(self.neurons):
             raise ValueError("a plan needs head and neuron counts for the same number of blocks, at least one")
+        if not self.merged:
+            msgspec.structs.force_setattr(self, "merged", (0,) * len(self.heads))
+        if len(self.merged) != len(self.heads):
+            raise ValueError(f"a plan of {len(self.heads)} blocks needs as many counts of merged tokens")
 
     @staticmethod
     def dense(anatomy: Anatomy) -> Plan:
-        """Return the Plan that cuts nothing."""
-        return Plan(heads=anatomy.heads, neurons=anatomy.neurons)
+        """Return the Plan that cuts nothing and merges what the model itself merges."""
+        return Plan(heads=anatomy.heads, neurons=anatomy.neurons, merged=anatomy.merges)
+
+    def with_tokens(self, merged: Sequence[int] = (), grid: tuple[int, int] | None = None) -> Plan:
+        """Return the same heads and neurons with other tokens; none are merged by default."""
+        return msgspec.structs.replace(self, merged=tuple(merged), grid=grid)
+
+    @property
+    def changes_tokens(self) -> bool:
+        """True if it merges tokens or takes smaller images."""
+        return any(self.merged) or self.grid is not None
 
     def save(self, path: Path | str) -> None:
         """Write the counts as JSON."""
@@ -59,14 +78,36 @@ class Plan(Value, frozen=True, kw_only=True):
             for i, (keep, have) in enumerate(zip(getattr(self, kind), getattr(anatomy, kind))):
                 if not 0 <= keep <= have:
                     raise SnapvitError(f"block {i}: the plan keeps {keep} {kind} of {have}. Keep 0 to {have}")
+        self._check_tokens(anatomy)
         if anatomy.reads_token and not any(self.heads):
             raise SnapvitError("the plan keeps no attention, so the class token would never see the image. Keep one")
         if not any(self.heads + self.neurons):
             raise SnapvitError("the plan keeps neither heads nor neurons: nothing of the blocks is left. Keep some")
 
+    def _check_tokens(self, anatomy: Anatomy) -> None:
+        """Refuse grids that the model does not have, and merges of more tokens than can be paired."""
+        if self.grid is not None and any(side > own for side, own in zip(self.grid, anatomy.grid)):
+            raise SnapvitError(
+                f"the plan has a grid of {_by(self.grid)} patches, the model {_by(anatomy.grid)}. Take at most that"
+            )
+        left = anatomy.patches_of(self)
+        for i, (merged, heads) in enumerate(zip(self.merged, self.heads)):
+            if merged and not heads:
+                raise SnapvitError(f"block {i}: tokens are matched by the keys of an attention, which the plan removes")
+            if merged > left // 2:
+                raise SnapvitError(
+                    f"block {i}: the plan merges {merged} of {left} patch tokens. Merge at most half: {left // 2}"
+                )
+            left -= merged
+
     def keeps_all_of(self, other: Plan) -> bool:
-        """Return True if everything that `other` keeps is kept here too."""
-        return all(a >= b for a, b in zip(self.heads + self.neurons, other.heads + other.neurons))
+        """Return True if everything that `other` keeps is kept here too: heads, neurons, and tokens after each block.
+
+        Tokens of two grids are never the same, so there neither keeps all of the other.
+        """
+        merged, others = np.cumsum(self.merged), np.cumsum(other.merged)
+        fewer = all(a >= b for a, b in zip(self.heads + self.neurons, other.heads + other.neurons))
+        return fewer and self.grid == other.grid and bool((merged <= others).all())
 
     @property
     def removed(self) -> tuple[tuple[int, Part], ...]:
@@ -86,6 +127,10 @@ class Plan(Value, frozen=True, kw_only=True):
     def flops_ratio(self, anatomy: Anatomy) -> float:
         """Return the FLOPs of the blocks relative to the dense blocks."""
         return anatomy.block_flops(self) / anatomy.block_flops()
+
+
+def _by(grid: Sequence[int]) -> str:
+    return " x ".join(map(str, grid))
 
 
 class Protection(Value, frozen=True, kw_only=True):

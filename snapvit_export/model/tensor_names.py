@@ -44,7 +44,7 @@ def weight_shapes(anatomy: Anatomy) -> Shapes:
     >>> weight_shapes(anatomy.with_counts(plan))["blocks.0.fc2.weight"]     # (neurons kept, E)
     """
     e, norm = anatomy.embed_dim, anatomy.norm
-    prefix = anatomy.tokens - anatomy.patches
+    prefix = anatomy.prefix
     shapes: Shapes = {"patch.weight": (e, anatomy.channels, *anatomy.patch)}
     shapes |= {"patch.bias": (e,)} if anatomy.patch_bias else {}
     shapes |= {"prefix": (prefix, e)} if prefix else {}

@@ -145,8 +145,8 @@ def fit(anatomy: Anatomy, measured: Sequence[tuple[Plan, float]], last_makes_key
 
 def _units(anatomy: Anatomy) -> list[list[float]]:
     """Return the weights of a head, a neuron, an attention and an MLP of each block, relative to the first block's."""
-    first = anatomy.flops_per_structure(anatomy.blocks[0])
-    found = [[anatomy.flops_per_structure(block)[kind] / first[kind] for block in anatomy.blocks] for kind in (0, 1)]
+    each = anatomy.structure_flops()
+    found = [[flops[kind] / each[0][kind] for flops in each] for kind in (0, 1)]
     return [*found, *[[1.0] * len(anatomy.blocks)] * 2]
 
 

@@ -198,7 +198,7 @@ def _tokens(module: Any, anatomy: Anatomy) -> Weights:
         patches = module.patch_embed(torch.zeros(1, anatomy.channels, *anatomy.image))
         found = module._pos_embed(torch.zeros_like(patches))
     x, rope = found if isinstance(found, tuple) else (found, None)
-    count = anatomy.tokens - anatomy.patches
+    count = anatomy.prefix
     tensors = {"prefix": x[0, :count], "positions": x[0, count:]}
     if rope is not None:
         tensors["rope.sin"], tensors["rope.cos"] = rope.chunk(2, dim=-1)  # (patches, head_dim) each

@@ -68,7 +68,7 @@ def test_the_bound_is_the_floor_where_all_blocks_are_alike_and_the_class_token_i
 def test_without_a_class_token_a_single_mlp_may_be_all_that_stays():
     anatomy = ANATOMIES["vit_base_patch16_siglip_224"]
     said = refuses(anatomy, Protection(sublayers=False), flops=[1e-6])
-    mlp = anatomy.flops_per_structure(anatomy.blocks[0])[1] * Protection().kept_neurons(anatomy.neurons[0])
+    mlp = anatomy.structure_flops()[0][1] * Protection().kept_neurons(anatomy.neurons[0])
     assert f"at least {mlp / anatomy.block_flops():.4f}" in said
 
 

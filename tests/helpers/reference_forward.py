@@ -85,7 +85,7 @@ class Reference:
         """Turn each pair of features of the patches by the angles of the table; the prefix tokens stay."""
         if "rope.sin" not in self.w:
             return x
-        prefix = self.anatomy.tokens - self.anatomy.patches
+        prefix = self.anatomy.prefix
         patches = x[:, :, prefix:]
         if self.wiring.rotate_half:
             a, b = np.split(patches, 2, axis=-1)
@@ -115,7 +115,7 @@ class Reference:
         kind = self.anatomy.pooling
         if kind == "token":
             return x[:, 0]
-        x = x if self.wiring.pool_prefix else x[:, self.anatomy.tokens - self.anatomy.patches :]
+        x = x if self.wiring.pool_prefix else x[:, self.anatomy.prefix :]
         if self.anatomy.attention_pool is not None:
             return self.attention_pool(x)
         return {"avg": x.mean(1), "max": x.max(1), "avgmax": (x.mean(1) + x.max(1)) / 2}[kind]

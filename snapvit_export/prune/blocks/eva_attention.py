@@ -42,20 +42,22 @@ class ElasticEvaAttention(nn.Module):
     def forward(
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        if attn_mask is not None or is_causal:
-            raise ValueError("a pruned image model attends to all tokens: masks are not supported")
-        q, k, v = self._project(x)  # each (B, heads, T, head_dim)
+        if is_causal:
+            raise ValueError("an image model attends to all tokens: a causal mask is not supported")
+        q, k, v = self.project(x)  # each (B, heads, T, head_dim)
         q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = (rotate(part, rope, self.num_prefix_tokens, self.rotate_half).type_as(v) for part in (q, k))
         if self.fused_attn:
-            x = F.scaled_dot_product_attention(q, k, v)
+            x = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
         else:
-            x = (q * self.scale @ k.transpose(-2, -1)).softmax(-1) @ v
+            logits = q * self.scale @ k.transpose(-2, -1)
+            x = (logits if attn_mask is None else logits + attn_mask).softmax(-1) @ v
         x = x.transpose(1, 2).flatten(2)  # (B, T, heads*head_dim)
         return self.proj_drop(self.proj(self.norm(x)))
 
-    def _project(self, x: Tensor) -> list[Tensor]:
+    def project(self, x: Tensor) -> list[Tensor]:
+        """Return queries, keys and values before norms and rotation, (B, heads, T, head_dim) each."""
         if self.qkv is not None:
             bias = None if self.q_bias is None else torch.cat((self.q_bias, self.k_bias, self.v_bias))
             parts = F.linear(x, self.qkv.weight, bias).chunk(3, dim=-1)
@@ -67,7 +69,7 @@ class ElasticEvaAttention(nn.Module):
 def rotate(x: Tensor, rope: Tensor, prefix: int, half: bool) -> Tensor:
     """Rotate the features of all tokens but the first `prefix` ones: (B, heads, T, head_dim)."""
     patches = x[:, :, prefix:]
-    sin, cos = rope.chunk(2, dim=-1)  # (patches, head_dim) each
+    sin, cos = rope.chunk(2, dim=-1)  # (patches, head_dim) each; or (B, 1, patches, head_dim)
     return torch.cat((x[:, :, :prefix], patches * cos + _quarter_turn(patches, half) * sin), dim=2)
 
 

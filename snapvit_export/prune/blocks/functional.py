@@ -57,7 +57,7 @@ def read_body(model: Any, anatomy: Anatomy, rope: Tensor | None) -> Body:
         raise ModelNotUnderstood(f"activation {', '.join(sorted(unknown))} is not supported by the search")
     needed = anatomy.read_tokens if anatomy.reads_token else None
     rotate_half = rotates_half(model)
-    prefix = anatomy.tokens - anatomy.patches
+    prefix = anatomy.prefix
     embed, head = anatomy.embed_dim, anatomy.blocks[0].head_dim
     widths = {"norm1": embed, "norm2": embed, "q_norm": head, "k_norm": head}
     return Body(anatomy.blocks, anatomy.norm, anatomy.norm_eps, widths, prefix, needed, rope, rotate_half)

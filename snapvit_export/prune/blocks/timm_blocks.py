@@ -168,10 +168,18 @@ def _rows(module: nn.Module, unit: int, sections: int = 1) -> Iterator[Share]:
 
 
 def attention_branch(block: Any, x: Tensor, extra: dict[str, Any]) -> Tensor:
-    """Return the stream after the attention of a block; `extra` are the other arguments of its attention."""
+    """Return the stream after the attention of a block; `extra` are the other arguments of its attention.
+
+    `groups` among them: the groups of merged tokens so far, which a merge at the end of this branch changes.
+    """
     if block.attn is None:
         return x if block.attention_added is None else x + block.attention_added
-    return x + block.drop_path1(_scaled(block, 1, block.attn(block.norm1(x), **extra)))
+    groups = extra.get("groups")
+    if groups is None:
+        return x + block.drop_path1(_scaled(block, 1, block.attn(block.norm1(x), **extra)))
+    y, arguments = block.norm1(x), groups.arguments(extra)
+    attended = x + block.drop_path1(_scaled(block, 1, block.attn(y, **arguments)))
+    return groups.merge(attended, block, y, arguments)
 
 
 def mlp_branch(block: Any, x: Tensor, extra: dict[str, Any]) -> Tensor:

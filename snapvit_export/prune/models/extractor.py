@@ -68,7 +68,7 @@ class TorchExtractor:
         h, w = (side // step for side, step in zip(anatomy.image, anatomy.patch))
         found = []
         for tokens in self._batches(images, progress or Silent()):
-            patches = tokens[:, anatomy.tokens - anatomy.patches :]  # prefix tokens come first
+            patches = tokens[:, anatomy.prefix :]  # prefix tokens come first
             patches = patches if anatomy.final_norm else module.fc_norm(patches)
             found.append(patches.reshape(len(patches), h, w, -1).numpy())
         return np.concatenate(found)

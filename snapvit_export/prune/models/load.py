@@ -173,14 +173,15 @@ def save_model(model: Model | nn.Module, description: ModelDescription, folder: 
     module = as_module(model)
     anatomy = read_anatomy(module, description.name)
     state = {name: tensor.detach().contiguous() for name, tensor in module.state_dict().items()}
-    plan, whole = Plan.dense(anatomy), _build(description).anatomy
-    if not _is_cut_from(anatomy, whole):
+    whole = _build(description).anatomy
+    plan = Plan.dense(anatomy).with_tokens(anatomy.merges, None if anatomy.image == whole.image else anatomy.grid)
+    if not _is_cut_from(anatomy, whole, plan):
         raise SnapvitError(f"{description.name}: {description.architecture} with {description.kwargs} is another model")
     described = ModelDescription(
         name=description.name,
         architecture=description.architecture,
         kwargs=description.kwargs,
-        preprocessing=description.preprocessing,
+        preprocessing=description.preprocessing.at(anatomy.image),
         labels=description.labels,
         plan=None if plan == Plan.dense(whole) else plan,
     )
@@ -189,14 +190,14 @@ def save_model(model: Model | nn.Module, description: ModelDescription, folder: 
         write_json(stage / "model.json", described)
 
 
-def _is_cut_from(anatomy: Anatomy, whole: Anatomy) -> bool:
-    """Return True if a Plan cuts one from the other: otherwise the folder could never be loaded."""
-    plan = Plan.dense(anatomy)
+def _is_cut_from(anatomy: Anatomy, whole: Anatomy, plan: Plan) -> bool:
+    """Return True if the Plan cuts one from the other: otherwise the folder could never be loaded."""
     try:
         plan.check_fits(whole)
     except SnapvitError:
         return False
-    return whole.with_counts(plan).same_structures(anatomy)
+    cut = whole.with_counts(plan)
+    return cut.same_structures(anatomy) and cut.image == anatomy.image
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
+from msgspec import UNSET, UnsetType
 from timm.layers import Attention, AttentionPoolLatent, PatchEmbed
 from timm.layers.mlp import GluMlp, Mlp, SwiGLU
 from timm.models.deit import VisionTransformerDistilled
@@ -21,6 +22,7 @@ from torch import nn
 from ...errors import ModelNotUnderstood, SnapvitError
 from ...model.anatomy import Anatomy, AttentionPool, Bias, Block, Norm
 from ..blocks.eva_attention import ElasticEvaAttention
+from ..blocks.merging import MergingBlock
 from ..blocks.pruned_block import PrunedBlock
 from ..blocks.timm_blocks import PARTS, layer_scale_of
 
@@ -61,9 +63,15 @@ def read_anatomy(module: nn.Module, name: str) -> Anatomy:
         pooling=model.global_pool,
         attention_pool=_read_pool(model.attn_pool),
         classes=model.num_classes,
+        merged=_merged(model),
     )
     _check_every_parameter_explained(model, anatomy, name)
     return anatomy
+
+
+def _merged(model: Any) -> tuple[int, ...] | UnsetType:
+    merged = tuple(getattr(block, "merged", 0) for block in model.blocks)
+    return merged if any(merged) else UNSET
 
 
 def _family(model: Any, name: str) -> tuple[Literal["vit", "deit-distilled", "eva"], type]:
@@ -93,7 +101,7 @@ def _check_outside(model: Any, name: str) -> None:
 
 
 def _check_block(block: Any, block_type: type[Any], where: str) -> None:
-    if type(block) not in (block_type, PrunedBlock):
+    if type(block) not in (block_type, PrunedBlock, MergingBlock):
         raise ModelNotUnderstood(f"{where}: {type(block).__name__} is not a plain pre-norm block")
     if block.attn is not None:
         _check_attention(block, where)

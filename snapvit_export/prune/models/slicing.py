@@ -7,6 +7,9 @@ in the place of each dense one.
 A sub-layer of which nothing is kept is removed with its norm, LayerScale and drop-path (`pruned_block`); the bias that
 it would add is added by the layer before it.
 
+Tokens need no weights: a smaller grid resamples the positions, as timm does, and makes rotary tables anew; where a Plan
+merges tokens, the blocks become `merging.MergingBlock`s and pooling counts patches.
+
 Where a norm runs over what is cut (EVA-02's inner MLP norm, scale-norm attention), the smaller model normalises over
 what is kept; so does `masking`, and both stay equal.
 """
@@ -17,13 +20,17 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
-from timm.models.eva import EvaAttention
+from msgspec import UNSET
+from timm.models.eva import Eva, EvaAttention
 from torch import Tensor, nn
 
 from ...allocation.planner import Planner
+from ...errors import SnapvitError
+from ...model.anatomy import Anatomy
 from ...model.plan import Part, Plan
 from ...model.ranking import Ranking
 from ..blocks.eva_attention import ElasticEvaAttention
+from ..blocks.merging import Holder, MergingBlock, WeightedPooling
 from ..blocks.pruned_block import MEMBERS, PrunedBlock, added_by, fold
 from ..blocks.timm_blocks import PARTS, as_module, blocks_of, head_shares, layer_scale_of, neuron_shares, output_of
 from .read_anatomy import read_anatomy
@@ -52,6 +59,8 @@ def shrink(model: Model | nn.Module, ranking: Ranking, plan: Plan) -> nn.Module:
 def shrink_unfolded(model: nn.Module, ranking: Ranking, plan: Plan) -> nn.Module:
     """Do as `shrink`, but leave what removed sub-layers add unfolded: for corrections that change that vector."""
     anatomy = read_anatomy(model, ranking.model or "model")
+    if anatomy.merged is not UNSET:
+        raise SnapvitError(f"{ranking.model or 'the model'} merges tokens already. Cut the model that it was made from")
     ranking.check_fits(anatomy)
     plan.check_fits(anatomy)
     keep = [kept(ranking, plan, i) for i in range(len(anatomy.blocks))]
@@ -61,7 +70,20 @@ def shrink_unfolded(model: nn.Module, ranking: Ranking, plan: Plan) -> nn.Module
         if parts:
             small.blocks[i] = block = _pruned(block, dense, anatomy.blocks[i].head_dim, parts)
         _update_settings(block, len(keep[i][0]))
+    if plan.grid not in (None, anatomy.grid):
+        small.set_input_size(img_size=anatomy.image_of(plan))
+    if any(plan.merged):
+        _merge(small, anatomy, plan)
     return small
+
+
+def _merge(small: Any, anatomy: Anatomy, plan: Plan) -> None:
+    """Let the blocks of a module merge tokens."""
+    holder = Holder(anatomy.prefix)
+    for i, (block, of) in enumerate(zip(blocks_of(small), anatomy.blocks)):
+        small.blocks[i] = MergingBlock(block, of.head_dim, i, plan.merged[i], holder)
+    with_prefix = small.attn_pool is not None if isinstance(small, Eva) else bool(small.pool_include_prefix)
+    small.__dict__["pool"] = WeightedPooling(small, holder, with_prefix)  # in front of the method of its class
 
 
 def _replacements(model: nn.Module, keep: list[tuple[Tensor, Tensor]]) -> dict[int, Any]:

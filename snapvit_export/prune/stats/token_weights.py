@@ -85,9 +85,9 @@ def counted(anatomy: Anatomy, images: int, batch: int, weights: Tensor | None) -
     if not step:
         return weights
     counts = torch.ones(anatomy.tokens)
-    patches = counts[anatomy.tokens - anatomy.patches :]
+    patches = counts[anatomy.prefix :]
     columns = anatomy.image[1] // anatomy.patch[1]
     number = torch.arange(anatomy.patches)
     patches[(number // columns + number % columns + batch) % step == 0] = 0  # diagonals: no column of the image is lost
-    counts[: anatomy.tokens - anatomy.patches] = patches.mean()  # so that prefix and patch tokens keep their shares
+    counts[: anatomy.prefix] = patches.mean()  # so that prefix and patch tokens keep their shares
     return counts if weights is None else counts * weights

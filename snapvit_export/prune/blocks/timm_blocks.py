@@ -192,6 +192,16 @@ def mlp_branch(block: Any, x: Tensor, extra: dict[str, Any]) -> Tensor:
 BRANCHES: dict[Part, Branch] = {"attention": attention_branch, "mlp": mlp_branch}
 
 
+def branch_of(part: Part, block: Any) -> Callable[..., Tensor]:
+    """Return one residual branch of a block as a function that is called as the block is."""
+    return lambda x, **extra: BRANCHES[part](block, x, extra)
+
+
+def whole_block(block: Any) -> Callable[..., Tensor]:
+    """Return both branches of a block, one after the other, also of tokens that are merged on the way."""
+    return lambda x, **extra: mlp_branch(block, attention_branch(block, x, extra), extra)
+
+
 def output_of(block: Any, part: Part) -> nn.Linear | None:
     """Return the last layer of a part, proj or fc2; None if the part was removed."""
     if part == "attention":

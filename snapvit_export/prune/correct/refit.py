@@ -24,6 +24,10 @@ A removed sub-layer has no column: it is replaced by a vector, the mean of g u a
 layer before adds. The rest of its output is missing from then on, and the layers that follow make up for their shares
 of it.
 
+Where the Plan merges tokens, x is the stream of the merged ones and y the mean of the dense stream over the patches
+that each token stands for, so what merging loses is a part of t. The dense stream has the Plan's own grid of patches:
+those of another grid have no counterparts.
+
 Where a norm runs over what is cut (EVA-02), a_K is the real input of the cut layer, normalised over what is kept.
 """
 
@@ -46,9 +50,20 @@ from ...model.plan import Part, Plan
 from ...model.ranking import Ranking
 from ...progress import Progress, Silent
 from ..blocks.pruned_block import fold
-from ..blocks.timm_blocks import BRANCHES, PARTS, Branch, attention_branch, blocks_of, give_bias, mlp_branch, output_of
+from ..blocks.timm_blocks import (
+    BRANCHES,
+    PARTS,
+    Branch,
+    attention_branch,
+    blocks_of,
+    branch_of,
+    give_bias,
+    mlp_branch,
+    output_of,
+)
 from ..models.load import Model, as_model
 from ..models.slicing import shrink_unfolded
+from ..models.tokens import with_tokens
 from ..stats.moments import RunningRegression
 from ..stats.stream import Stream, capture_input
 from ..stats.token_weights import TokenWeights, checked_weights, counted
@@ -78,21 +93,23 @@ def refit(
         raise SnapvitError("a refit needs images. Give --data")
     progress, model = progress or Silent(), as_model(model)
     small = shrink_unfolded(model.module, ranking, plan)
-    if plan == Plan.dense(model.anatomy):
+    if plan.with_tokens() == Plan.dense(model.anatomy):
         return small
-    weights = checked_weights(model.anatomy, token_weights, plan)
-    stream = Stream.of(model, images)  # of the cut model
+    model = with_tokens(model, grid=plan.grid)
+    anatomy, lengths = model.anatomy, model.anatomy.lengths(plan)
+    weights = checked_weights(anatomy, token_weights, plan)
+    stream = Stream.of(model, images, merging=any(plan.merged))  # of the cut model
     goal = Stream(list(stream.chunks), stream.extra)  # of the dense one
-    _check_branches(blocks_of(model.module)[0], stream)
+    _check_branches(blocks_of(model.module)[0], goal)
     progress.phase("refitting block by block", len(plan.heads))
     for i, (dense, cut) in enumerate(zip(blocks_of(model.module), blocks_of(small))):
-        counts = [counted(model.anatomy, len(images), n, weights[i]) for n in range(len(stream.chunks))]
         fits = _layer_refits(dense, cut, layers_of(dense, ranking, i), (plan.heads[i], plan.neurons[i]), i)
-        for branch, fit in zip(BRANCHES.values(), fits):
-            goal.chunks = [branch(dense, chunk, goal.extra) for chunk in goal.chunks]
+        for part, fit, tokens in zip(PARTS, fits, lengths[i]):
+            goal.go_through(branch_of(part, dense))
             if fit is not None:
+                counts = [counted(anatomy, len(images), n, weights[i], tokens) for n in range(len(stream.chunks))]
                 fit.apply(fit.collect(stream, goal, counts), damping, pull * (1 - i / len(plan.heads)))
-            stream.chunks = [branch(cut, chunk, stream.extra) for chunk in stream.chunks]
+            stream.go_through(branch_of(part, cut))
         progress.advance()
     fold(small)
     return small
@@ -135,19 +152,20 @@ class _LayerRefit:
         linear, columns = self.layer.linear, torch.from_numpy(self.layer.columns(self.keep))
         layer_scale = 1.0 if self.layer.layer_scale is None else torch.from_numpy(self.layer.layer_scale).float()
         sums = RunningRegression(self.name, len(columns), 2 * linear.out_features)
-        for x, y, weights in zip(stream.chunks, goal.chunks, counts):
-            used = slice(None) if weights is None else weights > 0
-            a = self.input_at(used, linear, self.dense, x, stream.extra)
+        for n, (x, y, weights) in enumerate(zip(stream.chunks, goal.chunks, counts)):
+            used, extra = slice(None) if weights is None else weights > 0, stream.arguments(n)
+            y = y if stream.groups is None else stream.groups[n].average(y)
+            a = self.input_at(used, linear, self.dense, x, extra)
             kept = a.index_select(-1, columns)
             if self.renormed and self.target is not None:
-                kept = self.input_at(used, self.target, self.cut, x, stream.extra)
+                kept = self.input_at(used, self.target, self.cut, x, extra)
             u = linear(a)
             t = y[:, used] - x[:, used] - layer_scale * u
             sums.add(kept, torch.cat([u, t], -1), None if weights is None else weights[used])
         moments, mean, cross = sums.result()
         return _LayerStatistics(moments, mean.reshape(2, -1), cross.reshape(2, linear.out_features, -1))
 
-    def input_at(self, used: Any, linear: nn.Linear, block: Any, x: Tensor, extra: dict[str, Tensor]) -> Tensor:
+    def input_at(self, used: Any, linear: nn.Linear, block: Any, x: Tensor, extra: dict[str, Any]) -> Tensor:
         """Return the input of `linear` at the tokens that count, when this branch of `block` runs on `x`."""
         if self.part == "mlp":  # an MLP treats each token separately, so the others need not run
             return capture_input(linear, partial(self.branch, block, x[:, used], extra))

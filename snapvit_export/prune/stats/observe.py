@@ -38,7 +38,8 @@ def observe(
 ) -> Statistics:
     """Take the statistics of the dense model over all images; tokens count `as_read` unless weights are given.
 
-    The moments of sub-layers that were removed from the model are empty.
+    Of a model that merges tokens (`models.tokens.with_tokens`) they are those of the merged ones. The moments of
+    sub-layers that were removed from the model are empty.
 
     >>> statistics = observe(model, images)
     """
@@ -55,7 +56,10 @@ def observe(
     try:
         with torch.no_grad():
             for number, batch in enumerate(images.batches(batch_size(model.anatomy, len(images)))):
-                counts = [counted(model.anatomy, len(images), number, own) for own in weights]
+                counts = [
+                    [counted(model.anatomy, len(images), number, own, tokens) for tokens in lengths]
+                    for own, lengths in zip(weights, model.anatomy.lengths())
+                ]
                 with _added_to(sums, module, counts):
                     module.forward_features(torch.from_numpy(batch).to(device))
                 progress.advance(len(batch))
@@ -88,16 +92,16 @@ def _sums(block: Any, part: Part, name: str) -> RunningMoments | None:
 def _added_to(
     sums: Sequence[tuple[RunningMoments | None, RunningMoments | None]],
     module: nn.Module,
-    weights: Sequence[Tensor | None],
+    weights: Sequence[Sequence[Tensor | None]],
 ) -> Iterator[None]:
-    """Within the context, the inputs of proj and fc2 are added to the sums."""
+    """Within the context, the inputs of proj and fc2 are added to the sums, each with the weights of its tokens."""
     hooks = []
     try:
         for block, pair, own in zip(blocks_of(module), sums, weights):
-            for part, layer in zip(PARTS, pair):
+            for part, layer, counts in zip(PARTS, pair, own):
                 linear = output_of(block, part)
                 if linear is not None and layer is not None:
-                    hooks.append(linear.register_forward_pre_hook(_adder(layer, own)))
+                    hooks.append(linear.register_forward_pre_hook(_adder(layer, counts)))
         yield
     finally:
         for hook in hooks:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from ...calibration.images import Images
 from ...correction.moments import Moments
 from ..blocks.functional import embed_tokens
+from ..blocks.merging import Groups
 from ..models.load import Model
 from .moments import RunningMoments
 from .token_weights import batch_size
@@ -49,25 +51,31 @@ class Stream:
 
     chunks: list[Tensor]  # (B, T, E) each
     extra: dict[str, Tensor]  # the rotary embedding, where the family has one
+    groups: list[Groups] | None = None  # of each chunk, in a stream whose tokens are merged on the way
 
     @staticmethod
-    def of(model: Model, images: Images) -> Stream:
-        """Return the stream before the first block."""
+    def of(model: Model, images: Images, merging: bool = False) -> Stream:
+        """Return the stream before the first block; `merging`: blocks that it goes through merge tokens."""
         made = [
             embed_tokens(model.module, torch.from_numpy(b))
             for b in images.batches(batch_size(model.anatomy, len(images)))
         ]
         rope = made[0][1]
-        return Stream([tokens for tokens, _ in made], {} if rope is None else {"rope": rope})
+        groups = [Groups(model.anatomy.prefix) for _ in made] if merging else None
+        return Stream([tokens for tokens, _ in made], {} if rope is None else {"rope": rope}, groups)
+
+    def arguments(self, chunk: int) -> dict[str, Any]:
+        """Return the arguments of blocks and branches beside the tokens of a chunk."""
+        return dict(self.extra) if self.groups is None else {**self.extra, "groups": self.groups[chunk]}
 
     def go_through(self, run: Callable[..., Tensor]) -> None:
         """Replace the tokens by the output of a block, or of one residual branch, on them."""
         for i, chunk in enumerate(self.chunks):
-            self.chunks[i] = run(chunk, **self.extra)
+            self.chunks[i] = run(chunk, **self.arguments(i))
 
     def moments(self, run: Callable[..., Tensor], linear: nn.Linear, name: str, weights: Tensor | None) -> Moments:
         """Return the moments of the input of `linear` when `run` gets the stream; nothing after it is computed."""
         sums = RunningMoments(name, linear.in_features)
-        for chunk in self.chunks:
-            sums.add(capture_input(linear, partial(run, chunk, **self.extra)), weights)
+        for i, chunk in enumerate(self.chunks):
+            sums.add(capture_input(linear, partial(run, chunk, **self.arguments(i))), weights)
         return sums.result()

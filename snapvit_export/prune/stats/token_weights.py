@@ -7,6 +7,9 @@ the last block did better on other images than a half. In a model that pools its
 
 Where there are many patches, each batch leaves a different part of them out: neighbouring patches are much alike, and
 the products of a wide layer cost nearly as much as the forward pass itself.
+
+A stream of merged tokens has fewer, and none of them has a place in the image any more: the tokens that are read keep
+their share of the whole, and what is left out goes by the order in which tokens lie.
 """
 
 from __future__ import annotations
@@ -62,32 +65,51 @@ def checked_weights(anatomy: Anatomy, weights: TokenWeights | None, plan: Plan |
     return [None if given is None else given.float() for given in weights]
 
 
+def shortened(weights: Tensor | None, anatomy: Anatomy, tokens: int) -> Tensor | None:
+    """Return the weights of a stream of merged tokens, in which the prefix keeps its share of the whole."""
+    if weights is None or tokens == len(weights):
+        return weights
+    front, patches = weights[: anatomy.prefix], weights[anatomy.prefix :]
+    if (patches != patches[0]).any():
+        raise SnapvitError("merged tokens have no places, so weights of single patches cannot be given for them")
+    left = tokens - anatomy.prefix
+    return torch.cat([front * (left / len(patches)), patches[:left]])
+
+
 def batch_size(anatomy: Anatomy, images: int) -> int:
     """Return the number of images in one batch of the statistics."""
     return max(1, min(TOKENS // anatomy.tokens, -(-images // BATCHES)))
 
 
-def subsample_step(anatomy: Anatomy, images: int) -> int:
+def subsample_step(anatomy: Anatomy, images: int, tokens: int | None = None) -> int:
     """Return the step of the subsampling: one patch token in so many is left out, none for 0.
 
     It is the step that leaves out most and still leaves plenty of tokens for the widest layer.
     """
     widest = max(max(block.hidden, block.heads * block.head_dim) for block in anatomy.blocks)
     for step in SUBSAMPLE_STEPS:
-        if images * anatomy.tokens * (1 - 1 / step) >= PLENTY * widest:
+        if images * (tokens or anatomy.tokens) * (1 - 1 / step) >= PLENTY * widest:
             return step
     return 0
 
 
-def counted(anatomy: Anatomy, images: int, batch: int, weights: Tensor | None) -> Tensor | None:
-    """Return the weights of the tokens in this batch, by its number; None weighs all the same, 0 leaves one out."""
-    step = subsample_step(anatomy, images)
+def counted(
+    anatomy: Anatomy, images: int, batch: int, weights: Tensor | None, tokens: int | None = None
+) -> Tensor | None:
+    """Return the weights of the tokens in this batch, by its number; None weighs all the same, 0 leaves one out.
+
+    `tokens`: of a stream in which some are merged.
+    """
+    tokens = tokens or anatomy.tokens
+    step, weights = subsample_step(anatomy, images, tokens), shortened(weights, anatomy, tokens)
     if not step:
         return weights
-    counts = torch.ones(anatomy.tokens)
+    counts = torch.ones(tokens)
     patches = counts[anatomy.prefix :]
-    columns = anatomy.image[1] // anatomy.patch[1]
-    number = torch.arange(anatomy.patches)
-    patches[(number // columns + number % columns + batch) % step == 0] = 0  # diagonals: no column of the image is lost
+    number = torch.arange(len(patches))
+    if tokens == anatomy.tokens:
+        columns = anatomy.grid[1]
+        number = number // columns + number % columns  # diagonals: no column of the image is lost
+    patches[(number + batch) % step == 0] = 0
     counts[: anatomy.prefix] = patches.mean()  # so that prefix and patch tokens keep their shares
     return counts if weights is None else counts * weights

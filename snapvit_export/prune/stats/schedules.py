@@ -1,0 +1,109 @@
+"""Which schedule of merging suits a model: the output divergence of each at equal FLOPs, measured without labels.
+
+Every schedule of `allocation.tokens` merges until the blocks need each of `LEVELS` of the dense FLOPs; the same images
+go through all of them and through the dense model. The winner has the least divergence, averaged over the levels by
+ratios, so that none of them decides alone. Of schedules that the images cannot tell apart from it, within one standard
+error of the differences between them image by image, the one that merges in the fewest blocks is taken: every merge
+costs time that FLOPs do not show.
+
+Damages of single blocks do not add up: an allocation from them was behind the plain shapes (docs/method.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...allocation.tokens import SCHEDULES, Schedule
+from ...calibration.images import Images
+from ...errors import SnapvitError
+from ...model.plan import Plan
+from ...progress import Progress, Silent
+from ..models.load import Model
+from ..models.tokens import with_tokens
+from .output_divergence import OutputDivergence, default_divergence
+
+LEVELS = (0.72, 0.6, 0.5)  # of the dense blocks' FLOPs: where merging alone is worth having
+IMAGES = 64
+BATCH = 16
+
+
+@dataclass(frozen=True)
+class ScheduleDamage:
+    """The divergence of one schedule, image by image, at every level."""
+
+    schedule: Schedule
+    merged: tuple[tuple[int, ...], ...]  # tokens merged in each block, by level
+    divergence: npt.NDArray[np.float64]  # (levels, N)
+
+    @property
+    def damage(self) -> float:
+        """The mean divergence, averaged over the levels by ratios."""
+        return float(np.exp(np.log(np.maximum(self.divergence.mean(1), 1e-12)).mean()))
+
+    @property
+    def merges(self) -> int:
+        """The number of blocks that merge."""
+        return max(sum(count > 0 for count in merged) for merged in self.merged)
+
+
+@torch.no_grad()
+def measure_schedules(model: Model, images: Images, progress: Progress | None = None) -> list[ScheduleDamage]:
+    """Return the damage of every schedule that reaches all levels, the least first.
+
+    >>> best_schedule(measure_schedules(model, images)).name
+    """
+    if not len(images):
+        raise SnapvitError("a schedule of merging is chosen by images. Give --data")
+    images, progress = images.first(IMAGES), progress or Silent()
+    dense = Plan.dense(model.anatomy)
+    wanted = {
+        name: [merged for level in LEVELS if (merged := schedule.within(model.anatomy, dense, level)) is not None]
+        for name, schedule in SCHEDULES.items()
+    }
+    wanted = {name: all_levels for name, all_levels in wanted.items() if len(all_levels) == len(LEVELS)}
+    progress.phase("measuring schedules of merging", len(wanted) * len(LEVELS))
+    diverged = OutputDivergence(default_divergence(model), model, _embedding(model, images))
+    found = []
+    for name, all_levels in wanted.items():
+        rows = []
+        for merged in all_levels:
+            rows.append(diverged(_embedding(with_tokens(model, merged), images), slice(0, len(images))).numpy())
+            progress.advance()
+        found.append(ScheduleDamage(SCHEDULES[name], tuple(all_levels), np.array(rows)))
+    return sorted(found, key=lambda each: each.damage)
+
+
+def best_schedule(found: list[ScheduleDamage]) -> Schedule:
+    """Return the schedule with the least damage, or one that merges in fewer blocks and cannot be told from it."""
+    if not found:
+        raise SnapvitError("no schedule of merging saves enough: the model has too few blocks or patches")
+    best = found[0]
+    alike = [each for each in found if _same(each.divergence, best.divergence)]
+    return min(alike, key=lambda each: (each.merges, each.damage)).schedule
+
+
+def described(found: list[ScheduleDamage], chosen: Schedule) -> Mapping[str, Any]:
+    """Return the choice as it is recorded with what was made by it."""
+    return {"name": chosen.name, "divergence": {each.schedule.name: round(each.damage, 6) for each in found}}
+
+
+def _same(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> bool:
+    """Return True if one is not worse than the other by more than a standard error, relative to the level's mean."""
+    differences = ((a - b) / np.maximum(b.mean(1, keepdims=True), 1e-12)).mean(0)  # (N,)
+    return bool(differences.mean() <= differences.std() / max(1, len(differences)) ** 0.5)
+
+
+def _embedding(model: Model, images: Images) -> Tensor:
+    module: Any = model.module
+    made = [
+        module.forward_head(module.forward_features(torch.from_numpy(b)), pre_logits=True)
+        for b in images.batches(BATCH)
+    ]
+    return torch.cat(made).float()

@@ -44,7 +44,7 @@ class Wiring(Value, frozen=True, kw_only=True):
     pool_activation: str | None = None  # of the MLP after attention pooling
     # Of the norms that differ from `anatomy.norm_eps`, by canonical name.
     eps: dict[str, float] = msgspec.field(default_factory=dict)
-    # What rotary tables of another resolution are made from; older folders lack it, and their hash is over what is there.
+    # What rotary tables of another resolution are made from. Older folders lack it: their hash is over what they have.
     rotary: Rotary | UnsetType = UNSET
 
 

@@ -126,8 +126,10 @@ def read_wiring(module: Any, anatomy: Anatomy) -> Wiring:
 
 def _rotary(module: Any, anatomy: Anatomy) -> Rotary | UnsetType:
     """Return what the rotary tables are made from; nothing for tables of the model's own that are made otherwise."""
-    rope = module.rope if anatomy.rope != "none" else None
-    if anatomy.rope == "none" or rope.temperature is None:
+    if anatomy.rope == "none":
+        return UNSET
+    rope: Any = module.rope
+    if rope.temperature is None:  # of periods that are given by their ends
         return UNSET
     reference = getattr(rope, "ref_feat_shape", None)
     found = Rotary(

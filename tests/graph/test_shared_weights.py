@@ -11,15 +11,20 @@ from helpers.images import noise
 from helpers.models import make_model
 from helpers.plans import half_plan
 from helpers.rankings import random_ranking
+from helpers.timing import short_timings
 from snapvit_export.elastic.folder import Elastic
 from snapvit_export.graph.format import GraphFormat
+from snapvit_export.graph.precision import GraphPrecision
 from snapvit_export.graph.writer import Blueprint, GraphWriter, WrittenGraph
 from snapvit_export.model.plan import Plan
+from snapvit_export.profiling.latency_model import sample_plans
+from snapvit_export.profiling.timer import Timer
 from snapvit_export.progress import Silent
 from snapvit_export.prune.correct.elastic import make_factors
 from snapvit_export.prune.pack import pack
 from snapvit_export.prune.stats.observe import observe
-from snapvit_export.selection.candidates import BuiltVariant, Candidates
+from snapvit_export.runtimes.session import device_for
+from snapvit_export.selection.candidates import BuiltVariant, Candidates, write_samples
 from snapvit_export.selection.elastic_builder import adopt
 from snapvit_export.storage.atomic import sha256
 from snapvit_export.target import Target
@@ -180,3 +185,35 @@ def test_weights_of_both_flavours_are_one_file_and_damage_is_repaired(elastic, t
     assert second.weights == first.weights
     assert own.read_bytes() == data
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_sample_configurations_leave_neither_files_nor_gaps(elastic, tmp_path):
+    family = tmp_path / "family"
+    family.mkdir()
+    writer = GraphWriter(Blueprint.of(elastic), family)
+
+    class Builder:
+        """Writes graphs of uncorrected weights."""
+
+        def build(self, name, plan, keep, before):
+            return as_built(name, plan, writer.write(name, plan))
+
+        def write_samples(self, plans):
+            return write_samples(writer, plans, GraphFormat(), GraphPrecision())
+
+    samples = sample_plans(elastic.anatomy, removable=True)
+    lacks_the_first = next(plan for plan in samples if not plan.heads[0] and not plan.neurons[0])
+    timer = Timer(TARGET, device_for(TARGET.runtime), images_of(elastic, lacks_the_first)[:1])
+    candidates = Candidates(elastic.anatomy, TARGET, Silent(), Builder(), timer)
+    candidates.add("dense", Plan.dense(elastic.anatomy))
+    candidates.add("shares", lacks_the_first)  # its positions are those of a sample
+    before, said = listed(family), run(family / "shares.onnx", images_of(elastic, lacks_the_first))
+    assert any(name.startswith("positions-") for name in before)
+    with short_timings():
+        assert candidates.latency_model(removable=True) is not None
+    assert listed(family) == before
+    assert np.array_equal(run(family / "shares.onnx", images_of(elastic, lacks_the_first)), said)
+
+
+def listed(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}

@@ -30,16 +30,16 @@ def merge_schedule(anatomy: Anatomy, plan: Plan, fraction: float) -> tuple[int, 
     """
     check_tokens(fraction)
     patches, blocks = anatomy.patches_of(plan), merging_blocks(anatomy, plan)
-    wanted = patches - max(1, round(fraction * patches))
+    goal = max(1, round(fraction * patches))
+    least = -(-patches // 2 ** len(blocks))  # each block halves them at most
+    if goal < least:
+        raise SnapvitError(
+            f"token fraction {fraction:g} is out of reach: {len(blocks)} blocks leave at least {least / patches:.4f}"
+        )
     merged = [0] * len(plan.heads)
     left = patches
-    for n, i in enumerate(blocks):
-        share = -(-wanted // (len(blocks) - n))  # rounded up: more is merged early
-        merged[i] = min(share, left // 2)
-        left, wanted = left - merged[i], wanted - merged[i]
-    if wanted > 0:
-        least = left / patches
-        raise SnapvitError(
-            f"token fraction {fraction:g} is out of reach: {len(blocks)} blocks leave at least {least:.4f}"
-        )
+    for after, i in zip(reversed(range(len(blocks))), blocks):
+        share = -(-(left - goal) // (after + 1))  # rounded up: more is merged early
+        merged[i] = min(left // 2, max(share, left - goal * 2**after))  # or as many as the blocks after it cannot
+        left -= merged[i]
     return tuple(merged)

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.models import FAMILIES, as_model, model_of, small
-from helpers.plans import anatomy_of, uneven_plan
+from helpers.plans import uneven_plan
 from helpers.rankings import random_ranking
 from helpers.reference_merging import MergingReference
-from snapvit_export.allocation.tokens import merge_schedule, merging_blocks
 from snapvit_export.elastic.folder import Elastic
 from snapvit_export.errors import SnapvitError
 from snapvit_export.model.plan import Plan
@@ -266,29 +265,3 @@ def test_a_model_of_smaller_images_is_cut_again():
             shrink(model, ranking, plan.with_tokens(grid=(3, 3)))(images),
         )
     assert torch.equal(twice, at_once)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.data())
-def test_a_schedule_leaves_the_fraction_that_it_promises(data):
-    depth = data.draw(st.integers(1, 6))
-    anatomy = anatomy_of([4] * depth, [10] * depth)
-    heads = tuple(data.draw(st.lists(st.integers(0, 4), min_size=depth, max_size=depth)))
-    grid = data.draw(st.sampled_from([None, (3, 4), (2, 2)]))
-    plan = Plan(heads=heads, neurons=(10,) * depth, grid=grid)
-    fraction = data.draw(st.floats(0.01, 1))
-    patches = anatomy.patches_of(plan)
-    wanted = max(1, round(fraction * patches))
-    can = merging_blocks(anatomy, plan)
-    least = patches
-    for _ in can:
-        least -= least // 2
-    if wanted < least:
-        with pytest.raises(SnapvitError, match=f"token fraction {fraction:g} is out of reach"):
-            merge_schedule(anatomy, plan, fraction)
-        return
-    merged = merge_schedule(anatomy, plan, fraction)
-    assert patches - sum(merged) == wanted
-    assert all(not count or i in can for i, count in enumerate(merged))
-    if any(heads):
-        plan.with_tokens(merged, grid).check_fits(anatomy)

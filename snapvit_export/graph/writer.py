@@ -4,10 +4,13 @@
 >>> writer = GraphWriter(Blueprint.of(elastic), Path("family"))
 >>> writer.write("s30", plan, elastic.corrected_layers(plan))
 
-    weights.bin    the dense model as `weights.prepare` folds it: every variant reads prefixes of it
-    NAME.bin       a variant's own matrices: corrected proj and fc2, or positions
-    NAME.onnx      the graph, tens of kilobytes that point into these files; a variant's own biases are in it
+    NAME.onnx             the graph, tens of kilobytes that point into these files; a variant's own vectors are in it
+    weights.bin           the dense model as `weights.prepare` folds it: every variant reads prefixes of it
+    corrected-HASH.bin    proj and fc2 of a variant that was corrected
+    positions-HASH.bin    positions, rotary tables and prefix of another resolution, or without the first sub-layer
 
+The last two are named by their contents: variants of one width that differ in their tokens alone share one file, and a
+file of that name is never changed. Whoever removes variants removes what none of the others reads (`Candidates`).
 `single_file` puts everything into the graph instead.
 """
 
@@ -19,6 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -26,10 +30,11 @@ from .. import __version__
 from ..calibration.preprocessing import Preprocessing
 from ..elastic.folder import Elastic
 from ..elastic.format import Wiring
+from ..elastic.resolution import at_resolution
 from ..errors import GateFailed, SnapvitError, first_line
 from ..model.anatomy import Anatomy, Block
 from ..model.plan import Plan
-from ..storage.atomic import sha256, write_atomically
+from ..storage.atomic import sha256, write_atomically, writing
 from ..storage.json import to_json
 from ..storage.mapped import Array, Buffer, Tensor, write_buffer
 from ..target import Precision, SumBits
@@ -37,9 +42,19 @@ from .format import INPUT, GraphFormat
 from .forward import emit_nodes, output_name
 from .nodes import Nodes
 from .precision import IN_FIRST, INT32, GraphPrecision, Tensors, int32_biases, stored
-from .weights import ADDED, EMBEDDING, into_embedding, own_tensors, prepare, takes_bytes
+from .weights import (
+    ADDED,
+    EMBEDDING,
+    OF_RESOLUTION,
+    into_embedding,
+    own_tensors,
+    prepare,
+    prepare_outside,
+    takes_bytes,
+)
 
 WEIGHTS = "weights.bin"
+HASH_DIGITS = 12  # in the names of files: enough for far more files than a folder has
 PROTOBUF_LIMIT = 2_000_000_000  # bytes: the largest message that protobuf writes, and so the largest single file
 IR_VERSIONS = {17: 8, 23: 11}  # of the file, by opset: the one that came with it
 HEADS = ("q", "k", "v", "proj", "attn_norm")  # parts of a block that are cut with its heads; others with its neurons
@@ -95,15 +110,32 @@ def shared_sources(buffer: Buffer, anatomy: Anatomy, plan: Plan) -> dict[str, Pl
     }
 
 
-def write_own(path: Path, own: Tensors) -> Sources:
-    """Write a variant's own matrices to a file of their own; vectors stay in the graph."""
+def write_own(folder: Path, own: Tensors) -> Sources:
+    """Write a variant's own matrices to files that are named by their contents; vectors stay in the graph."""
     matrices = {name: tensor for name, tensor in own.items() if tensor.ndim > 1}
     inside = {name: tensor for name, tensor in own.items() if tensor.ndim == 1}
-    if not matrices:
-        path.unlink(missing_ok=True)  # of an earlier variant of that name
-        return Sources(inside=inside)
-    buffer = write_buffer(path, matrices.items())
-    return Sources({tensor.name: _placed(buffer, tensor) for tensor in buffer.tensors}, inside)
+    placed: dict[str, PlacedTensor] = {}
+    for title, in_blocks in (("corrected", True), ("positions", False)):
+        some = {name: tensor for name, tensor in matrices.items() if name.startswith("blocks.") == in_blocks}
+        if some:
+            buffer = _write_by_contents(folder, title, some)
+            placed |= {tensor.name: _placed(buffer, tensor) for tensor in buffer.tensors}
+    return Sources(placed, inside)
+
+
+def _write_by_contents(folder: Path, title: str, tensors: Tensors) -> Buffer:
+    """Write a buffer named by a title and its hash, unless it is there already."""
+    begun = folder / f".{title}.bin"
+    try:
+        buffer = write_buffer(begun, tensors.items())
+        digest = sha256(begun)
+        path = folder / f"{title}-{digest[:HASH_DIGITS]}.bin"
+        if not path.is_file() or sha256(path) != digest:
+            with writing(path):
+                begun.replace(path)
+    finally:
+        begun.unlink(missing_ok=True)
+    return msgspec.structs.replace(buffer, file=path.name)
 
 
 def _placed(buffer: Buffer, tensor: Tensor) -> PlacedTensor:
@@ -176,7 +208,7 @@ class WrittenGraph:
     """The files of one variant."""
 
     graph: Path
-    weights: tuple[Path, ...]  # that it points into: the shared one, and its own if it has any
+    weights: tuple[Path, ...]  # that it points into: the shared one, and those of its own matrices if it has any
     read_bytes: int  # of them
     layer_inputs: Mapping[str, str]  # the value that each linear layer reads, by its name in the graph
 
@@ -184,6 +216,11 @@ class WrittenGraph:
     def size_bytes(self) -> int:
         """Bytes that a device needs that has only this variant."""
         return self.graph.stat().st_size + self.read_bytes
+
+    def remove(self) -> None:
+        """Remove the graph and its own matrices, where no other graph reads them."""
+        for path in (self.graph, *(path for path in self.weights if path.name != WEIGHTS)):
+            path.unlink(missing_ok=True)
 
 
 class GraphWriter:
@@ -214,9 +251,21 @@ class GraphWriter:
     @cached_property
     def _made(self) -> tuple[Tensors, Tensors]:
         """The tensors that all variants read, as they are stored; and, in float32, those of the embedding."""
-        made = prepare(self.blueprint.dense, self.anatomy, self.wiring)
-        made = takes_bytes(made, self.blueprint.preprocessing) if self.takes_bytes else made
+        made = self._as_taken(prepare(self.blueprint.dense, self.anatomy, self.wiring))
         return self._stored(made), {name: made[name] for name in EMBEDDING if name in made}
+
+    def _as_taken(self, tensors: Tensors) -> Tensors:
+        """Return the tensors for images as the graphs take them."""
+        return takes_bytes(tensors, self.blueprint.preprocessing) if self.takes_bytes else tensors
+
+    def _of_resolution(self, plan: Plan) -> Tensors:
+        """Return positions and rotary tables, in float32, of a Plan whose images are of another resolution."""
+        dense = self.blueprint.dense
+        moved = at_resolution(dense, self.anatomy, self.wiring, plan)
+        if not moved:
+            return {}
+        made = self._as_taken(prepare_outside({**dense, **moved}, self.anatomy, self.wiring))
+        return {name: made[name] for name in OF_RESOLUTION if name in made}
 
     def _stored(self, tensors: Mapping[str, npt.NDArray[np.float32]]) -> Tensors:
         return stored(tensors, self.precision, self.int8_sum_bits or 16)
@@ -236,7 +285,7 @@ class GraphWriter:
         precision: GraphPrecision = GraphPrecision(),
         metadata: Mapping[str, str] | None = None,
     ) -> WrittenGraph:
-        """Write NAME.onnx, and NAME.bin if it has matrices of its own: the `corrected` proj and fc2, or positions."""
+        """Write NAME.onnx, and what it has of its own: the `corrected` proj and fc2, or positions of its resolution."""
         plan.check_fits(self.anatomy)
         if format.takes_bytes and not self.takes_bytes:
             raise ValueError("the weights of this writer do not normalise bytes")
@@ -244,21 +293,22 @@ class GraphWriter:
         if precision.precision != self.precision:
             raise ValueError(f"a writer of {self.precision} cannot write {precision.precision}")
         own = own_tensors(self.blueprint.dense, self.anatomy, plan, corrected or {})
+        moved = self._of_resolution(plan)
         if ADDED in own:
-            own = into_embedding(own, self._made[1], self.anatomy)
-        own = self._stored(own)
+            own = into_embedding(own, self._made[1] | moved, self.anatomy)
+        own = self._stored(moved | own)
         own |= self._int32_biases(plan, own, format, precision)
-        path, own_path = self.folder / f"{name}.onnx", self.folder / f"{name}.bin"
+        path = self.folder / f"{name}.onnx"
         if format.single_file:
             sources = Sources(inside=self._inside(plan, own))
         else:
-            mine = write_own(own_path, own)
+            mine = write_own(self.folder, own)
             sources = Sources({**shared_sources(self.buffer, self.anatomy, plan), **mine.placed}, mine.inside)
         nodes = self._nodes(plan, sources, format, precision)
         placed = [sources.placed[weight] for weight in nodes.weights if weight not in sources.inside]
         files = sorted({each.file for each in placed}, reverse=True)
         hashes = {file: self._hash(self.folder / file) for file in files}
-        described = {**self._described(name, precision), "snapvit.plan": to_json(plan).decode(), **(metadata or {})}
+        described = {**self._described(name, plan, precision), **(metadata or {})}
         described["snapvit.weights"] = to_json(hashes).decode()
         write_atomically(path, self._serialised(nodes, plan, sources, format, described))
         weights, read = tuple(self.folder / file for file in files), sum(each.size_bytes for each in placed)
@@ -301,7 +351,8 @@ class GraphWriter:
         data: bytes = model.SerializeToString()
         return data
 
-    def _described(self, name: str, precision: GraphPrecision) -> dict[str, str]:
+    def _described(self, name: str, plan: Plan, precision: GraphPrecision) -> dict[str, str]:
+        preprocessing = self.blueprint.preprocessing.at(self.anatomy.image_of(plan))
         kept_wide = {"snapvit.float32_parts": to_json(sorted(precision.wide)).decode()} if precision.wide else {}
         exact_in = {"snapvit.int8_sum_bits": str(self.int8_sum_bits)} if self.int8_sum_bits else {}
         return {
@@ -312,8 +363,9 @@ class GraphWriter:
             **exact_in,
             "snapvit.model": self.blueprint.model,
             "snapvit.variant": name,
-            "snapvit.preprocessing": to_json(self.blueprint.preprocessing).decode(),
+            "snapvit.preprocessing": to_json(preprocessing).decode(),
             "snapvit.labels": to_json(self.blueprint.labels).decode(),
+            "snapvit.plan": to_json(plan).decode(),
         }
 
 

@@ -157,8 +157,7 @@ class VariantBuilder:
                 self.target.precision,
             )
         self.progress.note(f"{name}: cosine to fp32 {found.cosine:.6f}")
-        exact.graph.unlink()
-        exact.graph.with_suffix(".bin").unlink(missing_ok=True)
+        exact.remove()
         return path, (weights,), found.cosine
 
     def _checked_graphs(
@@ -202,8 +201,7 @@ class VariantBuilder:
             ),
         )
         self.progress.note(f"{name}: cosine to fp32 {found.cosine:.6f}")
-        exact.graph.unlink()
-        exact.graph.with_suffix(".bin").unlink(missing_ok=True)
+        exact.remove()
         return written, found.cosine
 
     def _outputs(self, path: Path) -> npt.NDArray[np.float32]:

@@ -22,7 +22,7 @@ from ..family.manifest import Limits, Measurement, Variant, WeightFile
 from ..graph.format import GraphFormat
 from ..graph.forward import can_reorder
 from ..graph.precision import GraphPrecision
-from ..graph.writer import GraphWriter
+from ..graph.writer import WEIGHTS, GraphWriter
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
 from ..profiling.drift import DriftCorrection, Latency
@@ -46,7 +46,7 @@ class BuiltVariant:
 
     name: str
     path: Path
-    weights: tuple[Path, ...]
+    weights: tuple[Path, ...]  # that it reads; others may read them too
     plan: Plan
     sha256: str
     size_bytes: int
@@ -79,8 +79,8 @@ class BuiltVariant:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files of this variant alone: graph, own weights, engine and its record; some may not exist."""
-        return (self.path, self.path.with_suffix(".bin"), *engine_files(self.path))
+        """The files of this variant alone: graph, engine and its record; some may not exist."""
+        return (self.path, *engine_files(self.path))
 
     def params(self, anatomy: Anatomy) -> int:
         """Return the number of parameters; a correction gives a bias to layers that had none."""
@@ -93,6 +93,7 @@ class SampleGraphs:
     """Graphs of uncorrected weights that a latency model is fitted to."""
 
     paths: Mapping[str, Path]
+    weights: frozenset[Path]  # that they point into
     last_makes_keys: bool  # the last attention makes keys and values of all tokens, though only one is read
 
 
@@ -100,9 +101,11 @@ def write_samples(
     writer: GraphWriter, plans: Mapping[str, Plan], format: GraphFormat, precision: GraphPrecision
 ) -> SampleGraphs:
     """Write graphs of these Plans with uncorrected weights."""
-    paths = {name: writer.write(name, plan, format=format, precision=precision).graph for name, plan in plans.items()}
+    written = {name: writer.write(name, plan, format=format, precision=precision) for name, plan in plans.items()}
+    paths = {name: each.graph for name, each in written.items()}
+    weights = frozenset(path for each in written.values() for path in each.weights)
     last = Plan.dense(writer.anatomy).last_attention
-    return SampleGraphs(paths, last_makes_keys=not can_reorder(writer.anatomy, last, precision))
+    return SampleGraphs(paths, weights, last_makes_keys=not can_reorder(writer.anatomy, last, precision))
 
 
 class Builder(Protocol):
@@ -142,6 +145,7 @@ class Candidates:
             return
         assert self._builder is not None, f"{name} does not exist, and there is no builder"
         self.built[name] = self._builder.build(name, plan, keep, before)
+        self._remove_unread(() if before is None else before.weights)
 
     def update(self, variant: BuiltVariant) -> None:
         """Take a variant that is there already as it is now, such as in another folder."""
@@ -187,8 +191,9 @@ class Candidates:
         files = {name: File(path, sha256(path)) for name, path in graphs.paths.items()}
         profiles = self._timer.time(files, FIT_SECONDS, live_report(self.progress, budget_ms))
         for path in graphs.paths.values():
-            for file in (path, path.with_suffix(".bin"), *engine_files(path)):
+            for file in (path, *engine_files(path)):
                 file.unlink(missing_ok=True)
+        self._remove_unread(graphs.weights)
         one_thread = self.target.threads == 1  # the CPU time of several threads includes their waiting for each other
         found = [
             (plans[name], profile.cpu_ms if one_thread and profile.cpu_ms is not None else profile.p50_ms)
@@ -257,9 +262,17 @@ class Candidates:
         return tuple(WeightFile(file=path.name, size_bytes=path.stat().st_size, sha256=sha256(path)) for path in paths)
 
     def keep_only(self, names: Collection[str]) -> None:
-        """Remove the files of all other variants."""
-        for name in [name for name in self.built if name not in names]:
-            for path in self.built.pop(name).files:
+        """Remove the files of all other variants, but for weights that those which are kept read too."""
+        gone = [self.built.pop(name) for name in list(self.built) if name not in names]
+        for path in (path for built in gone for path in built.files):
+            path.unlink(missing_ok=True)
+        self._remove_unread([path for built in gone for path in built.weights])
+
+    def _remove_unread(self, weights: Iterable[Path]) -> None:
+        """Remove those of the weight files that no variant reads; the shared one stays."""
+        read = {path for built in self.built.values() for path in built.weights}
+        for path in set(weights) - read:
+            if path.name != WEIGHTS:
                 path.unlink(missing_ok=True)
 
 

@@ -91,10 +91,11 @@ def test_corrected_variants_share_all_but_their_proj_and_fc2(name, tmp_path):
     wanted = Reference(elastic, plan, corrected=True)(images.astype(np.float64))
     written = emitter.write("cut", plan, elastic.corrected_layers(plan))
     assert close(run(written.graph, images), wanted)
-    stored = {t.name for t in onnx.load(written.graph, load_external_data=False).graph.initializer if t.external_data}
-    own = {
-        t.name for t in onnx.load(written.graph, load_external_data=False).graph.initializer if in_file(t, "cut.bin")
-    }
+    shared, own_file = (path.name for path in written.weights)
+    assert (shared, own_file.startswith("corrected-")) == ("weights.bin", True)
+    initialisers = onnx.load(written.graph, load_external_data=False).graph.initializer
+    stored = {t.name for t in initialisers if t.external_data}
+    own = {t.name for t in initialisers if in_file(t, own_file)}
     cut = [i for i, (k, b) in enumerate(zip(plan.heads, model.anatomy.blocks)) if k < b.heads]
     cut_mlp = [i for i, (k, b) in enumerate(zip(plan.neurons, model.anatomy.blocks)) if k < b.hidden]
     assert own == {f"blocks.{i}.proj.weight" for i in cut} | {f"blocks.{i}.fc2.weight" for i in cut_mlp}

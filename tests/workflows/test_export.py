@@ -82,9 +82,11 @@ def test_a_relative_budget_is_met_and_proved(run_in_full, tmp_path, monkeypatch)
     assert chosen.correction == manifest.variant(choice.variant).correction == "refit"
     assert manifest.variant(choice.variant).profile.sha256 == manifest.variant(choice.variant).sha256
     expected = {"manifest.json", "ranking.safetensors", "weights.bin", "dense.onnx"}
-    assert {p.name for p in (tmp_path / "out").iterdir()} == expected | {
-        f"{name}.{ending}" for name in (choice.variant, choice.next_denser) for ending in ("onnx", "bin")
+    listed = {weights.file for weights in manifest.weights}
+    assert {p.name for p in (tmp_path / "out").iterdir()} == expected | listed | {
+        f"{name}.onnx" for name in (choice.variant, choice.next_denser)
     }
+    assert listed == {file for variant in manifest.variants for file in variant.weights}  # nothing that no graph reads
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8-dynamic", "int8-static"])

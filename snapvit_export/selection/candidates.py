@@ -26,8 +26,9 @@ from ..graph.writer import GraphWriter
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
 from ..profiling.drift import DriftCorrection, Latency
-from ..profiling.latency_model import LatencyModel, fit, sample_plans
+from ..profiling.latency_model import LatencyModel, fit
 from ..profiling.profile import Percentile, Profile
+from ..profiling.sample_plans import sample_plans
 from ..profiling.sampling import Report, Samples
 from ..profiling.timer import File, Timer
 from ..progress import Progress

@@ -83,6 +83,10 @@ class BuiltVariant:
         """The files of this variant alone: graph, own weights, engine and its record; some may not exist."""
         return (self.path, self.path.with_suffix(".bin"), *engine_files(self.path))
 
+    def file(self, anatomy: Anatomy) -> File:
+        """Return the graph as a timer takes it."""
+        return File(self.path, self.sha256, anatomy.image_of(self.plan))
+
     def params(self, anatomy: Anatomy) -> int:
         """Return the number of parameters; a correction gives a bias to layers that had none."""
         after = anatomy.with_output_biases() if self.correction in ADDS_BIASES else anatomy
@@ -159,7 +163,7 @@ class Candidates:
             return
         self.progress.phase(f"timing {', '.join(names)}")
         together = names if DENSE in names else [DENSE, *names]
-        files = {name: File(self.built[name].path, self.built[name].sha256) for name in together}
+        files = {name: self.built[name].file(self.anatomy) for name in together}
         run = self._timer.time(files, seconds, live_report(self.progress, budget_ms), at)
         self.record(run)
         for name in names:
@@ -173,19 +177,24 @@ class Candidates:
         for name, profile in run.items():
             self.built[name] = replace(self.built[name], profile=profile)
 
-    def latency_model(self, removable: bool = False, budget_ms: float | None = None) -> LatencyModel | None:
+    def latency_model(
+        self, removable: bool = False, budget_ms: float | None = None, tokens: bool = False
+    ) -> LatencyModel | None:
         """Fit a model of this target to sample configurations, which are timed side by side and then removed.
 
-        `removable`: also to some that lack sub-layers, which show the cost of having one.
+        `removable`: also to some that lack sub-layers, which show the cost of having one. `tokens`: also to some that
+        merge tokens or take smaller images.
         """
         assert self._builder is not None
         assert self._timer is not None
-        plans = {f".fit{n}": plan for n, plan in enumerate(sample_plans(self.anatomy, removable))}
+        plans = {f".fit{n}": plan for n, plan in enumerate(sample_plans(self.anatomy, removable, tokens))}
         graphs = self._builder.write_samples(plans)
         if graphs is None:
             return None
         self.progress.phase(f"timing {len(plans)} sample configurations for a latency model")
-        files = {name: File(path, sha256(path)) for name, path in graphs.paths.items()}
+        files = {
+            name: File(path, sha256(path), self.anatomy.image_of(plans[name])) for name, path in graphs.paths.items()
+        }
         profiles = self._timer.time(files, FIT_SECONDS, live_report(self.progress, budget_ms))
         for path in graphs.paths.values():
             for file in (path, path.with_suffix(".bin"), *engine_files(path)):

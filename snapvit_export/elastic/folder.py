@@ -29,6 +29,7 @@ from ..model.tensor_names import factor_shapes, stored_shapes, weight_shapes
 from ..storage.atomic import inside, sha256
 from ..storage.mapped import Array, Tensor, check_hash, map_buffer
 from .format import CORRECTION, ELASTIC, PARTS, STORED, Description, leading_factor, read_description
+from .resolution import at_resolution
 
 OutputLayer = Literal["proj", "fc2"]
 Weights = dict[str, npt.NDArray[np.float32]]
@@ -96,6 +97,7 @@ class Elastic:
         plan.check_fits(self.anatomy)
         shapes = weight_shapes(self.anatomy.with_counts(plan))
         weights = {name: self.dense[name][: shape[0]] for name, shape in shapes.items()}  # all are cut along axis 0
+        weights |= at_resolution(self.dense, self.anatomy, self.description.wiring, plan)
         for i, part in plan.removed:
             left = ("proj.bias", "scale1") if part == "attention" else ("fc2.bias", "scale2")
             weights |= {name: self.dense[name] for name in (f"blocks.{i}.{end}" for end in left) if name in self.dense}

@@ -19,12 +19,14 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from ..calibration.preprocessing import Preprocessing
 from ..correction.cholesky import Factor
 from ..correction.moments import Array, Damping
 from ..errors import FileFormatError
 from ..model.anatomy import Anatomy
+from ..model.positions import Rotary
 from ..storage.json import Count, Value, read_json, to_json, write_json
 from ..storage.mapped import Array as Stored
 from ..storage.mapped import Buffer, DataType
@@ -42,6 +44,8 @@ class Wiring(Value, frozen=True, kw_only=True):
     pool_activation: str | None = None  # of the MLP after attention pooling
     # Of the norms that differ from `anatomy.norm_eps`, by canonical name.
     eps: dict[str, float] = msgspec.field(default_factory=dict)
+    # What rotary tables of another resolution are made from; older folders lack it, and their hash is over what is there.
+    rotary: Rotary | UnsetType = UNSET
 
 
 class RankingFile(Value, frozen=True, kw_only=True):

@@ -39,6 +39,7 @@ REPLACEMENT = ".added"  # after the name of a removed proj or fc2: the vector ad
 BYTES = ".bytes"  # after the name of a tensor that takes bytes / 256
 # Tensors that can hold a vector for all patches, of which the first that exists is used; and the prefix tokens.
 EMBEDDING = (f"positions{BYTES}", "positions", f"patch.bias{BYTES}", "patch.bias", "prefix")
+OF_RESOLUTION = (f"positions{BYTES}", "positions", "rope.sin", "rope.cos")  # tensors that depend on it
 
 
 def has_patch_bias(anatomy: Anatomy) -> bool:
@@ -58,8 +59,7 @@ def moves_value_bias(anatomy: Anatomy, block: int) -> bool:
 
 def prepare(dense: Mapping[str, npt.NDArray[np.float32]], anatomy: Anatomy, wiring: Wiring) -> Tensors:
     """Return the tensors that all variants share, from the dense model's by canonical name (`model.tensor_names`)."""
-    found = {name: tensor for name, tensor in dense.items() if not name.startswith("blocks.")}
-    found |= _embedding(dense, anatomy) | _rotary(dense, anatomy, wiring) | _pool(dense, anatomy)
+    found = prepare_outside(dense, anatomy, wiring)
     for i in range(len(anatomy.blocks)):
         prefix = f"blocks.{i}."
         own = {name.removeprefix(prefix): tensor for name, tensor in dense.items() if name.startswith(prefix)}
@@ -69,7 +69,14 @@ def prepare(dense: Mapping[str, npt.NDArray[np.float32]], anatomy: Anatomy, wiri
                 found |= _output_layer(dense, dense, anatomy, i, layer)
             else:
                 found.pop(f"{prefix}{layer}.bias", None)  # the layer before holds it
-    return {name: tensor for name, tensor in found.items() if name not in FOLDED and not name.endswith(SCALES)}
+    return {name: tensor for name, tensor in found.items() if not name.endswith(SCALES)}
+
+
+def prepare_outside(dense: Mapping[str, npt.NDArray[np.float32]], anatomy: Anatomy, wiring: Wiring) -> Tensors:
+    """Return those tensors outside the blocks: patches, tokens, positions, rotary tables, pooling, classifiers."""
+    found = {name: tensor for name, tensor in dense.items() if not name.startswith("blocks.")}
+    found |= _embedding(dense, anatomy) | _rotary(dense, anatomy, wiring) | _pool(dense, anatomy)
+    return {name: tensor for name, tensor in found.items() if name not in FOLDED}
 
 
 def own_tensors(dense: Mapping[str, Array], anatomy: Anatomy, plan: Plan, corrected: Mapping[str, Array]) -> Tensors:

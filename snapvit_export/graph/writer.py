@@ -26,6 +26,7 @@ from .. import __version__
 from ..calibration.preprocessing import Preprocessing
 from ..elastic.folder import Elastic
 from ..elastic.format import Wiring
+from ..elastic.resolution import at_resolution
 from ..errors import GateFailed, SnapvitError, first_line
 from ..model.anatomy import Anatomy, Block
 from ..model.plan import Plan
@@ -37,7 +38,16 @@ from .format import INPUT, GraphFormat
 from .forward import emit_nodes, output_name
 from .nodes import Nodes
 from .precision import IN_FIRST, INT32, GraphPrecision, Tensors, int32_biases, stored
-from .weights import ADDED, EMBEDDING, into_embedding, own_tensors, prepare, takes_bytes
+from .weights import (
+    ADDED,
+    EMBEDDING,
+    OF_RESOLUTION,
+    into_embedding,
+    own_tensors,
+    prepare,
+    prepare_outside,
+    takes_bytes,
+)
 
 WEIGHTS = "weights.bin"
 PROTOBUF_LIMIT = 2_000_000_000  # bytes: the largest message that protobuf writes, and so the largest single file
@@ -214,9 +224,21 @@ class GraphWriter:
     @cached_property
     def _made(self) -> tuple[Tensors, Tensors]:
         """The tensors that all variants read, as they are stored; and, in float32, those of the embedding."""
-        made = prepare(self.blueprint.dense, self.anatomy, self.wiring)
-        made = takes_bytes(made, self.blueprint.preprocessing) if self.takes_bytes else made
+        made = self._as_taken(prepare(self.blueprint.dense, self.anatomy, self.wiring))
         return self._stored(made), {name: made[name] for name in EMBEDDING if name in made}
+
+    def _as_taken(self, tensors: Tensors) -> Tensors:
+        """Return the tensors for images as the graphs take them."""
+        return takes_bytes(tensors, self.blueprint.preprocessing) if self.takes_bytes else tensors
+
+    def _of_resolution(self, plan: Plan) -> Tensors:
+        """Return positions and rotary tables, in float32, of a Plan whose images are of another resolution."""
+        dense = self.blueprint.dense
+        moved = at_resolution(dense, self.anatomy, self.wiring, plan)
+        if not moved:
+            return {}
+        made = self._as_taken(prepare_outside({**dense, **moved}, self.anatomy, self.wiring))
+        return {name: made[name] for name in OF_RESOLUTION if name in made}
 
     def _stored(self, tensors: Mapping[str, npt.NDArray[np.float32]]) -> Tensors:
         return stored(tensors, self.precision, self.int8_sum_bits or 16)
@@ -244,9 +266,10 @@ class GraphWriter:
         if precision.precision != self.precision:
             raise ValueError(f"a writer of {self.precision} cannot write {precision.precision}")
         own = own_tensors(self.blueprint.dense, self.anatomy, plan, corrected or {})
+        moved = self._of_resolution(plan)
         if ADDED in own:
-            own = into_embedding(own, self._made[1], self.anatomy)
-        own = self._stored(own)
+            own = into_embedding(own, self._made[1] | moved, self.anatomy)
+        own = self._stored(moved | own)
         own |= self._int32_biases(plan, own, format, precision)
         path, own_path = self.folder / f"{name}.onnx", self.folder / f"{name}.bin"
         if format.single_file:
@@ -258,7 +281,7 @@ class GraphWriter:
         placed = [sources.placed[weight] for weight in nodes.weights if weight not in sources.inside]
         files = sorted({each.file for each in placed}, reverse=True)
         hashes = {file: self._hash(self.folder / file) for file in files}
-        described = {**self._described(name, precision), "snapvit.plan": to_json(plan).decode(), **(metadata or {})}
+        described = {**self._described(name, plan, precision), **(metadata or {})}
         described["snapvit.weights"] = to_json(hashes).decode()
         write_atomically(path, self._serialised(nodes, plan, sources, format, described))
         weights, read = tuple(self.folder / file for file in files), sum(each.size_bytes for each in placed)
@@ -301,7 +324,8 @@ class GraphWriter:
         data: bytes = model.SerializeToString()
         return data
 
-    def _described(self, name: str, precision: GraphPrecision) -> dict[str, str]:
+    def _described(self, name: str, plan: Plan, precision: GraphPrecision) -> dict[str, str]:
+        preprocessing = self.blueprint.preprocessing.at(self.anatomy.image_of(plan))
         kept_wide = {"snapvit.float32_parts": to_json(sorted(precision.wide)).decode()} if precision.wide else {}
         exact_in = {"snapvit.int8_sum_bits": str(self.int8_sum_bits)} if self.int8_sum_bits else {}
         return {
@@ -312,8 +336,9 @@ class GraphWriter:
             **exact_in,
             "snapvit.model": self.blueprint.model,
             "snapvit.variant": name,
-            "snapvit.preprocessing": to_json(self.blueprint.preprocessing).decode(),
+            "snapvit.preprocessing": to_json(preprocessing).decode(),
             "snapvit.labels": to_json(self.blueprint.labels).decode(),
+            "snapvit.plan": to_json(plan).decode(),
         }
 
 

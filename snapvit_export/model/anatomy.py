@@ -168,8 +168,8 @@ class Anatomy(Value, frozen=True, kw_only=True):
 
     def image_of(self, plan: Plan | None = None) -> tuple[int, int]:
         """Return the height and width of a Plan's images."""
-        if plan is None or plan.grid is None:
-            return self.image
+        if plan is None or plan.grid is None or plan.grid == self.grid:
+            return self.image  # which need not be a multiple of the patch
         return plan.grid[0] * self.patch[0], plan.grid[1] * self.patch[1]
 
     def lengths(self, plan: Plan | None = None) -> tuple[tuple[int, int], ...]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import UNSET, UnsetType
 from timm.models.eva import Eva
 from torch import Tensor, nn
 
@@ -24,6 +25,7 @@ from ..graph.weights import REPLACEMENT
 from ..graph.writer import Blueprint
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
+from ..model.positions import Rotary
 from ..model.ranking import Ranking
 from ..model.tensor_names import TRANSPOSED, stored_shapes
 from ..progress import Progress, Silent
@@ -34,6 +36,8 @@ from .blocks.timm_blocks import PARTS, blocks_of
 from .correct.elastic import layers_of
 from .models.load import Model, as_model
 from .models.read_anatomy import activation_name, norm_kind
+
+SAME_TABLES = 1e-4  # timm computes angles of up to some tens in float32; another way to make them differs by far more
 
 
 def pack(
@@ -116,7 +120,28 @@ def read_wiring(module: Any, anatomy: Anatomy) -> Wiring:
         pool_prefix=pool is not None if isinstance(module, Eva) else bool(module.pool_include_prefix),
         pool_activation=None if pool is None else activation_name(pool.mlp.act),
         eps={name: eps for name, eps in _all_eps(module, anatomy).items() if eps != anatomy.norm_eps},
+        rotary=_rotary(module, anatomy),
     )
+
+
+def _rotary(module: Any, anatomy: Anatomy) -> Rotary | UnsetType:
+    """Return what the rotary tables are made from; nothing for tables of the model's own that are made otherwise."""
+    rope = module.rope if anatomy.rope != "none" else None
+    if anatomy.rope == "none" or rope.temperature is None:
+        return UNSET
+    reference = getattr(rope, "ref_feat_shape", None)
+    found = Rotary(
+        kind=anatomy.rope,
+        temperature=float(rope.temperature),
+        offset=float(rope.grid_offset),
+        column_first=rope.grid_indexing == "xy",
+        reference=None if reference is None else (reference[0], reference[1]),
+        divisor=getattr(rope, "normalize_coords", "separate"),
+    )
+    made = found.tables(anatomy.grid, anatomy.blocks[0].head_dim, rotates_half(module))
+    used = _tokens(module, anatomy)
+    own = _array(used["rope.sin"]), _array(used["rope.cos"])  # (patches, head_dim) each
+    return found if all(np.allclose(a, b, rtol=0, atol=SAME_TABLES) for a, b in zip(own, made)) else UNSET
 
 
 def _all_eps(module: Any, anatomy: Anatomy) -> dict[str, float]:

@@ -175,7 +175,8 @@ class Manifest(Value, frozen=True, kw_only=True):
         if variant.tokens is UNSET and variant.image_size is UNSET:
             return
         plan = variant.plan_of(self.anatomy)
-        if min(plan.merged) < 0 or variant.tokens is not UNSET and len(variant.tokens) != len(self.anatomy.blocks):
+        blocks = len(self.anatomy.blocks) if variant.tokens is UNSET else len(variant.tokens)
+        if min(plan.merged) < 0 or blocks != len(self.anatomy.blocks):
             raise ValueError(f"{variant.name} has tokens that are not those after each block")
         if self.anatomy.image_of(plan) != variant.image_of(self.anatomy):
             raise ValueError(f"{variant.name} takes images that are no whole patches")
@@ -187,6 +188,11 @@ class Manifest(Value, frozen=True, kw_only=True):
     def plan(self, variant: Variant) -> Plan:
         """Return the Plan of a variant."""
         return variant.plan_of(self.anatomy)
+
+    def tokens_of(self, variant: Variant) -> tuple[int, ...]:
+        """Return a variant's tokens before the first block and after each."""
+        lengths = self.anatomy.lengths(self.plan(variant))
+        return lengths[0][0], *(after for _, after in lengths)
 
     def preprocessing_of(self, variant: Variant) -> Preprocessing:
         """Return how a variant's images are prepared: as the model's, in its own size."""

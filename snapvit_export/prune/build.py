@@ -1,8 +1,7 @@
 """Build the variants of an export: cut, correct, write, check and evaluate; each file is built once.
 
-Uses torch to cut and to check; accuracy goes through the runtime, on the very file that is shipped. A variant that takes
-smaller images is checked, evaluated and timed on the same images, read again in its own size. The gates, each on real
-images:
+Uses torch to cut and to check; accuracy goes through the runtime, on the very file that is shipped. A variant of
+smaller images is checked and evaluated on the same images, read again in its own size. The gates, each on real images:
 
     masked = sliced                              modules, before any correction, with all tokens
     corrected module = portable = ort            graphs in float32
@@ -121,10 +120,6 @@ class VariantBuilder:
             inputs = next(few.inputs(GATE_IMAGES, self.format.takes_bytes))
             self._gate_images[size] = GateImages(next(few.batches(GATE_IMAGES)), inputs)
         return self._gate_images[size]
-
-    def timing_batch(self, image: tuple[int, int] | None) -> npt.NDArray[Any]:
-        """Return the batch that a file for images of this size is timed with."""
-        return self.gate_images(image).batch(self.target.batch)
 
     def build(self, name: str, plan: Plan, keep: bool, before: BuiltVariant | None = None) -> BuiltVariant:
         """Cut, correct, write, check and evaluate a variant; `keep`: by the chosen correction, not as a probe."""

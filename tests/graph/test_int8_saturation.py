@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from functools import partial
 from itertools import product
 from pathlib import Path
 

@@ -78,7 +78,7 @@ def test_the_plan_of_a_variant_is_told_by_its_tokens_and_its_image(family):
         ({"tokens": [17, 12, 13]}, "s30 has tokens that are not those after each block"),
         ({"tokens": [3, 3, 3]}, "merges 14 of 16 patch tokens"),
         ({"tokens": [17, 17, 0]}, "tokens"),
-        ({"image_size": [20, 32]}, "s30 takes images that are no whole patches"),
+        ({"image_size": [20, 32], "tokens": [9] * 3}, "s30 takes images that are no whole patches"),
         ({"image_size": [40, 32]}, "a grid of 5 x 4 patches"),
         ({"image_size": [4, 4]}, "s30"),
         ({"image_size": [32]}, "image_size"),

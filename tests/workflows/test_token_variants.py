@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import timm
 from msgspec import UNSET
 
-from helpers.families import MEDIUM, make_family
-from helpers.models import make_model, make_model_folder
+from helpers.families import make_family
+from helpers.models import TINY, description, make_model
+from snapvit_export.allocation.recipe import make_settings
 from snapvit_export.allocation.tokens import merge_schedule
 from snapvit_export.calibration.images import calibration_and_held_out, prepare
 from snapvit_export.checks.inspect import inspect
@@ -33,7 +35,7 @@ SIZES = {"res64": (64, 64), "res48x64": (48, 64)}
 def made(tmp_path_factory) -> Path:
     """The family, beside its model and images; none of its weights were corrected."""
     folder = tmp_path_factory.mktemp("made")
-    kwargs = {**MEDIUM, "img_size": 80}
+    kwargs = {**TINY, "img_size": 80, "depth": 4}
     make_family(folder, correct=False, kwargs=kwargs, tokens=[0.75, 0.5], resolution=[64, (48, 64)], flops=[0.6])
     return folder
 
@@ -105,8 +107,8 @@ def test_accuracy_is_that_of_images_read_in_the_variants_own_size(made, manifest
     assert len({tuple(guess) for guess in guesses.values()}) > 1
 
 
-def test_the_modules_that_it_was_cut_from_give_the_same(snapvit, here, manifest):
-    outcome = snapvit("validate", here / "family", "--data", here / "images", "--model", here / "model")
+def test_the_modules_that_it_was_cut_from_give_the_same(snapvit, here, made, manifest):
+    outcome = snapvit("validate", here / "family", "--data", made / "images", "--model", made / "model")
     assert outcome.code == 0, outcome.err
     validated = read_family(here / "family")
     for variant in validated.variants:
@@ -135,15 +137,15 @@ def test_a_single_file_is_evaluated_at_its_own_size(snapvit, made):
 
 
 def test_a_device_times_and_chooses_among_sizes(snapvit, here, short_timings):
-    outcome = snapvit("profile", here / "family", "--seconds", "0.05", "--json", "--out", here / "profile.json")
+    outcome = snapvit("profile", here / "family", "--seconds", "0.1", "--json", "--out", here / "profile.json")
     assert outcome.code == 0, outcome.err
     assert set(json.loads(outcome.out)["profiles"]) == {"dense", *NAMES}
-    outcome = snapvit("choose", here / "family", "--budget", "1000%")
+    outcome = snapvit("choose", here / "family", "--budget", "10000ms")
     assert outcome.code == 0, outcome.err
     assert read_family(here / "family").choice.variant == "dense"
     for variant in read_family(here / "family").variants:
         assert variant.tokens is not UNSET
-    outcome = snapvit("fleet", here / "family", "--budget", f"{here / 'profile.json'}=1000%")
+    outcome = snapvit("fleet", here / "family", "--budget", f"{here / 'profile.json'}=10000ms")
     assert outcome.code == 0, outcome.err
     assert "dense" in outcome.out
 
@@ -155,7 +157,7 @@ def test_tables_show_tokens_where_they_differ(snapvit, here, made):
     found = json.loads(snapvit("inspect", made / "family" / f"{NAMES[2]}.onnx", "--json").out)
     assert found["tokens"][-1] == 33
     assert snapvit("report", here / "family", "--format", "md,json,html", "--out", here / "report").code == 0
-    for path in here.glob("report*"):
+    for path in (here / "report").iterdir():
         text = path.read_text()
         assert ("65 -> 33" in text or "65 -&gt; 33" in text) == (path.suffix != ".json"), path
         assert "48x64" in text or path.suffix == ".json", path
@@ -181,7 +183,8 @@ def test_widths_without_tokens_stay_variants_of_their_own(run, tmp_path):
     outcome = run("--sparsity", "0.3", "--flops", "0.6")
     assert outcome.code == 0, outcome.err
     assert {v.name for v in read_family(tmp_path / "out").variants} == {"dense", "s30", "flops60"}
-    assert "tokens" not in outcome.out
+    assert "sparsity  " in outcome.out.splitlines()[1]
+    assert "tokens" not in outcome.out.splitlines()[1]
     outcome = run("--sparsity", "0.3", "--flops", "0.6", "--params", "0.9", "--pair", "0.2:0.2", "--tokens", "0.75")
     assert outcome.code == 0, outcome.err
     names = {f"{width}-tokens75" for width in ("s30", "flops60", "params90", "pair20-20")}
@@ -192,7 +195,7 @@ def test_widths_without_tokens_stay_variants_of_their_own(run, tmp_path):
 
 
 def test_a_budget_chooses_by_width_beside_them(run, tmp_path):
-    outcome = run("--budget", "1000%", "--tokens", "0.5", "--resolution", "24")
+    outcome = run("--budget", "10000ms", "--tokens", "0.5", "--resolution", "24")
     assert outcome.code == 0, outcome.err
     found = read_family(tmp_path / "out")
     assert found.choice.variant == "dense"
@@ -251,7 +254,10 @@ def test_models_that_cannot_are_refused(snapvit, image_folder, tmp_path):
     made = make_model()
     merging = Plan.dense(made.anatomy).with_tokens((4, 2, 0))
     save_model(shrink(made, Ranking.flat(made.anatomy), merging), made.description, tmp_path / "merging")
-    make_model_folder(tmp_path / "wide", {**MEDIUM, "img_size": (32, 64), "patch_size": 8})
+    kwargs = {**TINY, "img_size": [32, 64]}
+    sized = made.description.preprocessing.at((32, 64))
+    wide = timm.create_model("vit_tiny_patch16_224", **kwargs)
+    save_model(wide, description(kwargs=kwargs, preprocessing=sized), tmp_path / "wide")
     for folder, asked, said in (
         ("merging", ("--tokens", "0.5"), "merges tokens already"),
         ("wide", ("--resolution", "32"), "the model takes 32x64 pixels, which is no square. Write height and width"),
@@ -264,8 +270,18 @@ def test_models_that_cannot_are_refused(snapvit, image_folder, tmp_path):
         assert not (tmp_path / "out").exists()
 
 
-def test_a_function_exports_them_too(made, tmp_path, short_timings):
-    found = export(
-        Request(str(made / "model"), data=str(made / "images"), out=tmp_path / "out", tokens=[0.5], resolution=[72])
-    )
-    assert found.variant("tokens50-res72").image_size == (72, 72)
+def test_what_is_cut_is_refitted_on_images_of_its_own_size(made, tmp_path, short_timings):
+    given = dict(model=str(made / "model"), data=str(made / "images"), out=tmp_path / "out")
+    found = export(Request(**given, resolution=[64], settings=make_settings("default", images=16)))
+    assert found.variant("res64").correction is None  # nothing was cut: it is the dense model on smaller images
+    found = export(Request(**given, resolution=[64], flops=[0.4], settings=make_settings("default", images=16)))
+    assert found.variant("flops40-res64").correction == "refit"
+    assert found.variant("flops40-res64").image_size == (64, 64)
+
+
+def test_what_merges_is_refitted_too(made, tmp_path, short_timings):
+    given = dict(model=str(made / "model"), data=str(made / "images"), out=tmp_path / "out")
+    settings = make_settings("default", images=16)
+    found = export(Request(**given, resolution=[64], tokens=[0.5], flops=[0.3], settings=settings))
+    assert found.variant("flops30-tokens50-res64").correction == "refit"
+    assert found.variant("flops30-tokens50-res64").image_size == (64, 64)

@@ -212,6 +212,14 @@ def test_fewer_bits_and_fewer_tokens_together(run, precision, tmp_path):
     assert variant.evaluation is not None
 
 
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_openvino_runs_them_as_onnx_runtime_does(run, precision, tmp_path):
+    pytest.importorskip("nncf")
+    outcome = run("--tokens", "0.5", "--resolution", "24", "--runtime", "openvino", "--precision", precision)
+    assert outcome.code == 0, outcome.err  # a gate compares the two
+    assert read_family(tmp_path / "out").variant("tokens50-res24").profile.p50_ms > 0
+
+
 def test_graphs_that_take_bytes_take_them_in_their_own_size(run, tmp_path):
     outcome = run("--resolution", "24x16", "--tokens", "0.75", "--uint8-input", "--static-batch", "--batch", 3)
     assert outcome.code == 0, outcome.err

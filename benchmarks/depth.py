@@ -29,7 +29,8 @@ from snapvit_export.graph.format import GraphFormat
 from snapvit_export.graph.writer import GraphWriter
 from snapvit_export.model.plan import Plan, Protection
 from snapvit_export.model.ranking import Ranking
-from snapvit_export.profiling.latency_model import LatencyModel, fit, sample_plans
+from snapvit_export.profiling.latency_model import LatencyModel, fit
+from snapvit_export.profiling.sample_plans import sample_plans
 from snapvit_export.profiling.timer import File, Timer
 from snapvit_export.prune.correct.refit import refit
 from snapvit_export.prune.models.load import load_model

@@ -9,7 +9,10 @@ Two flavours:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from ..errors import UsageError
 from ..target import Runtime
@@ -38,6 +41,14 @@ class GraphFormat:
     def opset(self) -> int:
         """The version of the operator set that the graph is written for."""
         return OPSETS[self.flavour]
+
+
+def cropped(images: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]:
+    """Return the upper left of images as graphs take them, (B, H, W, C) bytes or (B, C, H, W): latency needs no more."""
+    height, width = size
+    if images.dtype == np.uint8:
+        return np.ascontiguousarray(images[:, :height, :width])
+    return np.ascontiguousarray(images[:, :, :height, :width])
 
 
 def check_flavour(name: str) -> Flavour:

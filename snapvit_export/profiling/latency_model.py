@@ -8,12 +8,16 @@ attention or an MLP (its norm, its calls, its addition to the stream) shows only
 narrow ones: without such samples it is a part of `fixed`. Blocks of other shapes count by their FLOPs. Where only the
 class token is read, blocks compute one token from the last attention on: their neurons are nearly free, and so are the
 heads of that attention unless it makes keys and values of all tokens.
+
+Where some of the samples have fewer tokens, six more numbers say how all of these go with tokens, and what a merge
+costs (`token_costs`). At any given tokens the model is linear in heads and neurons still, as the allocation needs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,12 +25,17 @@ from ..allocation.costs import Costs, CostsByLast, linear_costs
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
 from ..storage.json import Count, Ratio, Value
+from .nonnegative import nonnegative_least_squares
+from .token_costs import TokenCosts, merge_flops
 
 KEYS_AND_VALUES = 0.5  # of a head's work
-# Shares of heads and of neurons of the sample configurations: apart from each other, so that both slopes show.
-SHARES = ((1, 1), (1, 0.5), (0.5, 1), (0.5, 0.5), (0.75, 0.25), (0.2, 0.1))
-NARROW = 0.05  # of the neurons: as narrow as an MLP becomes
 THERE = 0.5  # of an attention's constant cost, where it computes one token: its norm runs over all
+
+
+# The numbers of a fit, each in milliseconds: always, where samples lack sub-layers, and where some have fewer tokens.
+WIDTH = ("fixed", "head", "neuron")
+DEPTH = ("attention", "mlp")
+TOKENS = ("pair", "token", "patch", "merge", "merge token", "match")
 
 
 class LatencyModel(Value, frozen=True, kw_only=True):
@@ -38,6 +47,7 @@ class LatencyModel(Value, frozen=True, kw_only=True):
     attention_ms: tuple[float, ...] = ()  # constant cost of an attention, by block; empty: unknown, so in `fixed_ms`
     mlp_ms: tuple[float, ...] = ()
     last_head: Ratio | None = None  # share of a head's cost in the last attention; None: all tokens are read to the end
+    tokens: TokenCosts | None = None  # None: fitted to samples with all tokens, so it tells nothing of others
     nets: Count  # sample configurations that it was fitted to
     mean_error: float  # relative, each configuration by a fit without it
     most_error: float
@@ -47,18 +57,31 @@ class LatencyModel(Value, frozen=True, kw_only=True):
         """True if both kinds cost something: noise can hide that, and then nothing of the kind would be cut."""
         return max(self.head_ms) > 0 and max(self.neuron_ms) > 0
 
-    def costs(self, anatomy: Anatomy) -> Costs | CostsByLast:
-        """Return the costs as the allocation takes them."""
-        each = [self.head_ms, self.neuron_ms, self.attention_ms, self.mlp_ms]
+    def costs(self, anatomy: Anatomy, plan: Plan | None = None) -> Costs | CostsByLast:
+        """Return the costs of heads and neurons as the allocation takes them.
+
+        `plan`: one whose merges and grid are taken; without it the model's own. Its merges need the attentions that
+        they are in, so a merge costs what it costs for as long as that attention is there.
+        """
+        fixed_ms, each = self._with_tokens_of(plan or Plan.dense(anatomy))
         if self.last_head is None:
-            return _summed(anatomy, self.fixed_ms, each)
+            return _summed(anatomy, fixed_ms, each)
         cases = [_shortened(each, last, self.last_head) for last in range(len(anatomy.blocks))]
-        return CostsByLast(tuple(_summed(anatomy, self.fixed_ms, case) for case in cases))
+        return CostsByLast(tuple(_summed(anatomy, fixed_ms, case) for case in cases))
 
     def predict_ms(self, plan: Plan) -> float:
         """Return the predicted milliseconds of a Plan."""
-        each = [self.head_ms, self.neuron_ms, self.attention_ms, self.mlp_ms]
-        return self.fixed_ms + sum(_counted(plan, each, self.last_head))
+        fixed_ms, each = self._with_tokens_of(plan)
+        return fixed_ms + sum(_counted(plan, each, self.last_head))
+
+    def _with_tokens_of(self, plan: Plan) -> tuple[float, Sequence[Sequence[float]]]:
+        """Return the fixed part, and the costs of a head, a neuron, an attention and an MLP by block."""
+        own = [self.head_ms, self.neuron_ms, self.attention_ms, self.mlp_ms]
+        if self.tokens is not None:
+            return self.tokens.fixed(self.fixed_ms, plan), self.tokens.each(own, plan)
+        if plan.changes_tokens:
+            raise ValueError("this latency model was fitted to samples with all tokens: it tells nothing of others")
+        return self.fixed_ms, own
 
 
 def _summed(anatomy: Anatomy, fixed_ms: float, each: Sequence[Sequence[float]]) -> Costs:
@@ -83,35 +106,8 @@ def _counted(plan: Plan, each: Sequence[Sequence[float]], last_head: float | Non
     ]
 
 
-def sample_plans(anatomy: Anatomy, removable: bool = False) -> list[Plan]:
-    """Return sample configurations for a fit, the dense one first; `removable`: some lack sub-layers, if possible."""
-    found = dict.fromkeys(_with_shares(anatomy, *shares) for shares in SHARES)
-    last = Plan.dense(anatomy).last_attention
-    if removable and len(anatomy.blocks) > 2 and last >= 0:
-        least = _with_shares(anatomy, 0, 0)
-        none = (0,) * len(anatomy.blocks)
-        one = (*none[:last], least.heads[last], *none[last + 1 :])
-        half = tuple(n if i % 2 or i == last else 0 for i, n in enumerate(anatomy.heads))
-        found |= dict.fromkeys(
-            [
-                Plan(heads=one, neurons=none),  # as little as can be
-                Plan(heads=least.heads, neurons=none),
-                Plan(heads=one, neurons=_with_shares(anatomy, 0, NARROW).neurons),
-                Plan(heads=half, neurons=_with_shares(anatomy, 0, 0.25).neurons),
-            ]
-        )
-    return list(found)
-
-
-def _with_shares(anatomy: Anatomy, of_heads: float, of_neurons: float) -> Plan:
-    return Plan(
-        heads=tuple(min(n, max(1, round(of_heads * n))) for n in anatomy.heads),
-        neurons=tuple(min(n, max(1, round(of_neurons * n))) for n in anatomy.neurons),
-    )
-
-
 def fit(anatomy: Anatomy, measured: Sequence[tuple[Plan, float]], last_makes_keys: bool = False) -> LatencyModel:
-    """Fit the model to timed Plans, at least four of them.
+    """Fit the model to timed Plans (`sample_plans`), at least four of them.
 
     `last_makes_keys`: the last attention makes keys and values of all tokens, though it computes one.
 
@@ -119,45 +115,67 @@ def fit(anatomy: Anatomy, measured: Sequence[tuple[Plan, float]], last_makes_key
     """
     if len(measured) < 4:
         raise ValueError(f"a latency model needs at least four sample configurations, not {len(measured)}")
-    units = _units(anatomy)
-    lacking = any(len(plan.removed) > len(Plan.dense(anatomy).removed) for plan, _ in measured)
+    plans, times = [plan for plan, _ in measured], np.array([ms for _, ms in measured])
     last_head = (KEYS_AND_VALUES if last_makes_keys else 0.0) if anatomy.reads_token else None
-    features = np.array([[1.0, *_counted(plan, units, last_head)] for plan, _ in measured])[:, : 5 if lacking else 3]
-    times = np.array([ms for _, ms in measured])
-    fixed, per_head, per_neuron, *there = _solve(features, times)
+    names = list(WIDTH)
+    if any(len(plan.removed) > len(Plan.dense(anatomy).removed) for plan in plans):
+        names += DEPTH
+    if any(plan.changes_tokens for plan in plans):
+        names += TOKENS
+    # The model is linear in its numbers: what each of them adds to a latency is the model with that number alone.
+    alone = [_model(anatomy, {name: float(name == one) for name in names}, last_head) for one in names]
+    features = np.array([[model.predict_ms(plan) for model in alone] for plan in plans])
     errors = []
-    for n in range(len(measured)):
-        others = np.arange(len(measured)) != n
+    for n in range(len(plans)):
+        others = np.arange(len(plans)) != n
         guess = float(features[n] @ _solve(features[others], times[others]))
         errors.append(abs(guess / times[n] - 1))
+    found = _model(anatomy, dict(zip(names, map(float, _solve(features, times)))), last_head)
+    mean, most = float(np.mean(errors)), float(np.max(errors))
+    return msgspec.structs.replace(found, nets=len(plans), mean_error=mean, most_error=most)
+
+
+def _model(anatomy: Anatomy, numbers: Mapping[str, float], last_head: float | None) -> LatencyModel:
+    """Return the model with these numbers, those of a head and a neuron being of the first block."""
+    heads, neurons = _units(anatomy)
+    blocks = range(len(anatomy.blocks))
+    per_token = numbers.get("token", 0.0) * anatomy.tokens
+    there = [(numbers.get(name, 0.0) + per_token,) * len(blocks) for name in DEPTH]
+    tokens = None
+    if "pair" in numbers:
+        each, sums = merge_flops(anatomy)
+        tokens = TokenCosts(
+            prefix=anatomy.prefix,
+            patches=anatomy.patches,
+            pair_ms=tuple(numbers["pair"] * heads[i] for i in blocks),
+            token_ms=numbers["token"],
+            patch_ms=numbers["patch"],
+            merge_ms=numbers["merge"],
+            merge_token_ms=numbers["merge token"],
+            match_ms=tuple(numbers["match"] * each[i] / each[0] for i in blocks),
+            sum_ms=numbers["match"] * sums / each[0],
+        )
+    known = "attention" in numbers or tokens is not None
     return LatencyModel(
-        fixed_ms=float(fixed),
-        head_ms=tuple(float(per_head * unit) for unit in units[0]),
-        neuron_ms=tuple(float(per_neuron * unit) for unit in units[1]),
-        attention_ms=tuple(float(there[0] * unit) for unit in units[2]) if lacking else (),
-        mlp_ms=tuple(float(there[1] * unit) for unit in units[3]) if lacking else (),
+        fixed_ms=numbers["fixed"] + numbers.get("patch", 0.0) * anatomy.patches,
+        head_ms=tuple((numbers["head"] + numbers.get("pair", 0.0)) * heads[i] for i in blocks),
+        neuron_ms=tuple(numbers["neuron"] * neurons[i] for i in blocks),
+        attention_ms=there[0] if known else (),
+        mlp_ms=there[1] if known else (),
         last_head=last_head,
-        nets=len(measured),
-        mean_error=float(np.mean(errors)),
-        most_error=float(np.max(errors)),
+        tokens=tokens,
+        nets=0,
+        mean_error=0.0,
+        most_error=0.0,
     )
 
 
 def _units(anatomy: Anatomy) -> list[list[float]]:
-    """Return the weights of a head, a neuron, an attention and an MLP of each block, relative to the first block's."""
-    each = anatomy.structure_flops()
-    found = [[flops[kind] / each[0][kind] for flops in each] for kind in (0, 1)]
-    return [*found, *[[1.0] * len(anatomy.blocks)] * 2]
+    """Return the weights of a head and of a neuron of each block, relative to the first block's, all tokens there."""
+    each = anatomy.structure_flops(Plan.dense(anatomy).with_tokens())
+    return [[flops[kind] / each[0][kind] for flops in each] for kind in (0, 1)]
 
 
 def _solve(features: npt.NDArray[np.float64], times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Solve least squares of the relative errors, without negative costs."""
-    used = list(range(features.shape[1]))
-    while True:
-        weighted = features[:, used] / times[:, None]
-        found = np.linalg.lstsq(weighted, np.ones(len(times)), rcond=None)[0]
-        if (found >= 0).all() or len(used) == 1:
-            solution = np.zeros(features.shape[1])
-            solution[used] = np.maximum(found, 0)
-            return solution
-        used.pop(int(np.argmin(found)))
+    return nonnegative_least_squares(features / times[:, None], np.ones(len(times)))

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from ..graph.format import cropped
 from ..runtimes.device import DeviceCard
 from ..runtimes.session import Session, open_session
 from ..target import ON_CPU, Target
@@ -26,10 +27,11 @@ GPU_RUNS = 50  # whose median is the time of the GPU alone
 
 @dataclass(frozen=True)
 class File:
-    """An exported file on disk, with its hash."""
+    """An exported file on disk, with its hash and the size of its images."""
 
     path: Path
     sha256: str
+    image: tuple[int, int] | None = None  # height and width that it takes; None: those of the timer's inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +43,7 @@ class Timer:
 
     target: Target
     device: DeviceCard
-    inputs: npt.NDArray[Any]  # one batch, as the files take it
+    inputs: npt.NDArray[Any]  # one batch, as the files take it; of the largest images if theirs differ
     pause_ms: float = 0.0
 
     def time(
@@ -62,7 +64,7 @@ class Timer:
                 name: opened.enter_context(open_session(file.path, self.target)) for name, file in files.items()
             }
             calls: dict[str, Callable[[], object]] = {
-                name: partial(session.run, self.inputs) for name, session in sessions.items()
+                name: partial(session.run, self._inputs_of(files[name])) for name, session in sessions.items()
             }
             monitor, on_cpu = LoadMonitor(), self.target.runtime in ON_CPU
             samples = time_together(calls, seconds, self.pause_ms, report, LEAST_RUNS[at])
@@ -83,6 +85,9 @@ class Timer:
             )
             for name, file in files.items()
         }
+
+    def _inputs_of(self, file: File) -> npt.NDArray[Any]:
+        return self.inputs if file.image is None else cropped(self.inputs, file.image)
 
 
 def _gpu_ms(session: Session) -> float | None:

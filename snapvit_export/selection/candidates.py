@@ -26,8 +26,9 @@ from ..graph.writer import WEIGHTS, GraphWriter
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
 from ..profiling.drift import DriftCorrection, Latency
-from ..profiling.latency_model import LatencyModel, fit, sample_plans
+from ..profiling.latency_model import LatencyModel, fit
 from ..profiling.profile import Percentile, Profile
+from ..profiling.sample_plans import sample_plans
 from ..profiling.sampling import Report, Samples
 from ..profiling.timer import File, Timer
 from ..progress import Progress
@@ -59,14 +60,14 @@ class BuiltVariant:
     int8_sum_bits: SumBits | None = None  # None: not known, or not int8
 
     @staticmethod
-    def of(folder: Path, variant: Variant) -> BuiltVariant:
-        """Make one from the manifest's description of a variant, without its latencies."""
+    def of(folder: Path, variant: Variant, anatomy: Anatomy) -> BuiltVariant:
+        """Make one from the manifest's description of a variant of a model, without its latencies."""
         sum_bits = variant.int8_sum_bits
         return BuiltVariant(
             name=variant.name,
             path=folder / variant.file,
             weights=tuple(folder / name for name in variant.weights),
-            plan=variant.plan,
+            plan=variant.plan_of(anatomy),
             sha256=variant.sha256,
             size_bytes=variant.size_bytes,
             evaluation=variant.evaluation,
@@ -81,6 +82,10 @@ class BuiltVariant:
     def files(self) -> tuple[Path, ...]:
         """The files of this variant alone: graph, engine and its record; some may not exist."""
         return (self.path, *engine_files(self.path))
+
+    def file(self, anatomy: Anatomy) -> File:
+        """Return the graph as a timer takes it."""
+        return File(self.path, self.sha256, anatomy.image_of(self.plan))
 
     def params(self, anatomy: Anatomy) -> int:
         """Return the number of parameters; a correction gives a bias to layers that had none."""
@@ -162,7 +167,7 @@ class Candidates:
             return
         self.progress.phase(f"timing {', '.join(names)}")
         together = names if DENSE in names else [DENSE, *names]
-        files = {name: File(self.built[name].path, self.built[name].sha256) for name in together}
+        files = {name: self.built[name].file(self.anatomy) for name in together}
         run = self._timer.time(files, seconds, live_report(self.progress, budget_ms), at)
         self.record(run)
         for name in names:
@@ -176,19 +181,24 @@ class Candidates:
         for name, profile in run.items():
             self.built[name] = replace(self.built[name], profile=profile)
 
-    def latency_model(self, removable: bool = False, budget_ms: float | None = None) -> LatencyModel | None:
+    def latency_model(
+        self, removable: bool = False, budget_ms: float | None = None, tokens: bool = False
+    ) -> LatencyModel | None:
         """Fit a model of this target to sample configurations, which are timed side by side and then removed.
 
-        `removable`: also to some that lack sub-layers, which show the cost of having one.
+        `removable`: also to some that lack sub-layers, which show the cost of having one. `tokens`: also to some that
+        merge tokens or take smaller images.
         """
         assert self._builder is not None
         assert self._timer is not None
-        plans = {f".fit{n}": plan for n, plan in enumerate(sample_plans(self.anatomy, removable))}
+        plans = {f".fit{n}": plan for n, plan in enumerate(sample_plans(self.anatomy, removable, tokens))}
         graphs = self._builder.write_samples(plans)
         if graphs is None:
             return None
         self.progress.phase(f"timing {len(plans)} sample configurations for a latency model")
-        files = {name: File(path, sha256(path)) for name, path in graphs.paths.items()}
+        files = {
+            name: File(path, sha256(path), self.anatomy.image_of(plans[name])) for name, path in graphs.paths.items()
+        }
         profiles = self._timer.time(files, FIT_SECONDS, live_report(self.progress, budget_ms))
         for path in graphs.paths.values():
             for file in (path, *engine_files(path)):
@@ -285,6 +295,8 @@ def _described(built: BuiltVariant, anatomy: Anatomy, precision: Precision) -> V
         sparsity=plan.sparsity(anatomy),
         heads=plan.heads,
         neurons=plan.neurons,
+        tokens=anatomy.tokens_after(plan),
+        image_size=anatomy.image_of(plan),
         params=built.params(anatomy),
         flops=anatomy.flops(plan),
         flops_ratio=plan.flops_ratio(anatomy),

@@ -16,7 +16,8 @@ from ..family.manifest import Choice, Limits, Measurement
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
 from ..profiling.drift import Latency
-from ..profiling.latency_model import SHARES, LatencyModel
+from ..profiling.latency_model import LatencyModel
+from ..profiling.sample_plans import SHARES
 from .bracket import OutOfReach, find_bracket
 from .candidates import DENSE, BuiltVariant, Candidates
 

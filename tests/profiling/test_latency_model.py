@@ -15,7 +15,8 @@ from snapvit_export.errors import SnapvitError
 from snapvit_export.model.plan import Plan, Protection
 from snapvit_export.model.ranking import Ranking
 from snapvit_export.model.sublayer import SubLayer
-from snapvit_export.profiling.latency_model import LatencyModel, fit, sample_plans
+from snapvit_export.profiling.latency_model import LatencyModel, fit
+from snapvit_export.profiling.sample_plans import sample_plans
 from snapvit_export.prune.rank.damage import damage_ranking
 from snapvit_export.prune.stats.observe import observe
 from snapvit_export.storage.json import as_builtins, from_json, to_json

@@ -22,7 +22,8 @@ from snapvit_export.graph.format import GraphFormat
 from snapvit_export.graph.writer import GraphWriter
 from snapvit_export.model.plan import Plan, Protection
 from snapvit_export.model.ranking import Ranking
-from snapvit_export.profiling.latency_model import fit, sample_plans
+from snapvit_export.profiling.latency_model import fit
+from snapvit_export.profiling.sample_plans import sample_plans
 from snapvit_export.progress import Silent
 from snapvit_export.prune.correct.elastic import correct_module, make_factors
 from snapvit_export.prune.correct.policy import Corrector

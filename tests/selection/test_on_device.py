@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,16 @@ from safetensors.torch import load_file, save_file
 
 from helpers.shared import ROOT
 from snapvit_export.checks.inspect import inspect
+from snapvit_export.elastic.folder import Elastic
 from snapvit_export.family.folder import read_family
+from snapvit_export.graph.format import GraphFormat
 from snapvit_export.model.ranking import Ranking
+from snapvit_export.progress import Silent
 from snapvit_export.runtimes.ort import OrtSession
+from snapvit_export.selection.candidates import Candidates
+from snapvit_export.selection.elastic_builder import ElasticBuilder, adopt
 from snapvit_export.selection.known_profiles import FamilyProfile
+from snapvit_export.selection.on_device import noise
 
 pytestmark = pytest.mark.usefixtures("short_timings")  # what is chosen does not matter here
 
@@ -118,6 +125,22 @@ with short_timings():
         kept = manifest.variant(manifest.choice.variant)
         told = inspect(family / kept.file)
         assert (told.plan.heads, told.plan.neurons) == (kept.heads, kept.neurons)
+
+
+def test_token_variants_are_cut_from_an_elastic_folder_and_adopted(device_folder, tmp_path):
+    family, packed = device_folder / "family", Elastic.load(device_folder / "elastic")
+    manifest = read_family(family)
+    plan = packed.planner.with_tokens(0.5, (8, 10)).flops(0.3)
+    builder = ElasticBuilder(
+        packed, manifest, manifest.target.target, GraphFormat("ort"), partial(noise, manifest, 4), tmp_path, Silent()
+    )
+    built = adopt(family, builder.build("flops30-tokens50-res64x80", plan, keep=True))  # both flavours agree
+    candidates = Candidates(manifest.anatomy, manifest.target.target, Silent(), built=[built])
+    (variant,) = candidates.described([built.name])
+    assert (variant.image_size, variant.tokens[-1]) == ((64, 80), 41)
+    assert variant.plan_of(manifest.anatomy) == plan
+    with OrtSession(family / variant.file, 1) as session:
+        assert np.isfinite(session.run(noise(manifest, 2, (64, 80)))).all()
 
 
 def test_an_elastic_folder_of_other_weights_is_refused_before_anything_is_timed(snapvit, device_folder):

@@ -2,6 +2,9 @@
 
 All corrections change the same weights, so none of them changes the latency. The search for a budget therefore uses
 probes that are corrected from factors at no cost, and only what will be shipped is fitted on the images.
+
+A variant of smaller images is fitted to the dense model on images of that size: what it is to make up for is the cut,
+not the resolution, whose patches are other ones. Where nothing else was done to the model, there is nothing to correct.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from ...model.plan import Plan
 from ...model.ranking import Ranking
 from ...progress import Progress
 from ..models.load import Model
+from ..models.read_anatomy import read_anatomy
 from ..models.slicing import shrink
 from ..stats.observe import observe, warn_of_few
 from ..stats.token_weights import as_read
@@ -61,18 +65,27 @@ class Corrector:
     def probe(self, plan: Plan) -> tuple[nn.Module, str | None]:
         """Return the module of a Plan that is only a probe, and the name of its correction."""
         small = shrink(self.model.module, self.ranking, plan)
-        if self.correction in (None, "sparsegpt") or plan == Plan.dense(self.model.anatomy):
-            return small, None
+        if self.correction in (None, "sparsegpt") or plan.with_tokens() == Plan.dense(self.model.anatomy):
+            return small, None  # where nothing is cut, factors have nothing to correct, whatever the tokens
         correct_module(small, self.ranking, plan, self.factors)
         return small, "elastic"
 
     def kept(self, plan: Plan) -> tuple[nn.Module, str | None]:
         """Return the module of a Plan that is kept, and the name of its correction."""
-        if self.correction in (None, "elastic") or plan == Plan.dense(self.model.anatomy):
+        if self.correction in (None, "elastic") or plan.with_tokens(plan.merged) == Plan.dense(self.model.anatomy):
             return self.probe(plan)
-        given = (self.model, self.ranking, plan, self.images)
+        images = self.images.at(self.model.anatomy.image_of(plan))
+        given = (self._with_grid(plan), self.ranking, plan.with_tokens(plan.merged), images)
         if self.correction == "refit":
             return refit(*given, damping=self.damping, progress=self.progress), "refit"
         of_layer: Correction = "sparsegpt" if self.correction == "sparsegpt" else "elastic"
         small = correct_in_sequence(*given, damping=self.damping, correction=of_layer, progress=self.progress)
         return small, self.correction
+
+    def _with_grid(self, plan: Plan) -> Model:
+        """Return the dense model that takes images of a Plan's size."""
+        if plan.grid is None:
+            return self.model
+        dense = Plan.dense(self.model.anatomy).with_tokens(grid=plan.grid)
+        module = shrink(self.model.module, self.ranking, dense)
+        return Model(module, read_anatomy(module, self.model.name), self.model.description)

@@ -1,0 +1,88 @@
+"""Sample configurations: the few Plans that a latency model is fitted to, apart enough to tell its numbers. Light."""
+
+from __future__ import annotations
+
+import math
+
+from ..allocation.tokens import merging_blocks
+from ..model.anatomy import Anatomy
+from ..model.plan import Plan
+
+# Shares of heads and of neurons: apart from each other, so that both slopes show.
+SHARES = ((1, 1), (1, 0.5), (0.5, 1), (0.5, 0.5), (0.75, 0.25), (0.2, 0.1))
+NARROW = 0.05  # of the neurons: as narrow as an MLP becomes
+
+
+def sample_plans(anatomy: Anatomy, removable: bool = False, tokens: bool = False) -> list[Plan]:
+    """Return sample configurations for a fit, the dense one first.
+
+    `removable`: some lack sub-layers, if possible. `tokens`: some merge tokens, take smaller images, or both.
+    """
+    found = dict.fromkeys(_with_shares(anatomy, *shares) for shares in SHARES)
+    if removable:
+        found |= dict.fromkeys(_lacking(anatomy))
+    if tokens:
+        found |= dict.fromkeys(_with_fewer_tokens(anatomy))
+    return list(found)
+
+
+def _with_shares(anatomy: Anatomy, of_heads: float, of_neurons: float) -> Plan:
+    return Plan(
+        heads=tuple(min(n, max(1, round(of_heads * n))) for n in anatomy.heads),
+        neurons=tuple(min(n, max(1, round(of_neurons * n))) for n in anatomy.neurons),
+        merged=anatomy.merges,
+    )
+
+
+def _lacking(anatomy: Anatomy) -> list[Plan]:
+    """Plans that lack sub-layers, which show what one costs for being there."""
+    last = Plan.dense(anatomy).last_attention
+    if len(anatomy.blocks) <= 2 or last < 0:
+        return []
+    least = _with_shares(anatomy, 0, 0)
+    none = (0,) * len(anatomy.blocks)
+    one = (*none[:last], least.heads[last], *none[last + 1 :])
+    half = tuple(n if i % 2 or i == last else 0 for i, n in enumerate(anatomy.heads))
+    return [
+        Plan(heads=one, neurons=none),  # as little as can be
+        Plan(heads=least.heads, neurons=none),
+        Plan(heads=one, neurons=_with_shares(anatomy, 0, NARROW).neurons),
+        Plan(heads=half, neurons=_with_shares(anatomy, 0, 0.25).neurons),
+    ]
+
+
+def _with_fewer_tokens(anatomy: Anatomy) -> list[Plan]:
+    """Plans that take smaller images or merge.
+
+    Smaller images tell pairs of tokens from tokens, and blocks from the embedding. A merge of one token in every block
+    is all cost and no gain, at two lengths; merges of many tokens tell what the blocks after them gain, and what sums
+    cost.
+    """
+    dense, narrow = _with_shares(anatomy, 1, 1), _with_shares(anatomy, *SHARES[-2])
+    half, quarter = _grid(anatomy, 1 / 2), _grid(anatomy, 1 / 4)
+    return [
+        dense.with_tokens(grid=half),
+        narrow.with_tokens(grid=quarter),
+        _merging(anatomy, dense.with_tokens(), 0),
+        _merging(anatomy, narrow.with_tokens(grid=half), 0),
+        _merging(anatomy, dense.with_tokens(), 0.5),
+        _merging(anatomy, narrow.with_tokens(), 0.7, every=3),
+    ]
+
+
+def _grid(anatomy: Anatomy, share: float) -> tuple[int, int]:
+    """Return a grid with about this share of the patches."""
+    rows, columns = (max(1, round(side * math.sqrt(share))) for side in anatomy.grid)
+    return rows, columns
+
+
+def _merging(anatomy: Anatomy, plan: Plan, share: float, every: int = 1) -> Plan:
+    """Return a Plan with equal merges of this share of its patches in all, in every so many blocks; at least of one."""
+    blocks = merging_blocks(anatomy, plan)[::every]
+    left = anatomy.patches_of(plan)
+    each = max(1, round(share * left / max(1, len(blocks))))
+    merged = [0] * len(plan.heads)
+    for i in blocks:
+        merged[i] = min(each, left // 2)
+        left -= merged[i]
+    return plan.with_tokens(merged, plan.grid)

@@ -9,6 +9,10 @@ Where only prefix tokens are read (token pooling), the block of the last attenti
 these alone, and so do all blocks after it. With so few queries, keys and values are not made at all: (q W_k) x and
 W_v (a x) are the same products in a cheaper order.
 
+A block that merges tokens does so between its attention and its MLP (`merging`). Later attentions add the logarithm of
+sizes to the logits of their keys, and pooling weighs tokens by them. A merge that no token that is read comes to see, in
+the block of the last attention, is not written.
+
 A removed sub-layer is simply not written: a block without heads has no attention, and what its biases would add is in
 the layer before (`weights.own_tensors`).
 """
@@ -23,6 +27,7 @@ from ..model.anatomy import Anatomy, Block
 from ..model.plan import Plan
 from .format import INPUT, GraphFormat
 from .layers import dynamic_int8, gemm, static_int8
+from .merging import Merging
 from .nodes import Nodes
 from .precision import EMBED, FLOAT, HALF, INT32, OF_STREAM, OUTPUT, STREAM, GraphPrecision
 from .weights import ADDED, BYTES, drops_key_bias, has_patch_bias, moves_value_bias
@@ -58,9 +63,14 @@ class _Forward:
         self.stored = HALF if self.precision.precision == "fp16" else FLOAT
         self.stream = self.precision.float_type(STREAM)
         self.n = Nodes(format.opset, self.stored)
-        self.e, self.tokens = anatomy.embed_dim, anatomy.tokens
-        self.prefix = anatomy.prefix
-        self.read = anatomy.read_tokens
+        self.e, self.prefix = anatomy.embed_dim, anatomy.prefix
+        self.merging = Merging(self.n, self.prefix, anatomy.patches, self.e, anatomy.rope != "none")
+        self.keys = ""  # of the last attention, as it compares them
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the stream, as far as it is written."""
+        return self.merging.tokens
 
     def run(self) -> Nodes:
         n = self.n
@@ -72,7 +82,8 @@ class _Forward:
         last = Plan.dense(self.anatomy).last_attention  # this Anatomy is that of the cut model
         for i in range(len(self.anatomy.blocks)):
             with n.part(f"blocks.{i}"):
-                x = self.block(x, i, self.read if i == last else self.tokens)
+                only_read = i == last and self.anatomy.reads_token
+                x = self.block(x, i, self.anatomy.read_tokens if only_read else self.tokens)
         kind = self.precision.float_type(OUTPUT)
         with n.part(OUTPUT), n.floats(kind):
             self.classify(n.cast(x, self.stream, kind))
@@ -117,6 +128,7 @@ class _Forward:
     def block(self, x: str, i: int, read: int) -> str:
         """Add one block; if it has the last attention, it outputs only the first `read` tokens of each image."""
         n, name, block = self.n, f"blocks.{i}", self.anatomy.blocks[i]
+        merged = self.anatomy.merges[i] if read == self.tokens else 0
         kind = self.precision.float_type(f"{name}.attn")
         with n.part("attn"), n.floats(kind):
             if block.heads:
@@ -126,13 +138,29 @@ class _Forward:
                     with n.part(OF_STREAM):
                         x = self.first(x, read)
                 y = n.cast(self.attention(short, y, i, read), kind, self.stream)
-                x = n.add("Add", x, y, name=f"{name}.attended" if block.hidden else f"{name}.stream")
+                x = n.add("Add", x, y, name=f"{name}.attended" if block.hidden or merged else f"{name}.stream")
+        if merged:
+            with n.part("merge"):
+                x = self.merge(x, i, merged, None if block.hidden else f"{name}.stream")
         kind = self.precision.float_type(f"{name}.mlp")
         with n.part("mlp"), n.floats(kind):
             if block.hidden:
                 y = n.cast(self.mlp(self.from_stream(x, f"{name}.norm2"), i), kind, self.stream)
                 x = n.add("Add", x, y, name=f"{name}.stream")
         return x
+
+    def merge(self, x: str, i: int, count: int, name: str | None) -> str:
+        """Merge tokens by the keys that the block's attention has compared."""
+        n, block, part = self.n, self.anatomy.blocks[i], f"blocks.{i}"
+        keys = self.keys if self.is_plain(i) else n.add("Transpose", self.keys, perm=[0, 2, 1, 3])
+        keys = n.reshape(keys, [-1, self.tokens, block.heads * block.head_dim])
+        with n.part("wide"):
+            keys = n.cast(keys, self.precision.float_type(f"{part}.attn"), FLOAT)
+        return self.merging.merge(x, keys, count, i, self.stream, self.precision.float_type(f"{part}.merge"), name)
+
+    def is_plain(self, i: int) -> bool:
+        """Return True if queries and keys are compared as their layers give them."""
+        return self.anatomy.rope == "none" and not self.anatomy.blocks[i].qk_norm
 
     def from_stream(self, x: str, name: str) -> str:
         """Apply the norm that a part begins with, in the wider precision of the part and the stream."""
@@ -165,26 +193,42 @@ class _Forward:
     def attend(self, q: str, k: str, v: str, i: int, read: int) -> str:
         """Softmax(q k^T) v of every head, from and to (tokens, heads*h)."""
         n, block = self.n, self.anatomy.blocks[i]
-        width = block.heads * block.head_dim
-        plain = self.anatomy.rope == "none" and not block.qk_norm
-        if self.format.flavour == "ort" and plain:
+        width, bias = block.heads * block.head_dim, self.bias(read)
+        if self.format.flavour == "ort" and self.is_plain(i):
+            self.keys = k
             parts = [n.reshape(p, [-1, t, width]) for p, t in ((q, read), (k, self.tokens), (v, self.tokens))]
-            z = n.add("Attention", *parts, q_num_heads=block.heads, kv_num_heads=block.heads, scale=1.0)
+            z = n.add("Attention", *parts, *bias, q_num_heads=block.heads, kv_num_heads=block.heads, scale=1.0)
             return n.reshape(z, [-1, width])
+        flat = k
         q, k, v = self.heads(q, block, read), self.heads(k, block, self.tokens), self.heads(v, block, self.tokens)
         if block.qk_norm:
             q, k = self.norm(q, f"blocks.{i}.q_norm"), self.norm(k, f"blocks.{i}.k_norm")
         if self.anatomy.rope != "none":
             k = self.rotate(k, self.tokens)
             q = q if read <= self.prefix else self.rotate(q, read)  # prefix tokens are not rotated
+        self.keys = flat if self.is_plain(i) else k
         scale = block.head_dim**-0.5 if block.qk_norm else 1.0
         if self.format.flavour == "ort":
-            z = n.add("Attention", q, k, v, scale=scale)
+            z = n.add("Attention", q, k, v, *bias, scale=scale)
         else:
             q = q if scale == 1.0 else n.add("Mul", q, n.number(scale))
-            weights = n.add("Softmax", n.add("MatMul", q, n.add("Transpose", k, perm=[0, 1, 3, 2])), axis=-1)
-            z = n.add("MatMul", weights, v)
+            products = n.add("MatMul", q, n.add("Transpose", k, perm=[0, 1, 3, 2]))
+            z = n.add("MatMul", self.softmax(products, bias), v)
         return n.reshape(n.add("Transpose", z, perm=[0, 2, 1, 3]), [-1, width])
+
+    def bias(self, queries: int) -> list[str]:
+        """What every attention adds to its logits since the first merge; ONNX Runtime wants a row for each query."""
+        n, logs = self.n, self.merging.log_sizes()
+        if logs is None:
+            return []
+        row = n.cast(n.reshape(logs, [-1, 1, 1, self.tokens]), FLOAT, n.float_type)
+        if self.format.flavour == "portable" or queries == 1:
+            return [row]
+        return [n.add("Expand", row, n.ints([1, 1, queries, 1]))]
+
+    def softmax(self, products: str, bias: list[str]) -> str:
+        products = self.n.add("Add", products, *bias) if bias else products
+        return self.n.add("Softmax", products, axis=-1)
 
     def can_reorder(self, i: int) -> bool:
         """Return True if nothing stands between the tokens, their keys and values, and the output of a head."""
@@ -197,16 +241,20 @@ class _Forward:
         n.layer_inputs |= {f"blocks.{i}.k": x, f"blocks.{i}.v": x}
         keys = n.reshape(n.weight(f"blocks.{i}.k.weight"), [count, block.head_dim, e])
         asked = n.reshape(n.add("MatMul", self.heads(q, block, read), keys), [-1, count * read, e])
-        seen = n.reshape(self.weighted(asked, x, self.tokens), [-1, count, read, e])
+        seen = n.reshape(self.weighted(asked, x, self.tokens, self.merging.log_sizes()), [-1, count, read, e])
         z = n.add("MatMul", seen, self.value_matrices(f"blocks.{i}.v", count, block.head_dim))  # (B, heads, read, h)
         return n.reshape(n.add("Transpose", z, perm=[0, 2, 1, 3]), [-1, count * block.head_dim])
 
-    def weighted(self, asked: str, x: str, tokens: int) -> str:
-        """Sums of the tokens in `x`, weighted by the softmax of their products with `asked`, (B or 1, queries, E)."""
+    def weighted(self, asked: str, x: str, tokens: int, logs: str | None) -> str:
+        """Sums of the tokens in `x`, weighted by the softmax of their products with `asked`, (B or 1, queries, E).
+
+        `logs` are the logarithms of their sizes, (B, tokens).
+        """
         n = self.n
         x = n.reshape(x, [-1, tokens, self.e])
         products = n.add("MatMul", asked, n.add("Transpose", x, perm=[0, 2, 1]))  # (B, queries, T)
-        return n.add("MatMul", n.add("Softmax", products, axis=-1), x)  # (B, queries, E)
+        bias = [] if logs is None else [n.cast(n.reshape(logs, [-1, 1, tokens]), FLOAT, n.float_type)]
+        return n.add("MatMul", self.softmax(products, bias), x)  # (B, queries, E)
 
     def value_matrices(self, name: str, heads: int, size: int) -> str:
         """Stored (heads*h, E), as (heads, E, h)."""
@@ -223,9 +271,17 @@ class _Forward:
         a, b = n.split(x, axis=-1, parts=2)
         swapped = n.add("Concat", b, a, axis=-1)
         tables = [n.weight("rope.cos"), n.weight("rope.sin")]
-        if tokens < self.tokens:
+        if self.merging.rows is not None:
+            tables = self.gathered(tables, self.merging.rows)  # (B, 1, T, h)
+        elif tokens < self.tokens:
             tables = [n.add("Slice", table, n.ints([0]), n.ints([tokens]), n.ints([0])) for table in tables]
         return n.add("Add", n.add("Mul", x, tables[0]), n.add("Mul", swapped, tables[1]))
+
+    def gathered(self, tables: list[str], rows: str) -> list[str]:
+        """The rows of rotary tables for the tokens as they lie, once for all readers."""
+        n = self.n
+        each = n.reshape(rows, [-1, 1, self.tokens])
+        return n.once(f"{rows}.{n.float_type}", lambda: [n.add("Gather", table, each, axis=0) for table in tables])
 
     def mlp(self, x: str, i: int) -> str:
         block, name = self.anatomy.blocks[i], f"blocks.{i}"
@@ -319,22 +375,33 @@ class _Forward:
         tokens = self.tokens
         if self.prefix and not self.wiring.pool_prefix:
             x = n.add("Slice", x, n.ints([self.prefix]), n.ints([self.tokens]), n.ints([1]))
-            tokens = self.anatomy.patches
+            tokens = self.merging.patches
         if self.anatomy.attention_pool is not None:
             return self.attention_pool(n.reshape(x, [-1, self.e]), tokens)
         if kind == "avg":
-            return n.mean(x, axis=1)
+            return self.average(x, tokens)
         largest = n.mean(x, axis=1, op="ReduceMax")
         if kind == "max":
             return largest
-        return n.add("Mul", n.add("Add", n.mean(x, axis=1), largest), n.number(0.5))
+        return n.add("Mul", n.add("Add", self.average(x, tokens), largest), n.number(0.5))
+
+    def average(self, x: str, tokens: int) -> str:
+        """The mean over tokens, (B, tokens, E) to (B, E); each counts as often as the patches that it stands for."""
+        n, sizes = self.n, self.merging.all_sizes(tokens)
+        if sizes is None:
+            return n.mean(x, axis=1)
+        total = self.anatomy.patches + tokens - self.merging.patches
+        with n.part("wide"), n.floats(FLOAT):
+            weights = n.add("Mul", n.reshape(sizes, [-1, 1, tokens]), n.number(1 / total))
+        return n.reshape(n.add("MatMul", n.cast(weights, FLOAT, n.float_type), x), [-1, self.e])
 
     def attention_pool(self, x: str, tokens: int) -> str:
         """One query, the same for every image, attends to all tokens; then an MLP with its own residual."""
         n, pool = self.n, self.anatomy.attention_pool
         assert pool is not None
         assert self.wiring.pool_activation is not None
-        seen = n.reshape(self.weighted(n.weight("pool.asked"), x, tokens), [-1, pool.heads, 1, self.e])
+        logs = self.merging.log_sizes(tokens)
+        seen = n.reshape(self.weighted(n.weight("pool.asked"), x, tokens, logs), [-1, pool.heads, 1, self.e])
         values = self.value_matrices("pool.v", pool.heads, self.e // pool.heads)
         y = n.reshape(n.add("MatMul", seen, values), [-1, self.e])
         y = n.add("Gemm", y, n.weight("pool.proj.weight"), n.weight("pool.proj.bias"))

@@ -63,12 +63,14 @@ class Nodes:
         """Cast a value to another floating-point type; return it as it is if that is the same."""
         return x if before == after else self.add("Cast", x, to=after)
 
-    def add_many(self, op: str, *inputs: str, count: int) -> list[str]:
-        """Add a node with several outputs."""
+    def add_many(
+        self, op: str, *inputs: str, count: int, names: Sequence[str | None] | None = None, **attributes: Any
+    ) -> list[str]:
+        """Add a node with several outputs; those that `names` has a name for are called so."""
         from onnx import helper
 
-        outputs = [self._named(op) for _ in range(count)]
-        self.nodes.append(helper.make_node(op, list(inputs), outputs, name=outputs[0]))
+        outputs = [name or self._named(op) for name in names or [None] * count]
+        self.nodes.append(helper.make_node(op, list(inputs), outputs, name=outputs[0], **attributes))
         return outputs
 
     def once(self, x: str, make: Callable[[], list[str]]) -> list[str]:
@@ -77,18 +79,16 @@ class Nodes:
             self._once[x] = make()
         return self._once[x]
 
-    def split(self, x: str, axis: int, parts: int) -> list[str]:
-        """Cut a value into equal parts."""
-        from onnx import helper
-
-        outputs = [self._named("Split") for _ in range(parts)]
+    def split(self, x: str, axis: int, parts: int = 0, sizes: Sequence[int] = ()) -> list[str]:
+        """Cut a value into equal parts, or into parts of these sizes."""
+        if sizes:
+            return self.add_many("Split", x, self.ints(sizes), count=len(sizes), axis=axis)
         count: dict[str, Any] = {"num_outputs": parts} if self.opset >= 18 else {}
-        self.nodes.append(helper.make_node("Split", [x], outputs, name=outputs[0], axis=axis, **count))
-        return outputs
+        return self.add_many("Split", x, count=parts, axis=axis, **count)
 
     def mean(self, x: str, axis: int, keep: bool = False, op: str = "ReduceMean") -> str:
-        """Reduce one axis; since opset 18 axes are an input."""
-        if self.opset >= 18:
+        """Reduce one axis; since opset 18 axes are an input, and of a sum since 13."""
+        if self.opset >= (13 if op == "ReduceSum" else 18):
             return self.add(op, x, self.ints([axis]), keepdims=int(keep))
         return self.add(op, x, axes=[axis], keepdims=int(keep))
 

@@ -3,8 +3,8 @@
 Uses torch to cut and to check; accuracy goes through the runtime, on the very file that is shipped. The gates, each on
 real images:
 
-    masked = sliced                              modules, before any correction
-    corrected module = portable = ort            graphs in float32
+    masked = sliced                              modules, before any correction, with all tokens
+    corrected module = portable = ort            graphs in float32, with the tokens that the Plan has
     graph in reduced precision ~ in float32      if the target has another precision
     target's runtime = ONNX Runtime              if it is another one
 """
@@ -28,9 +28,12 @@ from ..checks.gates import (
     Streams,
     first_difference,
     require_close,
+    require_close_graph,
     require_equal,
+    require_same_graph,
     require_same_in_runtime,
 )
+from ..checks.merging import Matches
 from ..checks.quantisation import calibrate
 from ..evaluate.exported_model import top1
 from ..family.evaluation import Evaluation
@@ -46,6 +49,7 @@ from ..selection.candidates import DENSE, BuiltVariant, SampleGraphs, write_samp
 from ..storage.atomic import sha256
 from ..storage.json import to_json
 from ..target import Target
+from .blocks.merging import outputs_and_matches
 from .blocks.timm_blocks import block_outputs
 from .correct.policy import Corrector
 from .models.load import Model
@@ -105,11 +109,11 @@ class VariantBuilder:
         module, correction = self.corrector.kept(plan) if keep else self.corrector.probe(plan)
         if before is not None and correction == before.correction:
             return replace(before, kept=True)
-        wanted = self._checked_outputs(name, plan, module)
+        wanted, matches = self._checked_outputs(name, plan, module)
         corrected = corrected_layers(module, self.corrector.ranking, plan, self.writer.blueprint.dense)
         metadata = {"snapvit.correction": correction or "none", "snapvit.recipe": to_json(self.provenance).decode()}
         write = partial(self.exact.write, name, plan, corrected, metadata=metadata)
-        written, parity = self._checked_graphs(name, module, wanted, write)
+        written, parity = self._checked_graphs(name, module, wanted, matches, write)
         cosine = None
         if self.quantises:
             path, weights, cosine = self._in_openvino_int8(name, written)
@@ -162,7 +166,12 @@ class VariantBuilder:
         return path, (weights,), found.cosine
 
     def _checked_graphs(
-        self, name: str, module: torch.nn.Module, wanted: npt.NDArray[np.float32], write: Callable[..., WrittenGraph]
+        self,
+        name: str,
+        module: torch.nn.Module,
+        wanted: npt.NDArray[np.float32],
+        matches: Mapping[int, Matches],
+        write: Callable[..., WrittenGraph],
     ) -> tuple[WrittenGraph, float]:
         """Write both flavours in float32 through their gates; return the wanted one and its largest difference."""
         format = self.format
@@ -170,10 +179,12 @@ class VariantBuilder:
             format = GraphFormat("portable", batch=format.batch if self.quantises else None)
         for flavour in sorted(OPSETS, key=lambda flavour: flavour == format.flavour):  # the wanted one last
             written = write(format=replace(format, flavour=flavour))
-            found = require_equal(
+            found = require_same_graph(
                 f"{name}: module and {flavour} graph",
                 wanted,
-                self._outputs(written.graph),
+                matches,
+                written.graph,
+                self.gate_inputs,
                 where=partial(self._where, module, written.graph),
             )
         return written, found.max_abs
@@ -192,10 +203,11 @@ class VariantBuilder:
             parts = ", ".join(sorted(calibrated.wide))
             self.progress.note(f"{name}: fp16 would overflow in {parts}, which stay in float32")
         written = write(format=self.format, precision=calibrated)
-        found = require_close(
+        found = require_close_graph(
             f"{name}: {precision} and fp32 graph",
-            self._outputs(exact.graph),
-            self._outputs(written.graph),
+            exact.graph,
+            written.graph,
+            self.gate_inputs,
             precision,
             where=lambda: first_difference(
                 self._streams(exact.graph), self._streams(written.graph), BLOCK_TOLERANCE[precision]
@@ -224,19 +236,21 @@ class VariantBuilder:
         images = np.resize(self.gate_images, (count, *self.gate_images.shape[1:]))
         return block_outputs(module, torch.from_numpy(images))
 
-    def _checked_outputs(self, name: str, plan: Plan, module: torch.nn.Module) -> npt.NDArray[np.float32]:
-        """Pass the first gate (masked = sliced), then return the corrected module's outputs for the gate's images."""
+    def _checked_outputs(
+        self, name: str, plan: Plan, module: torch.nn.Module
+    ) -> tuple[npt.NDArray[np.float32], dict[int, Matches]]:
+        """Pass the first gate (masked = sliced); return what the corrected module says of the images, and merges."""
         images, ranking = torch.from_numpy(self.gate_images), self.corrector.ranking
-        sliced = shrink(self.model.module, ranking, plan)
-        with torch.no_grad(), masked(self.model.module, ranking, plan) as dense:
+        all_tokens = plan.with_tokens()  # masking silences weights, which tokens have none of
+        sliced = shrink(self.model.module, ranking, all_tokens)
+        with torch.no_grad(), masked(self.model.module, ranking, all_tokens) as dense:
             require_equal(
                 f"{name}: masked and sliced",
                 dense(images).numpy(),
                 sliced(images).numpy(),
                 where=lambda: first_difference(block_outputs(dense, images), block_outputs(sliced, images)),
             )
-        with torch.no_grad():
-            return module(images).numpy()
+        return outputs_and_matches(module, images)
 
     def _evaluate(self, name: str, path: Path) -> Evaluation | None:
         if self.held_out is None:

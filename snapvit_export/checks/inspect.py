@@ -45,6 +45,7 @@ class Inspection(Value, frozen=True, kw_only=True):
     precision: str | None = None
     int8_sum_bits: int | None = None  # 16: its int8 layers compute the same on every CPU
     plan: Plan | None = None
+    tokens: tuple[int, ...] | None = None  # after each block, where the Plan changes them
 
 
 def inspect(path: Path | str) -> Inspection:
@@ -78,6 +79,7 @@ def inspect(path: Path | str) -> Inspection:
         precision=metadata.get("snapvit.precision"),
         int8_sum_bits=int(bits) if (bits := metadata.get("snapvit.int8_sum_bits", "")).isdecimal() else None,
         plan=from_json(metadata["snapvit.plan"], Plan, str(path)) if "snapvit.plan" in metadata else None,
+        tokens=from_json(metadata["snapvit.tokens"], tuple[int, ...], str(path)) if "snapvit.tokens" in metadata else None,
     )
 
 

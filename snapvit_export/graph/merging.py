@@ -65,9 +65,10 @@ class Merging:
         shares, sizes = self.shares(into, places, count, after)
         leaves, stays = n.split(places, axis=1, sizes=[count, after]) if after else (places, None)
         if self.rotates:
-            self.follow(leaves, stays)
+            self.follow(leaves, stays, count)
         with n.part(OF_STREAM), n.floats(stream):
-            joined = self.joined(n.reshape(x, [-1, self.tokens, self.embed_dim]), leaves, stays, into, shares)
+            whole = n.reshape(x, [-1, self.tokens, self.embed_dim])
+            joined = self.joined(whole, leaves, stays, into, shares, count)
             self.patches, self.sizes = self.patches - count, sizes
             return n.add("Reshape", joined, n.ints([-1, self.embed_dim]), name=name)
 
@@ -120,15 +121,15 @@ class Merging:
     def summed(self, joins: str) -> str:
         return self.n.mean(joins, axis=2, keep=True, op="ReduceSum")
 
-    def joined(self, x: str, leaves: str, stays: str | None, into: str, shares: str) -> str:
+    def joined(self, x: str, leaves: str, stays: str | None, into: str, shares: str, count: int) -> str:
         """The stream after the merge: (B, T, E) to (B, T - r, E)."""
         n, others = self.n, self.every_second(x, self.prefix + 1)
-        partners = self.gathered(others, n.add("Unsqueeze", into, n.ints([2])))
+        partners = self.gathered(others, n.reshape(into, [-1, count, 1]))
         change = n.add("Sub", self.gathered(x, leaves), partners)  # (B, r, E)
         grown = n.add("Add", others, n.add("MatMul", n.cast(shares, FLOAT, n.float_type), change))
         return self.beside([*self.front(x), *([self.gathered(x, stays)] if stays else []), grown])
 
-    def follow(self, leaves: str, stays: str | None) -> None:
+    def follow(self, leaves: str, stays: str | None, count: int) -> None:
         """Note the places of the tokens that are kept; constants get the batch of the others by adding zeros of it."""
         n = self.n
         zeros = n.add("Mul", self.columns(leaves, 0, 1), n.ints([0]))  # (B, 1, 1)
@@ -138,7 +139,7 @@ class Merging:
             for rows in fixed
         )
         kept = self.beside([*front, *([stays] if stays else []), *odd])  # (B, T - r, 1)
-        self.rows = self.gathered(self.rows, kept) if self.rows else n.add("Squeeze", kept, n.ints([2]))
+        self.rows = self.gathered(self.rows, kept) if self.rows else n.reshape(kept, [-1, self.tokens - count])
 
     def gathered(self, x: str, places: str) -> str:
         """Tokens of each image: (B, T, ...) and (B, n, 1) to (B, n, ...)."""

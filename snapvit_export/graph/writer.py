@@ -260,6 +260,8 @@ class GraphWriter:
         hashes = {file: self._hash(self.folder / file) for file in files}
         described = {**self._described(name, precision), "snapvit.plan": to_json(plan).decode(), **(metadata or {})}
         described["snapvit.weights"] = to_json(hashes).decode()
+        if plan.changes_tokens:
+            described["snapvit.tokens"] = to_json(self.anatomy.tokens_after(plan)).decode()
         write_atomically(path, self._serialised(nodes, plan, sources, format, described))
         weights, read = tuple(self.folder / file for file in files), sum(each.size_bytes for each in placed)
         return WrittenGraph(path, weights, read, nodes.layer_inputs)

@@ -123,7 +123,7 @@ def require_same_graph(
     differs = _differing(what, reference, found, tolerance, where)
     if differs.any() and merging_blocks(path):
         some = {i: match.of(differs) for i, match in matches.items()}
-        found[differs] = followed(what, path, inputs[differs], some, tolerance)
+        found[differs] = followed(what, path, inputs[differs], some, tolerance, where)
     return require_equal(what, reference, found, tolerance, where)
 
 
@@ -141,7 +141,7 @@ def require_close_graph(
     differs = _cosines(wanted, found) < LEAST_COSINE[precision]
     if differs.any() and merging_blocks(path):
         found[differs], matches = run_and_read(path, inputs[differs])
-        wanted[differs] = followed(what, exact, inputs[differs], matches, BLOCK_TOLERANCE[precision])
+        wanted[differs] = followed(what, exact, inputs[differs], matches, BLOCK_TOLERANCE[precision], where)
     return require_close(what, wanted, found, precision, where)
 
 

@@ -57,6 +57,7 @@ def inspect(path: Path | str) -> Inspection:
     model = read_graph(path)
     graph = model.graph
     metadata = {entry.key: entry.value for entry in model.metadata_props}
+    tokens = metadata.get("snapvit.tokens")
     weights: Counter[str] = Counter()
     outside = 0
     for tensor in graph.initializer:
@@ -79,7 +80,7 @@ def inspect(path: Path | str) -> Inspection:
         precision=metadata.get("snapvit.precision"),
         int8_sum_bits=int(bits) if (bits := metadata.get("snapvit.int8_sum_bits", "")).isdecimal() else None,
         plan=from_json(metadata["snapvit.plan"], Plan, str(path)) if "snapvit.plan" in metadata else None,
-        tokens=from_json(metadata["snapvit.tokens"], tuple[int, ...], str(path)) if "snapvit.tokens" in metadata else None,
+        tokens=None if tokens is None else from_json(tokens, tuple[int, ...], str(path)),
     )
 
 

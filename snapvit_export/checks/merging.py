@@ -26,7 +26,7 @@ Light: numpy, and ONNX Runtime to run graphs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -174,9 +174,12 @@ def places(matches: ByBlock, anatomy: Anatomy) -> dict[int, Ints]:
 
 
 def followed(
-    what: str, path: Path, inputs: npt.NDArray[Any], matches: ByBlock, tolerance: float
+    what: str, path: Path, inputs: npt.NDArray[Any], matches: ByBlock, tolerance: float, where: Callable[[], str]
 ) -> npt.NDArray[np.float32]:
-    """Return the outputs of a graph that merges as a reference does, if it could as well have decided so itself."""
+    """Return the outputs of a graph that merges as a reference does, if it could as well have decided so itself.
+
+    `where` is asked if it could not: which part is to blame, as the end of a sentence.
+    """
     outputs, own = follow(path, inputs, matches)
     for i, found in own.items():
         rounding = 2.0**-10 if found.cosines.dtype == np.float16 else 1e-6
@@ -186,7 +189,7 @@ def followed(
         if not short <= ALLOWED * tolerance:
             raise GateFailed(
                 f"{what}: block {i} merges other tokens, and their cosines differ by {short:.2e} "
-                f"(allowed {ALLOWED * tolerance:g})"
+                f"(allowed {ALLOWED * tolerance:g}){where()}"
             )
     return outputs
 

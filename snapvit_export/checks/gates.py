@@ -195,17 +195,33 @@ def require_same_in_runtime(name: str, path: Path, target: Target, images: npt.N
     _require_comparable(what, wanted, found, lambda: "")
     if exact:
         differs = _differing(what, wanted, found, RUNTIME_TOLERANCE)
+        kept = _kept(what, path, images, differs, RUNTIME_TOLERANCE)
+        require_equal(what, wanted[kept], found[kept], RUNTIME_TOLERANCE)
     else:
         differs = _cosines(wanted, found) < RUNTIME_COSINE
-    if differs.any() and merging_blocks(path):
-        bound = ALLOWED * (RUNTIME_TOLERANCE if exact else BLOCK_TOLERANCE[target.precision])
-        kept = ~_left_out(what, differs, smallest_margins(path, images), bound)
-        wanted, found = wanted[kept], found[kept]
-    if exact:
-        require_equal(what, wanted, found, RUNTIME_TOLERANCE)
-    else:
-        require_cosine(what, wanted, found, RUNTIME_COSINE)
+        kept = _kept(what, path, images, differs, BLOCK_TOLERANCE[target.precision])
+        require_cosine(what, wanted[kept], found[kept], RUNTIME_COSINE)
     mark_agreed(path)
+
+
+def require_close_elsewhere(
+    what: str, exact: Path, found: Outputs, inputs: npt.NDArray[Any], precision: Precision
+) -> Agreement:
+    """Pass if outputs of another runtime in reduced precision are nearly those of the float32 graph."""
+    wanted = _outputs(exact, inputs)
+    _require_comparable(what, wanted, found, lambda: "")
+    differs = _cosines(wanted, found) < LEAST_COSINE[precision]
+    kept = _kept(what, exact, inputs, differs, BLOCK_TOLERANCE[precision])
+    return require_close(what, wanted[kept], found[kept], precision)
+
+
+def _kept(
+    what: str, path: Path, inputs: npt.NDArray[Any], differs: npt.NDArray[np.bool_], tolerance: float
+) -> npt.NDArray[np.bool_]:
+    """Return the images that must agree with a runtime whose merges cannot be read: of a graph without any, all."""
+    if not differs.any() or not merging_blocks(path):
+        return np.ones(len(differs), bool)
+    return ~_left_out(what, differs, smallest_margins(path, inputs), ALLOWED * tolerance)
 
 
 def _left_out(

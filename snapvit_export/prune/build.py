@@ -27,7 +27,7 @@ from ..checks.gates import (
     BLOCK_TOLERANCE,
     Streams,
     first_difference,
-    require_close,
+    require_close_elsewhere,
     require_close_graph,
     require_equal,
     require_same_graph,
@@ -154,12 +154,9 @@ class VariantBuilder:
         images = list(self.ranging_images.inputs(1, self.format.takes_bytes))
         path, weights = quantise(exact.graph, self.folder / name, images, usable_cores())
         with open_session(path, self.target) as session:
-            found = require_close(
-                f"{name}: int8 in OpenVINO and fp32 in ONNX Runtime",
-                self._outputs(exact.graph),
-                session.run(self.gate_inputs),
-                self.target.precision,
-            )
+            outputs = session.run(self.gate_inputs)
+        what = f"{name}: int8 in OpenVINO and fp32 in ONNX Runtime"
+        found = require_close_elsewhere(what, exact.graph, outputs, self.gate_inputs, self.target.precision)
         self.progress.note(f"{name}: cosine to fp32 {found.cosine:.6f}")
         exact.graph.unlink()
         exact.graph.with_suffix(".bin").unlink(missing_ok=True)
@@ -217,10 +214,6 @@ class VariantBuilder:
         exact.graph.unlink()
         exact.graph.with_suffix(".bin").unlink(missing_ok=True)
         return written, found.cosine
-
-    def _outputs(self, path: Path) -> npt.NDArray[np.float32]:
-        with OrtSession(path, usable_cores()) as session:
-            return session.run(self.gate_inputs)
 
     def _where(self, module: torch.nn.Module, path: Path) -> str:
         """Describe where a graph first differs from its module."""

@@ -25,7 +25,7 @@ from ..runtimes.session import open_session
 from ..runtimes.tensorrt.engine_file import mark_agreed
 from ..storage.json import Value
 from ..target import Precision, Target
-from .merging import ALLOWED, ByBlock, followed, merging_blocks, run_and_read, smallest_margins
+from .merging import ALLOWED, ByBlock, followed, merging_blocks, require_best, run_and_read, smallest_margins
 
 Outputs = npt.NDArray[np.float32]
 Streams = Mapping[int, npt.NDArray[np.float32]]  # the output of each block, (images, tokens, E); or of first tokens
@@ -141,6 +141,7 @@ def require_close_graph(
     differs = _cosines(wanted, found) < LEAST_COSINE[precision]
     if differs.any() and merging_blocks(path):
         found[differs], matches = run_and_read(path, inputs[differs])
+        require_best(what, matches)
         wanted[differs] = followed(what, exact, inputs[differs], matches, BLOCK_TOLERANCE[precision], where)
     return require_close(what, wanted, found, precision, where)
 

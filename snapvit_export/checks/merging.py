@@ -181,10 +181,8 @@ def followed(
     `where` is asked if it could not: which part is to blame, as the end of a sentence.
     """
     outputs, own = follow(path, inputs, matches)
+    require_best(what, own)
     for i, found in own.items():
-        rounding = 2.0**-10 if found.cosines.dtype == np.float16 else 1e-6
-        if (wrong := _shortfall(found.cosines, found.order, found.best)) > rounding:
-            raise GateFailed(f"{what}: block {i} does not take the best matches, which are better by {wrong:.2e}")
         short = _shortfall(found.cosines, matches[i].order, matches[i].best)
         if not short <= ALLOWED * tolerance:
             raise GateFailed(
@@ -192,6 +190,14 @@ def followed(
                 f"(allowed {ALLOWED * tolerance:g}){where()}"
             )
     return outputs
+
+
+def require_best(what: str, matches: ByBlock) -> None:
+    """Refuse decisions that are not the best by the cosines of the very run, to the rounding of their type."""
+    for i, match in matches.items():
+        short = _shortfall(*match)
+        if not short <= 2 * np.finfo(match.cosines.dtype).eps:
+            raise GateFailed(f"{what}: block {i} does not take the best matches, which are better by {short:.2e}")
 
 
 def _shortfall(cosines: npt.NDArray[Any], order: Ints, best: Ints) -> float:

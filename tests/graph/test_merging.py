@@ -16,7 +16,7 @@ from helpers.models import FAMILIES, SOME_MODELS, model_of
 from helpers.plans import uneven_plan
 from helpers.rankings import random_ranking
 from snapvit_export.checks.activations import all_values
-from snapvit_export.checks.gates import TOLERANCE, agreement, require_close_graph, require_same_graph
+from snapvit_export.checks.gates import LEAST_COSINE, TOLERANCE, agreement, require_close_graph, require_same_graph
 from snapvit_export.checks.inspect import inspect, why_not
 from snapvit_export.checks.merging import follow, places, read_matches, run_and_read, smallest_margins
 from snapvit_export.errors import GateFailed
@@ -308,6 +308,18 @@ def damaged(path: Path, how: str) -> None:
         if how == "adds nothing up" and node.name == "blocks.0.merge.of_stream.sub":
             node.input[1] = node.input[0]
     path.write_bytes(graph.SerializeToString())
+
+
+def test_flips_of_a_reduced_precision_are_compared_with_the_same_merges_and_wrong_ones_do_not_pass(deit, tmp_path):
+    model, ranking, _, plan, _ = deit
+    images = noise_arrays(model.anatomy, 40)
+    exact, written, _ = exact_and("fp16", blueprint(model, ranking), plan, tmp_path, images[:4], "portable")
+    apart = smallest_margins(exact.graph, images)
+    near = images[np.argsort(apart)[:8]]  # the likeliest to flip
+    assert require_close_graph("fp16", exact.graph, written.graph, near, "fp16").cosine >= LEAST_COSINE["fp16"]
+    damaged(written.graph, "takes the smallest")
+    with pytest.raises(GateFailed, match="block 0 does not take the best matches"):
+        require_close_graph("fp16", exact.graph, written.graph, near, "fp16")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8-dynamic"])

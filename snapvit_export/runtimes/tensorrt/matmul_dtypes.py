@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from ...errors import GateFailed
+from ...graph.precision import OF_STREAM, STREAM
 from ...target import Precision
 
 
@@ -51,4 +52,6 @@ def require_precision(found: MatmulDtypes, precision: Precision, where: str, wid
 
 
 def _within(name: str, parts: Collection[str]) -> bool:
+    if STREAM in parts and f".{OF_STREAM}." in name:
+        return True
     return any(name == part or name.startswith(f"{part}.") for part in parts)

@@ -26,7 +26,7 @@ from ..model.anatomy import Anatomy
 from ..model.plan import Plan
 from ..storage.json import Count, Ratio, Value
 from .nonnegative import nonnegative_least_squares
-from .token_costs import TokenCosts, merge_flops
+from .token_costs import TokenCosts, merge_shares
 
 KEYS_AND_VALUES = 0.5  # of a head's work
 THERE = 0.5  # of an attention's constant cost, where it computes one token: its norm runs over all
@@ -35,7 +35,7 @@ THERE = 0.5  # of an attention's constant cost, where it computes one token: its
 # The numbers of a fit, each in milliseconds: always, where samples lack sub-layers, and where some have fewer tokens.
 WIDTH = ("fixed", "head", "neuron")
 DEPTH = ("attention", "mlp")
-TOKENS = ("pair", "token", "patch", "merge", "merge token", "match")
+TOKENS = ("weights", "pair", "token", "patch", "merge", "merge stream")
 
 
 class LatencyModel(Value, frozen=True, kw_only=True):
@@ -141,25 +141,34 @@ def _model(anatomy: Anatomy, numbers: Mapping[str, float], last_head: float | No
     blocks = range(len(anatomy.blocks))
     per_token = numbers.get("token", 0.0) * anatomy.tokens
     there = [(numbers.get(name, 0.0) + per_token,) * len(blocks) for name in DEPTH]
+    e, norm, weights = anatomy.embed_dim, anatomy.norm, numbers.get("weights", 0.0)
+    first = anatomy.blocks[0].params_per_head(e, norm)
+    read = [
+        [weights * block.params_per_head(e, norm) / first for block in anatomy.blocks],
+        [weights * block.params_per_neuron(e, norm) / first for block in anatomy.blocks],
+    ]
     tokens = None
     if "pair" in numbers:
-        each, sums = merge_flops(anatomy)
+        matching, sums = merge_shares(anatomy)
         tokens = TokenCosts(
             prefix=anatomy.prefix,
             patches=anatomy.patches,
+            head_weight_ms=tuple(read[0]),
+            neuron_weight_ms=tuple(read[1]),
             pair_ms=tuple(numbers["pair"] * heads[i] for i in blocks),
             token_ms=numbers["token"],
             patch_ms=numbers["patch"],
             merge_ms=numbers["merge"],
-            merge_token_ms=numbers["merge token"],
-            match_ms=tuple(numbers["match"] * each[i] / each[0] for i in blocks),
-            sum_ms=numbers["match"] * sums / each[0],
+            merge_stream_ms=numbers["merge stream"],
+            merge_key_ms=tuple(numbers["merge stream"] * block.head_dim / e for block in anatomy.blocks),
+            match_ms=tuple(numbers["head"] * matching[i] for i in blocks),
+            sum_ms=numbers["head"] * sums,
         )
     known = "attention" in numbers or tokens is not None
     return LatencyModel(
         fixed_ms=numbers["fixed"] + numbers.get("patch", 0.0) * anatomy.patches,
-        head_ms=tuple((numbers["head"] + numbers.get("pair", 0.0)) * heads[i] for i in blocks),
-        neuron_ms=tuple(numbers["neuron"] * neurons[i] for i in blocks),
+        head_ms=tuple((numbers["head"] + numbers.get("pair", 0.0)) * heads[i] + read[0][i] for i in blocks),
+        neuron_ms=tuple(numbers["neuron"] * neurons[i] + read[1][i] for i in blocks),
         attention_ms=there[0] if known else (),
         mlp_ms=there[1] if known else (),
         last_head=last_head,

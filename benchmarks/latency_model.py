@@ -1,12 +1,12 @@
 """How far is the latency model off on Plans that it has not seen? Heads, neurons, merges and resolution at random.
 
     python benchmarks/latency_model.py [--models vit_tiny_patch16_224 vit_base_patch16_224] [--held-out 16]
-        [--seconds 1] [--threads 1] [--depth] [--save latencies.json]
+        [--seconds 2] [--threads 1] [--depth] [--save folder]
 
-A model is fitted, as a choice does it, to sample configurations that are timed in turns (ONNX Runtime, batch 1; CPU time
-on one thread, else the median). Then held-out Plans are drawn: heads and neurons of every block around a share of the
-model's, tokens merged by equal, falling or few-block schedules, images of other sizes; with --depth some lack sub-layers.
-They are timed in turns with the dense one, a few at a time, and compared by their ratio to it, so that drift between
+A model is fitted, as a choice does it, to sample configurations that are timed in turns (ONNX Runtime, batch 1; CPU
+time on one thread, else the median). Then held-out Plans are drawn: heads and neurons of every block around a share of
+the model's, tokens merged by equal, falling or few-block schedules, images of other sizes; with --depth some lack
+sub-layers. They are timed in turns with the dense one, a few at a time, and compared by their ratio to it, so that drift between
 these turns and those of the fit does not count as an error. Weights are random: only shapes matter. Prints Markdown.
 """
 
@@ -52,8 +52,8 @@ def random_plan(anatomy: Anatomy, random: np.random.Generator, depth: bool) -> P
         for i in random.choice(len(heads) - 1, random.integers(0, 4), replace=False):
             (heads if random.random() < 0.5 else neurons)[int(i)] = 0
     plan = Plan(heads=tuple(heads), neurons=tuple(neurons))
-    sides = [side for side in range(anatomy.grid[0] // 2, anatomy.grid[0])]
-    grid = None if random.random() < 0.5 else (side := int(random.choice(sides)), side)
+    side = int(random.integers(anatomy.grid[0] // 2, anatomy.grid[0]))
+    grid = None if random.random() < 0.5 else (side, side)
     plan = plan.with_tokens(grid=grid)
     return plan.with_tokens(random_merges(anatomy, plan, random), grid) if random.random() < 0.75 else plan
 
@@ -116,15 +116,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="*", default=["vit_tiny_patch16_224", "vit_base_patch16_224"])
     parser.add_argument("--held-out", type=int, default=16, help="Plans to predict")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of every file")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of every file")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--depth", action="store_true", help="some Plans lack sub-layers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", type=Path, help="folder for what was measured, as JSON")
     args = parser.parse_args()
-    print(
-        "| model | samples | leave-one-out mean / most | held out | mean error | largest error | by FLOPs alone: mean |"
-    )
+    print("| model | samples | leave-one-out, mean / most | held out | mean error | largest | mean error of FLOPs |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for name in args.models:
         with tempfile.TemporaryDirectory() as folder:

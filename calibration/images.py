@@ -1,15 +1,16 @@
 """Images sampled by seed, decoded, and made ready for a model, with a fingerprint of what was used. Light: numpy.
 
 A sample is the same on every machine. The fingerprint records the source, the number of images, how many of them could
-not be read, and a hash of the pixels.
+not be read, and a hash of the pixels. A variant of another image size sees the same images, read again from the source:
+pixels that were resized twice would not be what its users give it.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ class Images:
     source: str
     classes: Sequence[str] = ()
     unreadable: tuple[str, ...] = ()  # names of the images that were left out
+    again: Callable[[Preprocessing], Images] | None = field(default=None, compare=False, repr=False)  # reads them so
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -59,7 +61,20 @@ class Images:
     def only(self, rows: slice | Sequence[int]) -> Images:
         """These images alone."""
         labels = None if self.labels is None else self.labels[rows]
-        return replace(self, pixels=self.pixels[rows], labels=labels, unreadable=())
+        whole = self.again
+        again = None if whole is None else lambda preprocessing: whole(preprocessing).only(rows)
+        return replace(self, pixels=self.pixels[rows], labels=labels, unreadable=(), again=again)
+
+    def at(self, image: tuple[int, int]) -> Images:
+        """The same images in another height and width, read again from their source.
+
+        >>> images.at((160, 160)).pixels.shape     # (N, 160, 160, 3)
+        """
+        if image == self.preprocessing.input_size[1:]:
+            return self
+        if self.again is None:
+            raise SnapvitError(f"{self.source}: given as pixels, which have one size. Give images to read again")
+        return self.again(self.preprocessing.at(image))
 
     @cached_property
     def fingerprint(self) -> dict[str, str | int]:
@@ -127,7 +142,9 @@ def prepare(
         on_unreadable(tuple(unreadable))
         _refuse_many(list(unreadable.values()), source.count)
     labels = None if source.labels is None else np.array([source.labels[i] for i in readable], np.int64)
-    return Images(pixels[: len(readable)], labels, preprocessing, source.name, source.classes, tuple(unreadable))
+    again = lru_cache(maxsize=1)(partial(prepare, source))  # of one other size at a time: they take much memory
+    pixels = pixels[: len(readable)]
+    return Images(pixels, labels, preprocessing, source.name, source.classes, tuple(unreadable), again)
 
 
 def _refuse_many(unreadable: Sequence[str], count: int) -> None:

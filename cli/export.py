@@ -26,6 +26,13 @@ def export(
     flops: Annotated[Optional[str], typer.Option(help="Fractions of the blocks' FLOPs to keep: 0.72,0.5")] = None,
     params: Annotated[Optional[str], typer.Option(help="Fractions of all parameters to keep: 0.7,0.5")] = None,
     pair: Annotated[Optional[str], typer.Option(help="Ratios of neurons and heads to cut: 0.35:0.2")] = None,
+    tokens: Annotated[
+        Optional[str],
+        typer.Option(help="Fractions of the patch tokens left at the end, the others merged: 0.75,0.5"),
+    ] = None,
+    resolution: Annotated[
+        Optional[str], typer.Option(help="Pixels of smaller input images: 192,160 or 192x160.")
+    ] = None,
     ranking: Annotated[Optional[Path], typer.Option(help="Use this ranking instead of scoring anew.")] = None,
     card: Annotated[str, typer.Option(help="Kind of device: cpu, raspberry-pi-5, jetson-orin-nano, ...")] = "cpu",
     threads: Annotated[
@@ -120,6 +127,8 @@ def export(
         flops=parsing.fractions(flops, "--flops"),
         params=parsing.fractions(params, "--params"),
         pairs=parsing.pairs(pair, "--pair"),
+        tokens=parsing.fractions(tokens, "--tokens"),
+        resolution=parsing.resolutions(resolution, "--resolution"),
         target=target,
         width_multiple=known.width_multiple(target.precision),
         clock=known.clock,

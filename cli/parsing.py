@@ -1,4 +1,4 @@
-"""Parses options that hold several numbers, `0.1,0.3` and `0.35:0.2`, or a unit, `12MB` and `3.5M`."""
+"""Parses options that hold several numbers, `0.1,0.3`, `0.35:0.2` and `192x160`, or a unit, `12MB` and `3.5M`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 SIZES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 COUNTS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+_RESOLUTION = re.compile(r"\s*(\d{1,6})(?:x(\d{1,6}))?\s*", re.ASCII)
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE | re.ASCII)
 
 
@@ -32,6 +33,17 @@ def pairs(text: str | None, option: str) -> list[tuple[float, float]]:
         if not colon:
             raise UsageError(f"{option} '{part}' is not a pair. Write the ratio of neurons and of heads as 0.35:0.2")
         found.append((_number(mlp, option, "0.35:0.2"), _number(head, option, "0.35:0.2")))
+    return found
+
+
+def resolutions(text: str | None, option: str) -> list[int | tuple[int, int]]:
+    """Parse `192,160` and `192x160`: pixels of a square, or height and width."""
+    found: list[int | tuple[int, int]] = []
+    for part in [] if text is None else text.split(","):
+        match = _RESOLUTION.fullmatch(part)
+        if match is None:
+            raise UsageError(f"{option} '{part}' is no size in pixels. Write it like 160 or, height first, 192x160")
+        found.append(int(match[1]) if match[2] is None else (int(match[1]), int(match[2])))
     return found
 
 

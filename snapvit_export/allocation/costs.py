@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SnapvitError
+from ..model.plan import Plan
 
 if TYPE_CHECKING:
     from ..model.anatomy import Anatomy
-    from ..model.plan import Plan
 
 Table = npt.NDArray[np.float64]
 
@@ -86,26 +86,27 @@ def _tables(sizes: Sequence[int], each: PerBlock, constant: PerBlock) -> tuple[T
     return tuple(np.arange(n + 1) * one + np.where(np.arange(n + 1) > 0, there, 0) for n, one, there in rows)
 
 
-def flops_costs(anatomy: Anatomy) -> Costs:
-    """Return the FLOPs of the blocks: `Anatomy.block_flops` of any Plan."""
-    heads, neurons = zip(*anatomy.structure_flops())
+def flops_costs(anatomy: Anatomy, tokens: Plan | None = None) -> Costs:
+    """Return the FLOPs of the blocks: `Anatomy.block_flops` of any Plan with the tokens of this one."""
+    heads, neurons = zip(*anatomy.structure_flops(tokens))
     return linear_costs(anatomy, heads, neurons)
 
 
-def prunable_costs(anatomy: Anatomy) -> Costs:
-    """Return the parameters of heads and neurons: `Anatomy.prunable_params` of any Plan."""
+def prunable_costs(anatomy: Anatomy, tokens: Plan | None = None) -> Costs:
+    """Return the parameters of heads and neurons: `Anatomy.prunable_params` of any Plan, whatever its tokens."""
     e, norm = anatomy.embed_dim, anatomy.norm
     heads = [block.params_per_head(e, norm) for block in anatomy.blocks]
     return linear_costs(anatomy, heads, [block.params_per_neuron(e, norm) for block in anatomy.blocks])
 
 
-def params_costs(anatomy: Anatomy) -> Costs:
-    """Return the parameters of the whole model: `Anatomy.params` of any Plan."""
+def params_costs(anatomy: Anatomy, tokens: Plan | None = None) -> Costs:
+    """Return the parameters of the whole model: `Anatomy.params` of any Plan with the grid of this one."""
     e, norm = anatomy.embed_dim, anatomy.norm
     attention = [block.params_of_attention(e, norm) for block in anatomy.blocks]
     mlp = [block.params_of_mlp(e, norm) for block in anatomy.blocks]
     heads = [block.params_per_head(e, norm) for block in anatomy.blocks]
     neurons = [block.params_per_neuron(e, norm) for block in anatomy.blocks]
     there = sum(a * (b.heads > 0) + m * (b.hidden > 0) for a, m, b in zip(attention, mlp, anatomy.blocks))
-    fixed = anatomy.params() - anatomy.prunable_params() - there
+    whole = Plan.dense(anatomy).with_tokens(grid=tokens.grid if tokens else None)  # a smaller grid has fewer positions
+    fixed = anatomy.params(whole) - anatomy.prunable_params() - there
     return linear_costs(anatomy, heads, neurons, fixed, attention, mlp)

@@ -8,6 +8,9 @@ A ranking with damage curves needs no line: a target picks, of all counts whatev
 cost no more than was asked (`knapsack`). Such a Plan too is as dense as it can be: nothing can be added to it. Plans of
 two targets need not be nested, since a head may be worth its cost at one and not at the other. `pair` stays the same.
 
+`with_tokens` gives a Planner for shorter sequences: its Plans carry the merges and the grid, and what they cost is
+counted with these. Targets stay fractions of the dense model with all of its tokens.
+
 `check_reach` refuses the impossible before any ranking is made. With sub-layers protected, the smallest Plan is the
 protected part of every block. Where they are removable, one must stay, at its least: an attention where only the class
 token is read, else an attention or an MLP; it is the one that costs least. A ranking may have too few measurements to
@@ -30,6 +33,7 @@ from ..model.ranking import Ranking
 from .costs import Costs, CostsByLast, flops_costs, params_costs, prunable_costs
 from .depth import DepthAllocator, Removal
 from .knapsack import Allocator
+from .token_target import Tables, TokenAllocator, TokenTarget, smallest_plans
 
 # (mlp, head) ratios of the nominal sparsities 10..60 % in the paper.
 PUBLISHED_PAIRS = ((0.15, 0.0), (0.25, 0.1), (0.35, 0.2), (0.45, 0.3), (0.55, 0.4), (0.65, 0.5))
@@ -39,11 +43,16 @@ PUBLISHED_PAIRS = ((0.15, 0.0), (0.25, 0.1), (0.35, 0.2), (0.45, 0.3), (0.55, 0.
 STAGES = ((0.0, 0.0), (0.2, 0.0), (0.2, 1 / 6), (1.0, 1 / 6), (1.0, 1.0))  # why these: docs/method.md, section 7
 
 
+AnyAllocator = Allocator | DepthAllocator | TokenAllocator
+CostsOf = Callable[[Anatomy, Plan | None], Costs]  # with the tokens of a Plan
+
+
 class Planner:
     """All Plans of one ranking.
 
     >>> planner = Planner(ranking, anatomy)
     >>> planner.sparsity(0.3), planner.flops(0.72), planner.pair(0.35, 0.2)
+    >>> planner.with_tokens(0.5).flops(0.4)     # half of the patch tokens left, and 0.4 of the dense FLOPs
     """
 
     def __init__(
@@ -53,29 +62,49 @@ class Planner:
         protection: Protection = Protection(),
         multiple: int = 1,
         corrected: bool = False,
+        tokens: TokenTarget | None = None,
     ) -> None:
         """`multiple`: allocated MLPs keep a multiple of so many neurons, or all; it needs damage curves.
 
         `corrected`: the weights will be corrected, so the biases that this adds are counted as parameters.
+        `tokens`: that all Plans have; None: those of the model.
         """
         ranking.check_fits(anatomy)
         if multiple < 1 or (multiple > 1 and ranking.damage is None):
             raise UsageError(f"widths in multiples of {multiple} need a ranking with damage curves and at least 1")
-        self.anatomy, self.protection, self.multiple = anatomy, protection, multiple
+        if tokens is not None:
+            tokens.check(anatomy)
+        self.ranking, self.anatomy, self.protection, self.multiple = ranking, anatomy, protection, multiple
+        self.corrected, self.tokens = corrected, tokens
         self._after = anatomy.with_output_biases() if corrected else anatomy
         self._damage = ranking.damage
         self._measured = None if protection.sublayers else ranking.sublayers
         self._removal = [] if ranking.damage is not None else _removal_order(ranking, anatomy, protection)
         self._heads = _CutOrder(ranking.head_scores, protection.kept_heads)
         self._neurons = _CutOrder(ranking.neuron_scores, protection.kept_neurons)
-        self._allocators: dict[Callable[[Anatomy], Costs], Allocator | DepthAllocator] = {}
+        self._allocators: dict[CostsOf, AnyAllocator] = {}
+        self._beside = "" if tokens is None else tokens.beside(anatomy)
+
+    def with_tokens(self, fraction: float = 1.0, grid: tuple[int, int] | None = None) -> Planner:
+        """Return the Planner of Plans that leave this fraction of the patch tokens, of images with this grid."""
+        target = TokenTarget(fraction, grid)
+        return Planner(self.ranking, self.anatomy, self.protection, self.multiple, self.corrected, target)
+
+    @property
+    def dense(self) -> Plan:
+        """The Plan that keeps all heads and neurons."""
+        return self._with_own_tokens(Plan.dense(self.anatomy))
+
+    def _with_own_tokens(self, plan: Plan) -> Plan:
+        return plan if self.tokens is None else self.tokens.of(self.anatomy, plan)
 
     def pair(self, mlp: float, head: float) -> Plan:
         """Cut int(total * ratio) of all neurons and of all heads, the smallest scores first."""
-        return Plan(
+        plan = Plan(
             heads=self._heads.counts_at_ratio(head, "heads"),
             neurons=self._neurons.counts_at_ratio(mlp, "neurons"),
         )
+        return self._with_own_tokens(plan)
 
     def sparsity(self, fraction: float) -> Plan:
         """Return the densest Plan with at least this fraction of the prunable parameters removed."""
@@ -85,7 +114,7 @@ class Planner:
             self.anatomy.prunable_params,
             prunable_costs,
             lambda params: 1 - params / dense >= fraction,
-            lambda least: f"sparsity {fraction:g} is out of reach: protection leaves at most {1 - least / dense:.4f}",
+            lambda least: _no_sparsity(fraction, 1 - least / dense, self._beside),
         )
 
     def flops(self, fraction: float) -> Plan:
@@ -96,9 +125,7 @@ class Planner:
             self.anatomy.block_flops,
             flops_costs,
             lambda flops: flops / dense <= fraction,
-            lambda least: (
-                f"FLOPs fraction {fraction:g} is out of reach: protection leaves at least {least / dense:.4f}"
-            ),
+            lambda least: _no_flops(fraction, least / dense, self._beside),
         )
 
     def params(self, fraction: float) -> Plan:
@@ -106,42 +133,52 @@ class Planner:
         check_fraction("parameter", fraction)
         dense = self.anatomy.params()
         if fraction == 1:
-            return Plan.dense(self.anatomy)  # nothing is cut, so nothing is corrected
+            return self.dense  # nothing is cut, so nothing is corrected
         return self._densest(
             self._after.params,
             params_costs,
             lambda params: params <= fraction * dense,
-            lambda least: f"parameter fraction {fraction:g} is out of reach: the smallest plan has {least / dense:.4f}",
+            lambda least: _no_params(fraction, least / dense, self._beside),
         )
 
-    def within(self, costs: Costs | CostsByLast, budget: float) -> Plan:
-        """Return the Plan with the least damage under any cost, such as a latency model's; it needs damage curves."""
+    def within(self, costs: Costs | CostsByLast | Tables, budget: float) -> Plan:
+        """Return the Plan with the least damage under any cost, such as a latency model's; it needs damage curves.
+
+        `costs` of the tokens that this Planner plans for, or a function that gives those of a Plan's tokens.
+        """
         if self._damage is None:
             raise UsageError("an allocation under a cost needs a ranking with damage curves")
-        return self._allocator_of(costs).within(budget)
+        return self._with_own_tokens(self._allocator_by(_tables(costs)).within(budget))
 
     @property
     def allocates(self) -> bool:
         """True if heads and neurons are traded against each other under a cost."""
         return self._damage is not None
 
-    def steps_of(self, costs: Costs | CostsByLast) -> dict[str, Plan]:
-        """Return Plans from dense to the sparsest, one per hundredth of the dense cost, such as a latency model's.
+    def steps_of(self, costs: Costs | CostsByLast | Tables) -> dict[str, Plan]:
+        """Return Plans from all heads and neurons to the fewest, one per hundredth of the cost of all.
 
-        `t63` has the least damage of all that cost at most 0.63; it needs damage curves.
+        `t63` has the least damage of all that cost at most 0.63; it needs damage curves. `costs` as in `within`, such
+        as those of a latency model.
         """
         if self._damage is None:
             raise UsageError("an allocation under a cost needs a ranking with damage curves")
-        dense, allocator = Plan.dense(self.anatomy), self._allocator_of(costs)
-        whole, smallest = costs.of(dense), costs.of(allocator.sparsest)
+        tables, dense = _tables(costs), self.dense
+        allocator = self._allocator_by(tables)
+
+        def cost(plan: Plan) -> float:
+            return tables(plan).of(plan)
+
+        whole, smallest = cost(dense), cost(self._with_own_tokens(allocator.sparsest))
         plans, last = {"dense": dense}, whole
         for percent in range(99, 0, -1):
             if (budget := whole * percent / 100) >= smallest:
-                plan = allocator.within(budget)
-                if costs.of(plan) < last:
-                    plans[f"t{percent}"], last = plan, costs.of(plan)
-        sparsest = allocator.within(smallest * (1 + 1e-9))  # structures that cost nothing are kept
-        return plans if costs.of(sparsest) >= last else {**plans, "sparsest": sparsest}
+                plan = self._with_own_tokens(allocator.within(budget))
+                if cost(plan) < last:
+                    plans[f"t{percent}"], last = plan, cost(plan)
+        # structures that cost nothing are kept
+        sparsest = self._with_own_tokens(allocator.within(smallest * (1 + 1e-9)))
+        return plans if cost(sparsest) >= last else {**plans, "sparsest": sparsest}
 
     def steps(self) -> dict[str, Plan]:
         """Return Plans from dense to the sparsest, one per hundredth, by name.
@@ -149,7 +186,7 @@ class Planner:
         With damage curves the hundredths are of FLOPs, which latency follows; `flops63` is `flops(0.63)`, left out
         where it would not need less than the step before. Without, they are of sparsity; `s37` is `sparsity(0.37)`.
         """
-        plans = {"dense": Plan.dense(self.anatomy)}
+        plans = {"dense": self.dense}
         last = plans["dense"]
         for name, plan in self._hundredths():
             if plan.flops_ratio(self.anatomy) < last.flops_ratio(self.anatomy):
@@ -171,11 +208,28 @@ class Planner:
     @cached_property
     def sparsest(self) -> Plan:
         """The Plan that cuts everything that protection allows: the last point of the line."""
-        return self._at(1.0) if self._damage is None else self._allocator(flops_costs).sparsest
+        if self._damage is None:
+            return self._point(self._end)
+        return self._with_own_tokens(self._allocator(flops_costs).sparsest)
 
     @property
     def largest_sparsity(self) -> float:
         return self.sparsest.sparsity(self.anatomy)
+
+    @cached_property
+    def _end(self) -> float:
+        """The last position of the line: 1, or where just enough attentions are left to merge tokens in."""
+        if self.tokens is None or self.tokens.fits(self.anatomy, self._at(1.0)) is not None:
+            return 1.0
+        low, high = 0.0, 1.0  # at `low` there are always enough, at `high` never
+        for _ in range(50):
+            middle = (low + high) / 2
+            enough = self.tokens.fits(self.anatomy, self._at(middle)) is not None
+            low, high = (middle, high) if enough else (low, middle)
+        return low
+
+    def _point(self, position: float) -> Plan:
+        return self._with_own_tokens(self._at(position))
 
     def _at(self, position: float) -> Plan:
         """Return the point of the line at a position from 0 to 1: by the mlp ratio, or by STAGES with sub-layers.
@@ -201,30 +255,36 @@ class Planner:
     def _densest(
         self,
         cost: Callable[[Plan], int],
-        costs: Callable[[Anatomy], Costs],
+        costs: CostsOf,
         fits: Callable[[int], bool],
         refusal: Callable[[int], str],
     ) -> Plan:
         """Return the densest Plan whose `cost` fits; `costs` is the same cost as tables, for the allocation."""
-        dense = Plan.dense(self.anatomy)
+        dense = self.dense
         if fits(cost(dense)):
             return dense
         allocator = self._allocator(costs) if self._damage is not None else None
-        least = cost(allocator.sparsest if allocator else self.sparsest)
+        least = cost(self._with_own_tokens(allocator.sparsest) if allocator else self.sparsest)
         if not fits(least):
             raise SnapvitError(refusal(least))
         if allocator:
-            return allocator.within(_largest(fits, least, cost(dense)))
-        low, high = 0.0, 1.0  # `high` always fits, `low` never does
+            return self._with_own_tokens(allocator.within(_largest(fits, least, cost(dense))))
+        low, high = 0.0, self._end  # `high` always fits, `low` never does
         for _ in range(50):  # halvings: finer than one neuron of a million
             middle = (low + high) / 2
-            low, high = (low, middle) if fits(cost(self._at(middle))) else (middle, high)
-        return self._at(high)
+            low, high = (low, middle) if fits(cost(self._point(middle))) else (middle, high)
+        return self._point(high)
 
-    def _allocator(self, costs: Callable[[Anatomy], Costs]) -> Allocator | DepthAllocator:
+    def _allocator(self, costs: CostsOf) -> AnyAllocator:
         if costs not in self._allocators:
-            self._allocators[costs] = self._allocator_of(costs(self._after))
+            self._allocators[costs] = self._allocator_by(lambda plan: costs(self._after, plan))
         return self._allocators[costs]
+
+    def _allocator_by(self, tables: Tables) -> AnyAllocator:
+        """Return the allocation under costs that may depend on tokens, and those on the attentions that are kept."""
+        if self.tokens is None or not self.tokens.merges:
+            return self._allocator_of(tables(self.dense))
+        return TokenAllocator(self.anatomy, self.protection, self.tokens, tables, self._allocator_of, self.multiple)
 
     def _allocator_of(self, costs: Costs | CostsByLast) -> Allocator | DepthAllocator:
         assert self._damage is not None
@@ -234,6 +294,11 @@ class Planner:
         last = Plan.dense(self.anatomy).last_attention  # protected, so it stays the last
         whole = costs.cases[last] if isinstance(costs, CostsByLast) else costs
         return Allocator(self._damage, whole, least, self.multiple)
+
+
+def _tables(costs: Costs | CostsByLast | Tables) -> Tables:
+    """Return a function of costs by tokens, which is the same for all if costs are given."""
+    return (lambda plan: costs) if isinstance(costs, Costs | CostsByLast) else costs
 
 
 def _removal_order(ranking: Ranking, anatomy: Anatomy, protection: Protection) -> list[tuple[int, Part]]:
@@ -299,32 +364,64 @@ def check_reach(
     flops: Sequence[float] = (),
     params: Sequence[float] = (),
     corrected: bool = False,
+    tokens: TokenTarget | None = None,
 ) -> None:
-    """Refuse fractions that no ranking of such a model reaches; `corrected`: the biases that this adds count."""
-    smallest = list(_smallest(anatomy, protection))
-    most_sparse = max(plan.sparsity(anatomy) for plan in smallest)
+    """Refuse fractions that no ranking of such a model reaches; `corrected`: the biases that this adds count.
+
+    `tokens`: that the Plans have. Which attentions then stay at the least is found as `TokenAllocator` finds it.
+    """
+    if tokens is not None:
+        tokens.check(anatomy)
+    beside = "" if tokens is None else tokens.beside(anatomy)
+
+    def least(cost: Callable[[Plan], int]) -> int:
+        return min(cost(plan) for plan in _smallest(anatomy, protection, tokens, cost))
+
+    most_sparse = 1 - least(anatomy.prunable_params) / anatomy.prunable_params()
     for fraction in sparsity:
         check_sparsity(fraction)
         if fraction > most_sparse:
-            raise SnapvitError(f"sparsity {fraction:g} is out of reach: protection leaves at most {most_sparse:.4f}")
-    least_flops = min(plan.flops_ratio(anatomy) for plan in smallest)
+            raise SnapvitError(_no_sparsity(fraction, most_sparse, beside))
+    least_flops = least(anatomy.block_flops) / anatomy.block_flops()
     for fraction in flops:
         check_fraction("FLOPs", fraction)
         if fraction < least_flops:
-            raise SnapvitError(
-                f"FLOPs fraction {fraction:g} is out of reach: protection leaves at least {least_flops:.4f}"
-            )
+            raise SnapvitError(_no_flops(fraction, least_flops, beside))
     after = anatomy.with_output_biases() if corrected else anatomy
-    least_params, dense = min(after.params(plan) for plan in smallest), anatomy.params()
+    least_params, dense = least(after.params), anatomy.params()
     for fraction in params:
         check_fraction("parameter", fraction)
         if fraction < 1 and least_params > fraction * dense:  # the dense Plan is not corrected
-            share = least_params / dense
-            raise SnapvitError(f"parameter fraction {fraction:g} is out of reach: the smallest plan has {share:.4f}")
+            raise SnapvitError(_no_params(fraction, least_params / dense, beside))
 
 
-def _smallest(anatomy: Anatomy, protection: Protection) -> Iterator[Plan]:
-    """Yield the smallest Plans: every feasible Plan keeps all that at least one of them keeps."""
+def _no_sparsity(fraction: float, most: float, beside: str) -> str:
+    return f"sparsity {fraction:g}{beside} is out of reach: protection leaves at most {most:.4f}"
+
+
+def _no_flops(fraction: float, least: float, beside: str) -> str:
+    return f"FLOPs fraction {fraction:g}{beside} is out of reach: protection leaves at least {least:.4f}"
+
+
+def _no_params(fraction: float, least: float, beside: str) -> str:
+    return f"parameter fraction {fraction:g}{beside} is out of reach: the smallest plan has {least:.4f}"
+
+
+def _smallest(
+    anatomy: Anatomy, protection: Protection, tokens: TokenTarget | None, cost: Callable[[Plan], int]
+) -> Iterator[Plan]:
+    """Yield the smallest Plans: every feasible Plan keeps all that at least one of them keeps.
+
+    With merged tokens: those along which attentions are removed, since enough of them must stay.
+    """
+    if tokens is not None and tokens.merges:
+        yield from smallest_plans(anatomy, protection, tokens, cost)
+        return
+    for plan in _smallest_widths(anatomy, protection):
+        yield plan if tokens is None else tokens.of(anatomy, plan)
+
+
+def _smallest_widths(anatomy: Anatomy, protection: Protection) -> Iterator[Plan]:
     least = protection.least(anatomy)
     if protection.sublayers:
         yield least

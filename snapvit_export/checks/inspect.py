@@ -14,9 +14,10 @@ from typing import Any
 from ..errors import SnapvitError, UsageError, first_line, needs
 from ..graph.read import external_files, read_graph
 from ..model.plan import Plan
-from ..storage.json import Count, Value, from_json
+from ..storage.json import Count, Size, Value, from_json
 
 TENSORRT_OPSET = 20
+Tokens = tuple[Size, ...]
 
 
 class Port(Value, frozen=True, kw_only=True):
@@ -45,6 +46,7 @@ class Inspection(Value, frozen=True, kw_only=True):
     precision: str | None = None
     int8_sum_bits: int | None = None  # 16: its int8 layers compute the same on every CPU
     plan: Plan | None = None
+    tokens: tuple[int, ...] | None = None  # after each block; older files do not tell
 
 
 def inspect(path: Path | str) -> Inspection:
@@ -78,6 +80,7 @@ def inspect(path: Path | str) -> Inspection:
         precision=metadata.get("snapvit.precision"),
         int8_sum_bits=int(bits) if (bits := metadata.get("snapvit.int8_sum_bits", "")).isdecimal() else None,
         plan=from_json(metadata["snapvit.plan"], Plan, str(path)) if "snapvit.plan" in metadata else None,
+        tokens=from_json(metadata["snapvit.tokens"], Tokens, str(path)) if "snapvit.tokens" in metadata else None,
     )
 
 

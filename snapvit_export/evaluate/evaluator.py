@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, Protocol, get_args
@@ -131,6 +131,14 @@ class Evaluator:
         data = data.whole() if set(metrics) <= {"head"} else data
         _check_data(data, metrics)
         return Evaluator(data, _read(data, metrics, model.preprocessing, progress), columns, metrics, options)
+
+    def at(self, image: tuple[int, int]) -> Evaluator:
+        """Return the same evaluation of models that take images of another height and width, read again for them."""
+        sized = self.test.preprocessing.at(image)
+        if sized == self.test.preprocessing:
+            return self
+        _check_memory(self.data.name, sum(map(len, self.images.values())), self.test.preprocessing, sized)
+        return replace(self, images={name: part.at(image) for name, part in self.images.items()})
 
     @property
     def test(self) -> Images:
@@ -306,9 +314,9 @@ def _read(
     return dict(zip(splits, read_images(list(splits.values()), preprocessing, progress)))
 
 
-def _check_memory(name: str, images: int, preprocessing: Preprocessing) -> None:
-    """Refuse more decoded images than fit into memory."""
-    wanted = images * math.prod(preprocessing.input_size)
+def _check_memory(name: str, images: int, *sizes: Preprocessing) -> None:
+    """Refuse more decoded images than fit into memory, in one size or in two at a time."""
+    wanted = images * sum(math.prod(size.input_size) for size in sizes)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
     if wanted > MOST_MEMORY * memory:
         raise SnapvitError(

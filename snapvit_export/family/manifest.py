@@ -5,12 +5,14 @@ The keys are a contract with other programs. `folder` reads and writes the file.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from ..calibration.preprocessing import Preprocessing
+from ..errors import SnapvitError
 from ..graph.format import GraphFormat
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
@@ -39,6 +41,8 @@ class Variant(Value, frozen=True, kw_only=True):
     sparsity: Ratio
     heads: tuple[Kept, ...]  # by block; 0: its attention is removed
     neurons: tuple[Kept, ...]  # 0: its MLP is removed
+    tokens: tuple[Size, ...] | UnsetType = UNSET  # after each block; unset in older files: as the dense model
+    image_size: tuple[Size, Size] | UnsetType = UNSET  # height and width in pixels; unset likewise
     params: Count
     flops: Count  # of one image
     flops_ratio: Ratio
@@ -55,10 +59,19 @@ class Variant(Value, frozen=True, kw_only=True):
     evaluation: Evaluation | None = None
     dominated_by: str | None = None  # a variant that is no worse in speed and quality, and better in one of them
 
-    @property
-    def plan(self) -> Plan:
-        """The Plan of the variant: the heads and neurons that it keeps."""
-        return Plan(heads=self.heads, neurons=self.neurons)
+    def plan_of(self, anatomy: Anatomy) -> Plan:
+        """Return the Plan of the variant: the heads, neurons and tokens that it keeps of a model."""
+        plan, image = Plan(heads=self.heads, neurons=self.neurons), self.image_of(anatomy)
+        if image != anatomy.image:
+            plan = plan.with_tokens(grid=(image[0] // anatomy.patch[0], image[1] // anatomy.patch[1]))
+        if self.tokens is UNSET:
+            return plan
+        before = (anatomy.prefix + anatomy.patches_of(plan), *self.tokens)
+        return plan.with_tokens([a - b for a, b in pairwise(before)], plan.grid)
+
+    def image_of(self, anatomy: Anatomy) -> tuple[int, int]:
+        """Return the height and width of the images that the variant takes."""
+        return anatomy.image if self.image_size is UNSET else self.image_size
 
 
 class Measurement(Value, frozen=True, kw_only=True):
@@ -151,9 +164,39 @@ class Manifest(Value, frozen=True, kw_only=True):
         wanted = [self.dense] + ([self.choice.variant] if self.choice else [])
         if missing := [name for name in wanted if name not in names]:
             raise ValueError(f"no variant is called {missing[0]}")
+        for variant in self.variants:
+            self._check_tokens(variant)
         read = {file for variant in self.variants for file in variant.weights}
         if missing := sorted(read - {weights.file for weights in self.weights}):
             raise ValueError(f"{missing[0]} is read by a variant and not listed")
+
+    def _check_tokens(self, variant: Variant) -> None:
+        """Refuse tokens or an image size that a variant of this model cannot have."""
+        if variant.tokens is UNSET and variant.image_size is UNSET:
+            return
+        plan = variant.plan_of(self.anatomy)
+        blocks = len(self.anatomy.blocks) if variant.tokens is UNSET else len(variant.tokens)
+        if min(plan.merged) < 0 or blocks != len(self.anatomy.blocks):
+            raise ValueError(f"{variant.name} has tokens that are not those after each block")
+        if self.anatomy.image_of(plan) != variant.image_of(self.anatomy):
+            raise ValueError(f"{variant.name} takes images that are no whole patches")
+        try:
+            plan.check_fits(self.anatomy)
+        except SnapvitError as error:
+            raise ValueError(f"{variant.name}: {error}") from error
+
+    def plan(self, variant: Variant) -> Plan:
+        """Return the Plan of a variant."""
+        return variant.plan_of(self.anatomy)
+
+    def tokens_of(self, variant: Variant) -> tuple[int, ...]:
+        """Return a variant's tokens before the first block and after each."""
+        lengths = self.anatomy.lengths(self.plan(variant))
+        return lengths[0][0], *(after for _, after in lengths)
+
+    def preprocessing_of(self, variant: Variant) -> Preprocessing:
+        """Return how a variant's images are prepared: as the model's, in its own size."""
+        return self.preprocessing.at(variant.image_of(self.anatomy))
 
     def variant(self, name: str) -> Variant:
         """Return the variant of that name."""

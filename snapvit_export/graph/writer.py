@@ -339,6 +339,7 @@ class GraphWriter:
             "snapvit.preprocessing": to_json(preprocessing).decode(),
             "snapvit.labels": to_json(self.blueprint.labels).decode(),
             "snapvit.plan": to_json(plan).decode(),
+            "snapvit.tokens": to_json(self.anatomy.tokens_after(plan)).decode(),
         }
 
 

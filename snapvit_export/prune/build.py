@@ -1,9 +1,9 @@
 """Build the variants of an export: cut, correct, write, check and evaluate; each file is built once.
 
-Uses torch to cut and to check; accuracy goes through the runtime, on the very file that is shipped. The gates, each on
-real images:
+Uses torch to cut and to check; accuracy goes through the runtime, on the very file that is shipped. A variant of
+smaller images is checked and evaluated on the same images, read again in its own size. The gates, each on real images:
 
-    masked = sliced                              modules, before any correction
+    masked = sliced                              modules, before any correction, with all tokens
     corrected module = portable = ort            graphs in float32
     graph in reduced precision ~ in float32      if the target has another precision
     target's runtime = ONNX Runtime              if it is another one
@@ -12,9 +12,10 @@ real images:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -57,6 +58,18 @@ GATE_IMAGES = 8
 RANGING_IMAGES = 32  # on which the ranges of values are measured for reduced precision
 
 
+@dataclass(frozen=True, eq=False)
+class GateImages:
+    """The images of a gate in one size, as modules and as graphs take them."""
+
+    normalised: npt.NDArray[np.float32]  # (<=8, 3, H, W)
+    inputs: npt.NDArray[Any]  # the same, or bytes (<=8, H, W, 3)
+
+    def batch(self, count: int) -> npt.NDArray[Any]:
+        """Return so many of them as graphs take them, over and over."""
+        return np.resize(self.inputs, (count, *self.inputs.shape[1:]))
+
+
 class VariantBuilder:
     """Builds variants of one model into one folder."""
 
@@ -80,8 +93,8 @@ class VariantBuilder:
         """
         self.model, self.corrector, self.provenance, self.progress = model, corrector, provenance, progress
         self.target, self.format, self.folder, self.runs_target = target, format, folder, runs_target
-        self.gate_images = next(calibration.batches(GATE_IMAGES))  # (<=8, 3, H, W)
-        self.gate_inputs = next(calibration.inputs(GATE_IMAGES, format.takes_bytes))
+        self.calibration = calibration
+        self._gate_images: dict[tuple[int, int], GateImages] = {}
         drawn, reduced = blueprint(model, corrector.ranking), target.precision != "fp32"
         self.quantises = target.runtime == "openvino" and reduced  # then graphs here are only fp32
         self.exact = GraphWriter(drawn, exact_folder if reduced else folder, format.takes_bytes)
@@ -90,7 +103,7 @@ class VariantBuilder:
             self.writer = GraphWriter(drawn, folder, format.takes_bytes, target.precision)
         self.dense_precision = GraphPrecision(target.precision)  # more is known once the dense variant is built
         self.held_out = held_out if _labels_suit(held_out, model) else None
-        others = replace(calibration, pixels=calibration.pixels[GATE_IMAGES:], labels=None)  # not used by the gates
+        others = calibration.only(slice(GATE_IMAGES, None))  # not used by the gates
         self.ranging_images = (others if len(others) >= GATE_IMAGES else calibration).first(RANGING_IMAGES)
 
     @property
@@ -99,28 +112,39 @@ class VariantBuilder:
         smaller = "use --precision int8, " if self.target.precision in ("fp32", "fp16") else "use "
         return f"{smaller}a smaller model or more --threads"
 
+    def gate_images(self, image: tuple[int, int] | None = None) -> GateImages:
+        """Return the images of the gates, in the model's own size or in another."""
+        size = image or self.model.anatomy.image
+        if size not in self._gate_images:
+            few = self.calibration.at(size).first(GATE_IMAGES)
+            inputs = next(few.inputs(GATE_IMAGES, self.format.takes_bytes))
+            self._gate_images[size] = GateImages(next(few.batches(GATE_IMAGES)), inputs)
+        return self._gate_images[size]
+
     def build(self, name: str, plan: Plan, keep: bool, before: BuiltVariant | None = None) -> BuiltVariant:
         """Cut, correct, write, check and evaluate a variant; `keep`: by the chosen correction, not as a probe."""
         self.progress.phase(f"building {name}")
         module, correction = self.corrector.kept(plan) if keep else self.corrector.probe(plan)
         if before is not None and correction == before.correction:
             return replace(before, kept=True)
-        wanted = self._checked_outputs(name, plan, module)
+        image = self.model.anatomy.image_of(plan)
+        gate = self.gate_images(image)
+        wanted = self._checked_outputs(name, plan, module, gate)
         corrected = corrected_layers(module, self.corrector.ranking, plan, self.writer.blueprint.dense)
         metadata = {"snapvit.correction": correction or "none", "snapvit.recipe": to_json(self.provenance).decode()}
         write = partial(self.exact.write, name, plan, corrected, metadata=metadata)
-        written, parity = self._checked_graphs(name, module, wanted, write)
+        written, parity = self._checked_graphs(name, module, wanted, gate, write)
         cosine = None
         if self.quantises:
-            path, weights, cosine = self._in_openvino_int8(name, written)
+            path, weights, cosine = self._in_openvino_int8(name, written, image)
             size = sum(file.stat().st_size for file in (path, *weights))
         else:
             if self.exact is not self.writer:
                 write = partial(self.writer.write, name, plan, corrected, metadata=metadata)
-                written, cosine = self._in_reduced_precision(name, written, write)
+                written, cosine = self._in_reduced_precision(name, written, image, write)
             path, weights, size = written.graph, written.weights, written.size_bytes
         if self.runs_target:
-            require_same_in_runtime(name, path, self.target, self.gate_inputs)
+            require_same_in_runtime(name, path, self.target, gate.inputs)
         return BuiltVariant(
             name=name,
             path=path,
@@ -128,7 +152,7 @@ class VariantBuilder:
             plan=plan,
             sha256=sha256(path),
             size_bytes=size,
-            evaluation=self._evaluate(name, path),
+            evaluation=self._evaluate(name, path, image),
             correction=correction,
             precision_cosine=cosine,
             kept=keep,
@@ -142,18 +166,20 @@ class VariantBuilder:
             return None
         return write_samples(self.writer, plans, self.format, self.dense_precision)
 
-    def _in_openvino_int8(self, name: str, exact: WrittenGraph) -> tuple[Path, tuple[Path, ...], float]:
+    def _in_openvino_int8(
+        self, name: str, exact: WrittenGraph, image: tuple[int, int]
+    ) -> tuple[Path, tuple[Path, ...], float]:
         """Quantise with NNCF; return the graph, its weights and its cosine to the graph in float32."""
         from ..runtimes.openvino_nncf import quantise
 
         self.progress.phase(f"quantising {name}")
-        images = list(self.ranging_images.inputs(1, self.format.takes_bytes))
+        images, gate = self._ranging_inputs(image), self.gate_images(image)
         path, weights = quantise(exact.graph, self.folder / name, images, usable_cores())
         with open_session(path, self.target) as session:
             found = require_close(
                 f"{name}: int8 in OpenVINO and fp32 in ONNX Runtime",
-                self._outputs(exact.graph),
-                session.run(self.gate_inputs),
+                self._outputs(exact.graph, gate),
+                session.run(gate.inputs),
                 self.target.precision,
             )
         self.progress.note(f"{name}: cosine to fp32 {found.cosine:.6f}")
@@ -161,8 +187,16 @@ class VariantBuilder:
         exact.graph.with_suffix(".bin").unlink(missing_ok=True)
         return path, (weights,), found.cosine
 
+    def _ranging_inputs(self, image: tuple[int, int]) -> list[npt.NDArray[Any]]:
+        return list(self.ranging_images.at(image).inputs(1, self.format.takes_bytes))
+
     def _checked_graphs(
-        self, name: str, module: torch.nn.Module, wanted: npt.NDArray[np.float32], write: Callable[..., WrittenGraph]
+        self,
+        name: str,
+        module: torch.nn.Module,
+        wanted: npt.NDArray[np.float32],
+        gate: GateImages,
+        write: Callable[..., WrittenGraph],
     ) -> tuple[WrittenGraph, float]:
         """Write both flavours in float32 through their gates; return the wanted one and its largest difference."""
         format = self.format
@@ -173,17 +207,17 @@ class VariantBuilder:
             found = require_equal(
                 f"{name}: module and {flavour} graph",
                 wanted,
-                self._outputs(written.graph),
-                where=partial(self._where, module, written.graph),
+                self._outputs(written.graph, gate),
+                where=partial(self._where, module, written.graph, gate),
             )
         return written, found.max_abs
 
     def _in_reduced_precision(
-        self, name: str, exact: WrittenGraph, write: Callable[..., WrittenGraph]
+        self, name: str, exact: WrittenGraph, image: tuple[int, int], write: Callable[..., WrittenGraph]
     ) -> tuple[WrittenGraph, float]:
         """Write the graph in the target's precision; return it and its cosine to the one in float32."""
         precision = self.target.precision
-        images = list(self.ranging_images.inputs(1, self.format.takes_bytes))
+        images, gate = self._ranging_inputs(image), self.gate_images(image)
         symmetric = self.format.flavour == "portable"
         calibrated = calibrate(precision, exact, images, symmetric, usable_cores())
         if name == DENSE:
@@ -194,11 +228,11 @@ class VariantBuilder:
         written = write(format=self.format, precision=calibrated)
         found = require_close(
             f"{name}: {precision} and fp32 graph",
-            self._outputs(exact.graph),
-            self._outputs(written.graph),
+            self._outputs(exact.graph, gate),
+            self._outputs(written.graph, gate),
             precision,
             where=lambda: first_difference(
-                self._streams(exact.graph), self._streams(written.graph), BLOCK_TOLERANCE[precision]
+                self._streams(exact.graph, gate), self._streams(written.graph, gate), BLOCK_TOLERANCE[precision]
             ),
         )
         self.progress.note(f"{name}: cosine to fp32 {found.cosine:.6f}")
@@ -206,29 +240,30 @@ class VariantBuilder:
         exact.graph.with_suffix(".bin").unlink(missing_ok=True)
         return written, found.cosine
 
-    def _outputs(self, path: Path) -> npt.NDArray[np.float32]:
+    def _outputs(self, path: Path, gate: GateImages) -> npt.NDArray[np.float32]:
         with OrtSession(path, usable_cores()) as session:
-            return session.run(self.gate_inputs)
+            return session.run(gate.inputs)
 
-    def _where(self, module: torch.nn.Module, path: Path) -> str:
+    def _where(self, module: torch.nn.Module, path: Path, gate: GateImages) -> str:
         """Describe where a graph first differs from its module."""
-        return first_difference(self._streams_of(module), self._streams(path))
+        return first_difference(self._streams_of(module, gate), self._streams(path, gate))
 
-    def _streams(self, path: Path) -> Streams:
-        return streams(
-            path, np.resize(self.gate_inputs, (self.format.batch or GATE_IMAGES, *self.gate_inputs.shape[1:]))
-        )
+    def _streams(self, path: Path, gate: GateImages) -> Streams:
+        return streams(path, gate.batch(self.format.batch or GATE_IMAGES))
 
-    def _streams_of(self, module: torch.nn.Module) -> Streams:
+    def _streams_of(self, module: torch.nn.Module, gate: GateImages) -> Streams:
         count = self.format.batch or GATE_IMAGES
-        images = np.resize(self.gate_images, (count, *self.gate_images.shape[1:]))
+        images = np.resize(gate.normalised, (count, *gate.normalised.shape[1:]))
         return block_outputs(module, torch.from_numpy(images))
 
-    def _checked_outputs(self, name: str, plan: Plan, module: torch.nn.Module) -> npt.NDArray[np.float32]:
+    def _checked_outputs(
+        self, name: str, plan: Plan, module: torch.nn.Module, gate: GateImages
+    ) -> npt.NDArray[np.float32]:
         """Pass the first gate (masked = sliced), then return the corrected module's outputs for the gate's images."""
-        images, ranking = torch.from_numpy(self.gate_images), self.corrector.ranking
-        sliced = shrink(self.model.module, ranking, plan)
-        with torch.no_grad(), masked(self.model.module, ranking, plan) as dense:
+        images, ranking = torch.from_numpy(self.gate_images().normalised), self.corrector.ranking
+        widths = plan.with_tokens()  # masking silences heads and neurons; what tokens do is compared with the graph
+        sliced = shrink(self.model.module, ranking, widths)
+        with torch.no_grad(), masked(self.model.module, ranking, widths) as dense:
             require_equal(
                 f"{name}: masked and sliced",
                 dense(images).numpy(),
@@ -236,14 +271,14 @@ class VariantBuilder:
                 where=lambda: first_difference(block_outputs(dense, images), block_outputs(sliced, images)),
             )
         with torch.no_grad():
-            return module(images).numpy()
+            return module(torch.from_numpy(gate.normalised)).numpy()
 
-    def _evaluate(self, name: str, path: Path) -> Evaluation | None:
+    def _evaluate(self, name: str, path: Path, image: tuple[int, int]) -> Evaluation | None:
         if self.held_out is None:
             return None
         self.progress.phase(f"evaluating {name}")
         with self._open_to_evaluate(path) as session:
-            return top1(session.run, self.held_out, self.format.takes_bytes)
+            return top1(session.run, self.held_out.at(image), self.format.takes_bytes)
 
     def _open_to_evaluate(self, path: Path) -> Session:
         """Open a graph in the target's runtime, on all cores; in ONNX Runtime where the target's cannot run here."""

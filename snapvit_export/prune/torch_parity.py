@@ -32,11 +32,12 @@ def parities(
     """
     model, ranking = load_model(name, checkpoint), Ranking.load(ranking_path)
     check_same_weights(ranking, model, f"{ranking_path}: ")
-    some = images.first(MOST_IMAGES)
-    found = {}
+    some, found = images.first(MOST_IMAGES), {}
     for variant, plan in plans.items():
         module = shrink(model.module, ranking, plan)
-        features, logits = TorchExtractor(Model(module, read_anatomy(module, name), model.description)).features(some)
+        anatomy = read_anatomy(module, name)
+        extractor = TorchExtractor(Model(module, anatomy, model.description))
+        features, logits = extractor.features(some.at(anatomy.image))
         exported = outputs[variant]
         output = exported.features if logits is None or exported.logits is None else exported.logits  # (N, E or C)
         found[variant] = agreement(features if logits is None else logits, output[: len(some)]).max_abs

@@ -54,6 +54,8 @@ class Point(Value, frozen=True, kw_only=True):
     params: int
     flops: int
     flops_ratio: float
+    tokens: tuple[int, ...]  # before the first block, and after each
+    image_size: tuple[int, int]
     size_bytes: int
     latency_ms: float | None
     between_ms: tuple[float, float] | None
@@ -221,7 +223,7 @@ def _labels(families: Sequence[LoadedFamily]) -> list[str]:
 
 def _ordered(manifest: Manifest) -> list[Variant]:
     """Return the variants from dense to sparse."""
-    return sorted(manifest.variants, key=lambda variant: (variant.name != manifest.dense, variant.sparsity))
+    return sorted(manifest.variants, key=lambda v: (v.name != manifest.dense, v.sparsity, -v.flops))
 
 
 def _measure(variants: Sequence[Variant]) -> Measure | None:
@@ -272,6 +274,8 @@ def _point(
         params=variant.params,
         flops=variant.flops,
         flops_ratio=variant.flops_ratio,
+        tokens=manifest.tokens_of(variant),
+        image_size=variant.image_of(manifest.anatomy),
         size_bytes=variant.size_bytes,
         latency_ms=latency,
         between_ms=between,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -35,16 +35,28 @@ def print_family(manifest: Manifest, file: TextIO | None = None) -> None:
     """Print one row per candidate that was timed; the chosen one is marked, and the last line gives the reason."""
     choice = manifest.choice
     rows: Sequence[Variant | Measurement] = choice.measurements if choice else manifest.variants
-    columns = ("variant", "sparsity", "params", "GFLOPs", "p50 ms", "p90 ms", "size MB", "top-1 %", "fits")
+    tokens = _shown_tokens({v.name: (manifest.tokens_of(v), v.image_of(manifest.anatomy)) for v in manifest.variants})
+    columns = ("variant", "sparsity", *tokens, "params", "GFLOPs", "p50 ms", "p90 ms", "size MB", "top-1 %", "fits")
     table = _table(columns, left={"variant", "fits"})
     for row in rows:
         name = row.variant if isinstance(row, Measurement) else row.name
         chosen = choice is not None and name == choice.variant
-        cells = [*_cells(row, name), _verdict(row, chosen)]
+        first, second, *others = _cells(row, name)
+        of_tokens = [by_name.get(name, by_name[manifest.dense]) for by_name in tokens.values()]
+        cells = [first, second, *of_tokens, *others, _verdict(row, chosen)]
         table.add_row(*map(_literal, cells), style="bold" if chosen else None)
     print_table(table, file)
     if choice:
         print(_sentence(manifest), file=file or sys.stdout)
+
+
+def _shown_tokens(counts: Mapping[str, tuple[Sequence[int], tuple[int, int]]]) -> dict[str, dict[str, str]]:
+    """Return the columns of tokens and of image sizes, by variant; each only if some of the variants differ in it."""
+    columns = {
+        "tokens": {name: words.tokens(tokens) for name, (tokens, _) in counts.items()},
+        "pixels": {name: words.pixels(image) for name, (_, image) in counts.items()},
+    }
+    return {title: cells for title, cells in columns.items() if len(set(cells.values())) > 1}
 
 
 def print_validation(manifest: Manifest, file: TextIO | None = None) -> None:
@@ -57,8 +69,10 @@ def print_validation(manifest: Manifest, file: TextIO | None = None) -> None:
     latencies = bars([p.latency_ms for p in points], report.budget_ms, 10, ascii_only)
     qualities = spread_bars([p.quality for p in points], 10, ascii_only)
     title = words.measure_title(report) if report.measure else "quality"
+    tokens = _shown_tokens({p.name: (p.tokens, p.image_size) for p in points})
     columns = [
         ("variant", [p.name for p in points]),
+        *((title, [by_name[p.name] for p in points]) for title, by_name in tokens.items()),
         (f"{report.at} ms", [_number(p.latency_ms, 2) for p in points]),
         ("", latencies),
         (title, [words.quality(report.measure, p.quality, p.error) for p in points]),
@@ -129,10 +143,14 @@ def print_profiles(found: FamilyProfile) -> None:
 
 
 def print_inspection(found: Inspection) -> None:
-    """Print the properties of an ONNX file, and the heads and neurons that each block keeps."""
+    """Print the properties of an ONNX file, and the heads, neurons and tokens that each block keeps."""
     if found.plan is not None:
-        blocks = zip(found.plan.heads, found.plan.neurons)
-        print_rows(("block", "heads", "neurons"), [(str(i), str(k), str(n)) for i, (k, n) in enumerate(blocks)], set())
+        counts: dict[str, Sequence[object]] = {"heads": found.plan.heads, "neurons": found.plan.neurons}
+        if found.tokens is not None:
+            before = (found.tokens[0] + found.plan.merged[0], *found.tokens[:-1])
+            counts["tokens"] = tuple(f"{a} -> {b}" if a != b else f"{a}" for a, b in zip(before, found.tokens))
+        rows = [(str(i), *map(str, row)) for i, row in enumerate(zip(*counts.values()))]
+        print_rows(("block", *counts), rows, set())
     exact_in = f"sums of int8 products within {found.int8_sum_bits} bits" if found.int8_sum_bits else None
     ours = (found.model, found.variant, found.precision, exact_in, f"correction {found.correction or 'unknown'}")
     whose = ", ".join(filter(None, ours)) if found.model else "not made by snapvit"

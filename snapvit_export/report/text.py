@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..family.evaluation import TITLES, Measure
 from ..profiling.drift import BEYOND
 from ..profiling.sampling import COVERS
@@ -73,6 +75,16 @@ def cosine(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.4f}"
 
 
+def tokens(counts: Sequence[int]) -> str:
+    """Write the first and the last number of tokens, or one if none are merged: 197 -> 99."""
+    return f"{counts[0]} -> {counts[-1]}" if counts[0] != counts[-1] else f"{counts[0]}"
+
+
+def pixels(image: tuple[int, int]) -> str:
+    """Write height and width: 160x160."""
+    return f"{image[0]}x{image[1]}"
+
+
 def measure_title(report: ReportData) -> str:
     return TITLES[report.measure] if report.measure else "FLOPs kept"
 
@@ -105,7 +117,7 @@ def best_variant(report: ReportData) -> Point | None:
         return report.point(report.chosen)
     limit = report.budget_ms
     fits = [p for p in report.own if limit is not None and p.between_ms is not None and p.between_ms[1] <= limit]
-    return min(fits, key=lambda p: p.sparsity, default=None)
+    return max(fits, key=lambda p: p.flops, default=None)
 
 
 def _choice(report: ReportData) -> str:

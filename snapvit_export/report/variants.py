@@ -45,6 +45,8 @@ def _columns(report: ReportData) -> list[tuple[str, bool, Reader]]:
         (report.budget_ms is not None, "fits", True, lambda p: _verdict(p, report)),
         (len(report.families) > 1, "family", True, lambda p: (p.family, p.family)),
         (True, "sparsity", False, lambda p: (p.sparsity, f"{p.sparsity:.3f}")),
+        (_differ(report, "tokens"), "tokens", False, lambda p: (p.tokens[-1], words.tokens(p.tokens))),
+        (_differ(report, "image_size"), "pixels", False, lambda p: (p.image_size[0], words.pixels(p.image_size))),
         (True, "params", False, lambda p: (p.params, words.millions(p.params))),
         (True, "GFLOPs", False, lambda p: (p.flops, words.gflops(p.flops))),
         (True, "size", False, lambda p: (p.size_bytes, words.megabytes(p.size_bytes))),
@@ -73,6 +75,10 @@ def _columns(report: ReportData) -> list[tuple[str, bool, Reader]]:
         ),
     ]
     return [(title, is_words, read) for wanted, title, is_words, read in candidates if wanted]
+
+
+def _differ(report: ReportData, name: str) -> bool:
+    return len({getattr(point, name) for point in report.points}) > 1
 
 
 def _any(report: ReportData, name: str) -> bool:

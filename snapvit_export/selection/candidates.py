@@ -60,14 +60,14 @@ class BuiltVariant:
     int8_sum_bits: SumBits | None = None  # None: not known, or not int8
 
     @staticmethod
-    def of(folder: Path, variant: Variant) -> BuiltVariant:
-        """Make one from the manifest's description of a variant, without its latencies."""
+    def of(folder: Path, variant: Variant, anatomy: Anatomy) -> BuiltVariant:
+        """Make one from the manifest's description of a variant of a model, without its latencies."""
         sum_bits = variant.int8_sum_bits
         return BuiltVariant(
             name=variant.name,
             path=folder / variant.file,
             weights=tuple(folder / name for name in variant.weights),
-            plan=variant.plan,
+            plan=variant.plan_of(anatomy),
             sha256=variant.sha256,
             size_bytes=variant.size_bytes,
             evaluation=variant.evaluation,
@@ -282,6 +282,8 @@ def _described(built: BuiltVariant, anatomy: Anatomy, precision: Precision) -> V
         sparsity=plan.sparsity(anatomy),
         heads=plan.heads,
         neurons=plan.neurons,
+        tokens=anatomy.tokens_after(plan),
+        image_size=anatomy.image_of(plan),
         params=built.params(anatomy),
         flops=anatomy.flops(plan),
         flops_ratio=plan.flops_ratio(anatomy),

@@ -5,7 +5,7 @@ They are made in a scratch folder; `adopt` moves those that are kept into the fa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,11 @@ class ElasticBuilder:
         manifest: Manifest,
         target: Target,
         format: GraphFormat,
-        inputs: npt.NDArray[Any],
+        inputs: Callable[[tuple[int, int]], npt.NDArray[Any]],
         scratch: Path,
         progress: Progress,
     ) -> None:
-        """`inputs`: some images as the graphs take them; `scratch`: a folder for what is built."""
+        """`inputs`: some images of a height and width, as the graphs take them; `scratch`: for what is built."""
         self.packed, self.target, self.format, self.progress = packed, target, format, progress
         self.inputs = inputs
         recorded = manifest.variant(manifest.dense).int8_sum_bits
@@ -54,7 +54,7 @@ class ElasticBuilder:
     def require_same_model(self, folder: Path, dense: BuiltVariant) -> None:
         """Refuse an Elastic folder whose dense model is not the family's, before anything is timed."""
         cut = self.writer.write(dense.name, dense.plan, format=self.format, precision=self.precision)
-        ours, theirs = self._outputs(dense.path), self._outputs(cut.graph)
+        ours, theirs = (self._outputs(path, dense.plan) for path in (dense.path, cut.graph))
         same = all(sha256(path) == sha256(folder / path.name) for path in cut.weights)
         if not same or not np.allclose(ours, theirs, atol=SAME_WEIGHTS, rtol=SAME_WEIGHTS):
             raise FileFormatError(f"{self.packed.folder}: of other weights than {folder}. Pack the model of the family")
@@ -74,10 +74,10 @@ class ElasticBuilder:
                 precision=self.precision,
                 metadata={"snapvit.correction": correction or "none"},
             )
-            outputs.append(self._outputs(written.graph))
+            outputs.append(self._outputs(written.graph, plan))
         tolerance = flavour_tolerance(self.target.precision)
         require_equal(f"{name}: graphs of both flavours", outputs[0], outputs[1], tolerance)
-        require_same_in_runtime(name, written.graph, self.target, self.inputs)
+        require_same_in_runtime(name, written.graph, self.target, self._inputs_of(plan))
         return BuiltVariant(
             name=name,
             path=written.graph,
@@ -96,9 +96,13 @@ class ElasticBuilder:
         """Write graphs of uncorrected weights for a latency model."""
         return write_samples(self.writer, plans, self.format, self.precision)
 
-    def _outputs(self, path: Path) -> npt.NDArray[np.float32]:
+    def _inputs_of(self, plan: Plan) -> npt.NDArray[Any]:
+        """Return images of a Plan's size."""
+        return self.inputs(self.writer.anatomy.image_of(plan))
+
+    def _outputs(self, path: Path, plan: Plan) -> npt.NDArray[np.float32]:
         with OrtSession(path, usable_cores()) as session:
-            return session.run(self.inputs)
+            return session.run(self._inputs_of(plan))
 
 
 def adopt(folder: Path, built: BuiltVariant) -> BuiltVariant:

@@ -51,7 +51,7 @@ def known_candidates(folder: Path, manifest: Manifest, known: FamilyProfile, at:
             )
         require_runs(variant.name, profile, at)
         profiles[variant.name] = profile
-    built = [BuiltVariant.of(folder, variant) for variant in manifest.variants]
+    built = [BuiltVariant.of(folder, variant, manifest.anatomy) for variant in manifest.variants]
     advice = "export sparser variants and time them there"
     candidates = Candidates(manifest.anatomy, known.target.target, Silent(), built=built, advice=advice)
     candidates.record(profiles)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +72,12 @@ def profile_family(
     manifest = read_family(folder)
     target = options.target(manifest)
     device = device_for(target.runtime)
-    files = {variant.name: File(folder / variant.file, variant.sha256) for variant in manifest.variants}
+    sizes = {variant.name: variant.image_of(manifest.anatomy) for variant in manifest.variants}
+    files = {v.name: File(folder / v.file, v.sha256, sizes[v.name]) for v in manifest.variants}
     if target.runtime != "onnxruntime":
         progress.phase(f"comparing with ONNX Runtime: {', '.join(files)}")
-        images = noise(manifest, manifest.input.batch or GATE_IMAGES)
         for variant in manifest.variants:
+            images = noise(manifest, manifest.input.batch or GATE_IMAGES, sizes[variant.name])
             require_same_in_runtime(variant.name, folder / variant.file, target, images)
     progress.phase(f"timing {', '.join(files)}")
     timer = Timer(target, device, noise(manifest, target.batch), options.pause_ms)
@@ -137,14 +139,14 @@ def _candidates(
     folder: Path, manifest: Manifest, timer: Timer, packed: Elastic | None, scratch: Path, progress: Progress
 ) -> Candidates:
     """Return the variants of a family, with a builder if an Elastic folder came along; all pass the runtime gate."""
-    target, inputs = timer.target, noise(manifest, manifest.input.batch or GATE_IMAGES)
-    built = [BuiltVariant.of(folder, variant) for variant in manifest.variants]
+    target, inputs = timer.target, partial(noise, manifest, manifest.input.batch or GATE_IMAGES)
+    built = [BuiltVariant.of(folder, variant, manifest.anatomy) for variant in manifest.variants]
     builder = None
     if packed is not None:
         builder = ElasticBuilder(packed, manifest, target, _format(folder, manifest), inputs, scratch, progress)
         builder.require_same_model(folder, next(each for each in built if each.name == manifest.dense))
     for each in built:
-        require_same_in_runtime(each.name, each.path, target, inputs)
+        require_same_in_runtime(each.name, each.path, target, inputs(manifest.anatomy.image_of(each.plan)))
     sparser = "" if packed else "give --elastic to cut sparser ones, "
     advice = f"{sparser}export a family of a smaller model or in int8, or use more --threads"
     return Candidates(manifest.anatomy, target, progress, builder, timer, built, advice)
@@ -180,7 +182,7 @@ def _choice(
     if packed is not None:
         return select(candidates, packed.planner, budget, limits)
     densest_first = sorted(manifest.variants, key=lambda v: -v.flops)
-    grid = {variant.name: variant.plan for variant in densest_first}
+    grid = {variant.name: manifest.plan(variant) for variant in densest_first}
     guesses = [candidates.drift.latency(name, limits.at).ms for name in grid]
     return select_among(candidates, grid, guesses, budget, limits)
 
@@ -198,9 +200,9 @@ def _same_ranking(packed: Elastic, folder: Path, manifest: Manifest) -> Elastic:
     return packed
 
 
-def noise(manifest: Manifest, count: int) -> npt.NDArray[Any]:
-    """Return images of noise as a family's graphs take them."""
-    height, width = manifest.anatomy.image
+def noise(manifest: Manifest, count: int, image: tuple[int, int] | None = None) -> npt.NDArray[Any]:
+    """Return images of noise as a family's graphs take them; `image`: height and width, if not the dense model's."""
+    height, width = image or manifest.anatomy.image
     shape = (count, height, width, manifest.anatomy.channels)
     pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     return pixels if manifest.input.type == "uint8" else manifest.preprocessing.normalise(pixels)

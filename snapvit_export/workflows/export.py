@@ -9,16 +9,19 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from .. import profiles
 from ..allocation import recipe
 from ..allocation.planner import Planner, check_fraction, check_ratio, check_reach, check_sparsity
 from ..allocation.recipe import Settings, make_settings
+from ..allocation.resolution import Resolution, check_resolution, grid_for, shown
+from ..allocation.token_target import TokenTarget
+from ..allocation.tokens import check_tokens
 from ..budget import Budget
 from ..calibration.images import Images, calibration_and_held_out, read_images
 from ..calibration.source import Source
@@ -29,6 +32,7 @@ from ..family.folder import own_files, write_manifest
 from ..family.layout import RANKING
 from ..family.manifest import Choice, Input, Limits, Manifest, MeasuredOn
 from ..graph.format import GraphFormat, flavour_for
+from ..model.anatomy import Anatomy
 from ..model.plan import Plan, Protection
 from ..model.ranking import Ranking
 from ..model.sublayer import KEY as SUBLAYERS
@@ -51,7 +55,11 @@ if TYPE_CHECKING:
 class Request:
     """A model to export to a budget, to explicit plans, or to both.
 
+    Every sparsity, FLOPs, parameters and pair is a variant, with all tokens; or, if tokens or resolutions are given,
+    one for each of their combinations, which then meets all of them.
+
     >>> manifest = export(Request("my-vit", data="path/to/images", budget="10ms"))
+    >>> manifest = export(Request("my-vit", data="path/to/images", tokens=[0.5], flops=[0.4]))     # one variant
     """
 
     model: str = BUNDLED_MODEL
@@ -63,6 +71,8 @@ class Request:
     flops: Sequence[float] = ()
     params: Sequence[float] = ()
     pairs: Sequence[tuple[float, float]] = ()
+    tokens: Sequence[float] = ()  # fractions of the patch tokens that are left at the end
+    resolution: Sequence[Resolution] = ()  # pixels of a square input, or height and width
     target: Target = field(default_factory=lambda: profiles.load("cpu").target)
     settings: Settings = field(default_factory=lambda: make_settings(recipe.DEFAULT))
     depth: bool | None = None  # True: sub-layers are removable; None: as the settings or the given ranking have it
@@ -131,8 +141,11 @@ def export(request: Request, progress: Progress | None = None) -> Manifest:
 
 def _check(request: Request, budget: Budget | None) -> Ranking | None:
     """Refuse what can be refused before any work; return the ranking that was given, if one was."""
-    if budget is None and not (request.sparsity or request.flops or request.params or request.pairs):
-        raise UsageError("nothing to export: give --budget 10ms, --sparsity 0.1,0.3, --flops 0.72 or --pair 0.35:0.2")
+    widths = request.sparsity or request.flops or request.params or request.pairs
+    if budget is None and not (widths or request.tokens or request.resolution):
+        raise UsageError(
+            "nothing to export: give --budget 10ms, --sparsity 0.1,0.3, --flops 0.72, --tokens 0.5 or --pair 0.35:0.2"
+        )
     flavour_for(request.target.runtime, request.flavour)
     parse_precision(request.target.precision, request.target.runtime)
     _check_runtime(request, budget)
@@ -144,6 +157,10 @@ def _check(request: Request, budget: Budget | None) -> Ranking | None:
     for mlp, head in request.pairs:
         check_ratio("neurons", mlp)
         check_ratio("heads", head)
+    for fraction in request.tokens:
+        check_tokens(fraction)
+    for size in request.resolution:
+        check_resolution(size)
     refuse_own_folder(request.out)
     refuse_foreign(request.out, own_files(request.out))
     return None if request.ranking is None else Ranking.load(request.ranking)
@@ -222,7 +239,7 @@ def _fill(
             progress=progress,
             runs_target=not request.build_only,
         )
-        batch = np.resize(builder.gate_inputs, (request.target.batch, *builder.gate_inputs.shape[1:]))
+        batch = builder.gate_images().batch(request.target.batch)
         timer = None if request.build_only else Timer(request.target, device, batch)
         candidates = Candidates(model.anatomy, request.target, progress, builder, timer, advice=builder.advice)
         choice = _build_and_choose(request, budget, prepared, candidates)
@@ -291,14 +308,16 @@ def _refuse_early(request: Request, given: Ranking | None, model: Model) -> None
     flat = Planner(Ranking.flat(model.anatomy), model.anatomy)
     for mlp, head in request.pairs:
         flat.pair(mlp, head)
-    check_reach(
-        model.anatomy,
-        Protection(sublayers=not settings.depth),
-        sparsity=request.sparsity,
-        flops=request.flops,
-        params=request.params,
-        corrected=settings.correction in recipe.ADDS_BIASES,
-    )
+    for tokens in _requested_tokens(request, model.anatomy).values():
+        check_reach(
+            model.anatomy,
+            Protection(sublayers=not settings.depth),
+            sparsity=request.sparsity,
+            flops=request.flops,
+            params=request.params,
+            corrected=settings.correction in recipe.ADDS_BIASES,
+            tokens=tokens,
+        )
 
 
 def _planner(request: Request, ranking: Ranking, model: Model) -> Planner:
@@ -316,16 +335,39 @@ def _planner(request: Request, ranking: Ranking, model: Model) -> Planner:
 
 
 def _requested_plans(request: Request, planner: Planner) -> dict[str, Plan]:
-    """Return the Plans requested by sparsity, FLOPs, parameters or pairs, by the names of their variants."""
+    """Return the Plans requested by sparsity, FLOPs, parameters, pairs, tokens or resolution, by their names."""
+    plans: dict[str, Plan] = {}
+    for with_tokens, tokens in _requested_tokens(request, planner.anatomy).items():
+        made = planner if tokens is None else planner.with_tokens(tokens.fraction, tokens.grid)
+        widths = _requested_widths(request, made)
+        if not widths and tokens is not None:
+            plans[with_tokens] = made.dense
+        plans |= {"-".join(filter(None, (name, with_tokens))): plan for name, plan in widths.items()}
+    return plans
 
-    def percent(fraction: float) -> str:
-        return f"{100 * fraction:g}"
 
+def _requested_widths(request: Request, planner: Planner) -> dict[str, Plan]:
     by_fraction: list[tuple[str, Sequence[float], Callable[[float], Plan]]] = [
         ("s", request.sparsity, planner.sparsity),
         ("flops", request.flops, planner.flops),
         ("params", request.params, planner.params),
     ]
-    plans = {f"{prefix}{percent(f)}": plan(f) for prefix, fractions, plan in by_fraction for f in fractions}
-    plans |= {f"pair{percent(mlp)}-{percent(head)}": planner.pair(mlp, head) for mlp, head in request.pairs}
+    plans = {f"{prefix}{_percent(f)}": plan(f) for prefix, fractions, plan in by_fraction for f in fractions}
+    plans |= {f"pair{_percent(mlp)}-{_percent(head)}": planner.pair(mlp, head) for mlp, head in request.pairs}
     return plans
+
+
+def _requested_tokens(request: Request, anatomy: Anatomy) -> dict[str, TokenTarget | None]:
+    """Return all combinations of the requested tokens and resolutions, by their part of a name; or none of either."""
+    if not request.tokens and not request.resolution:
+        return {"": None}
+    fractions = {f"tokens{_percent(fraction)}": fraction for fraction in request.tokens} or {"": 1.0}
+    grids = {f"res{shown(size)}": grid_for(anatomy, size) for size in request.resolution} or {"": None}
+    return {
+        "-".join(filter(None, names)): TokenTarget(fractions[names[0]], grids[names[1]])
+        for names in product(fractions, grids)
+    }
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:g}"

@@ -118,7 +118,7 @@ def require_accuracy(manifest: Manifest, least: float) -> None:
 
 @dataclass(frozen=True)
 class _FamilyUnderTest:
-    """The properties that all variants of a family share: a `ModelUnderTest`."""
+    """The properties of a family's dense model, which all variants but the image size share: a `ModelUnderTest`."""
 
     manifest: Manifest
 
@@ -210,15 +210,20 @@ def _evaluate_all(
     found: dict[str, Evaluation] = {}
     for variant in sorted(manifest.variants, key=lambda v: v.name != manifest.dense):
         info = ExportedInfo(
-            variant.name, variant.sha256, manifest.preprocessing, manifest.labels, manifest.input.type == "uint8"
+            variant.name,
+            variant.sha256,
+            manifest.preprocessing_of(variant),
+            manifest.labels,
+            manifest.input.type == "uint8",
         )
+        sized = evaluator.at(variant.image_of(manifest.anatomy))
         kept = folder / f"{KEPT_FEATURES}{variant.name}.safetensors"
-        resumable = replace(evaluator, options=replace(evaluator.options, features=kept))
+        resumable = replace(sized, options=replace(sized.options, features=kept))
         with open_exported(folder / variant.file, target, info) as exported:
             features = resumable.features(exported, progress)
         outputs[variant.name] = replace(features, train=None, valid=None)  # those are not needed any more
-        measured = evaluator.measures(features, progress) | fidelity_to(features, outputs[manifest.dense])
-        found[variant.name] = evaluator.evaluation(measured)
+        measured = sized.measures(features, progress) | fidelity_to(features, outputs[manifest.dense])
+        found[variant.name] = sized.evaluation(measured)
         measure, value = _headline(found[variant.name])
         progress.note(f"{variant.name}: {TITLES[measure]} {100 * value:.1f} %")
     return outputs, found
@@ -253,7 +258,7 @@ def _parities(
 
     progress.phase("comparing with torch")
     uncorrected = {v.name: outputs[v.name].test for v in manifest.variants if not v.corrected}
-    plans = {v.name: v.plan for v in manifest.variants if not v.corrected}
+    plans = {v.name: manifest.plan(v) for v in manifest.variants if not v.corrected}
     return parities(name, request.checkpoint, folder / RANKING, plans, evaluator.test, uncorrected)
 
 

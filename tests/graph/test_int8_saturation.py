@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -217,7 +218,7 @@ def test_families_from_before_are_read_and_added_to_as_they_are(snapvit, tiny_fo
     assert manifest.variant("s20").int8_sum_bits is UNSET
     target, format, scratch = manifest.target.target, GraphFormat("ort"), tmp_path / "scratch"
     scratch.mkdir()
-    builder = ElasticBuilder(packed, manifest, target, format, noise(manifest, 4), scratch, Silent())
+    builder = ElasticBuilder(packed, manifest, target, format, partial(noise, manifest, 4), scratch, Silent())
     builder.require_same_model(family, BuiltVariant.of(family, manifest.variant("dense")))  # no refusal
     assert builder.build("new", manifest.variant("s20").plan, keep=True).int8_sum_bits == 32
     assert sha256(tmp_path / "scratch" / "weights.bin") == sha256(family / "weights.bin")  # one file for all

@@ -61,8 +61,8 @@ class Corrector:
     def probe(self, plan: Plan) -> tuple[nn.Module, str | None]:
         """Return the module of a Plan that is only a probe, and the name of its correction."""
         small = shrink(self.model.module, self.ranking, plan)
-        if self.correction in (None, "sparsegpt") or plan == Plan.dense(self.model.anatomy):
-            return small, None
+        if self.correction in (None, "sparsegpt") or plan.with_tokens() == Plan.dense(self.model.anatomy):
+            return small, None  # where nothing is cut, factors have nothing to correct, whatever the tokens
         correct_module(small, self.ranking, plan, self.factors)
         return small, "elastic"
 
@@ -70,7 +70,7 @@ class Corrector:
         """Return the module of a Plan that is kept, and the name of its correction."""
         if self.correction in (None, "elastic") or plan == Plan.dense(self.model.anatomy):
             return self.probe(plan)
-        given = (self.model, self.ranking, plan, self.images)
+        given = (self.model, self.ranking, plan, self.images.at(self.model.anatomy.image_of(plan)))
         if self.correction == "refit":
             return refit(*given, damping=self.damping, progress=self.progress), "refit"
         of_layer: Correction = "sparsegpt" if self.correction == "sparsegpt" else "elastic"

@@ -153,10 +153,11 @@ class _Forward:
         """Merge tokens by the keys that the block's attention has compared."""
         n, block, part = self.n, self.anatomy.blocks[i], f"blocks.{i}"
         keys = self.keys if self.is_plain(i) else n.add("Transpose", self.keys, perm=[0, 2, 1, 3])
-        keys = n.reshape(keys, [-1, self.tokens, block.heads * block.head_dim])
+        width, kind = block.heads * block.head_dim, self.precision.float_type(f"{part}.merge")
+        keys = n.reshape(keys, [-1, self.tokens, width])
         with n.part("wide"):
             keys = n.cast(keys, self.precision.float_type(f"{part}.attn"), FLOAT)
-        return self.merging.merge(x, keys, count, i, self.stream, self.precision.float_type(f"{part}.merge"), name)
+        return self.merging.merge(x, keys, width, count, i, self.stream, kind, name)
 
     def is_plain(self, i: int) -> bool:
         """Return True if queries and keys are compared as their layers give them."""
@@ -387,20 +388,25 @@ class _Forward:
 
     def average(self, x: str, tokens: int) -> str:
         """The mean over tokens, (B, tokens, E) to (B, E); each counts as often as the patches that it stands for."""
-        n, sizes = self.n, self.merging.all_sizes(tokens)
+        n, sizes = self.n, self.merging.sizes
         if sizes is None:
             return n.mean(x, axis=1)
         total = self.anatomy.patches + tokens - self.merging.patches
         with n.part("wide"), n.floats(FLOAT):
-            weights = n.add("Mul", n.reshape(sizes, [-1, 1, tokens]), n.number(1 / total))
+            weights = n.add("Mul", n.reshape(self.last(sizes, tokens), [-1, 1, tokens]), n.number(1 / total))
         return n.reshape(n.add("MatMul", n.cast(weights, FLOAT, n.float_type), x), [-1, self.e])
+
+    def last(self, values: str, tokens: int) -> str:
+        """The values of the last tokens, (B, T) to (B, tokens)."""
+        return values if tokens == self.tokens else self.merging.columns(values, self.tokens - tokens, self.tokens)
 
     def attention_pool(self, x: str, tokens: int) -> str:
         """One query, the same for every image, attends to all tokens; then an MLP with its own residual."""
         n, pool = self.n, self.anatomy.attention_pool
         assert pool is not None
         assert self.wiring.pool_activation is not None
-        logs = self.merging.log_sizes(tokens)
+        logs = self.merging.log_sizes()
+        logs = logs and self.last(logs, tokens)
         seen = n.reshape(self.weighted(n.weight("pool.asked"), x, tokens, logs), [-1, pool.heads, 1, self.e])
         values = self.value_matrices("pool.v", pool.heads, self.e // pool.heads)
         y = n.reshape(n.add("MatMul", seen, values), [-1, self.e])

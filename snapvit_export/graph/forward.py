@@ -10,8 +10,8 @@ these alone, and so do all blocks after it. With so few queries, keys and values
 W_v (a x) are the same products in a cheaper order.
 
 A block that merges tokens does so between its attention and its MLP (`merging`). Later attentions add the logarithm of
-sizes to the logits of their keys, and pooling weighs tokens by them. A merge that no token that is read comes to see, in
-the block of the last attention, is not written.
+sizes to the logits of their keys, and pooling weighs tokens by them. A merge that no token that is read comes to see,
+in the block of the last attention, is not written.
 
 A removed sub-layer is simply not written: a block without heads has no attention, and what its biases would add is in
 the layer before (`weights.own_tensors`).

@@ -1,7 +1,7 @@
 """Token merging as nodes of a graph: what `prune.blocks.merging` defines, without scatter and sizes. Light.
 
-A block that merges r of its tokens knows all of its shapes when the graph is written, but for the batch. With A and B the
-patch tokens in even and odd places:
+A block that merges r of its tokens knows all of its shapes when the graph is written, but for the batch. With A and B
+the patch tokens in even and odd places:
 
     cosines    (B, |A|, |B|)   of the keys, from one MatMul
     best       (B, |A|)        the partner in B of each token of A: the largest cosine, the first of equals
@@ -9,8 +9,8 @@ patch tokens in even and odd places:
     joins      (B, |B|, r)     one-hot: 1 where a token that goes joins one of B
     x_b        += joins s_a / s_b' (x_a - x_b): a MatMul with r columns gives the mean of each group, weighted by sizes
 
-So only rows that go are added up, and the rest of the stream is copied: [prefix, those that stay, B]. The one-hot MatMul
-stands where others scatter, which TensorRT has computed wrongly (ScatterElements) or lacks (a sum in ScatterND).
+So only rows that go are added up, and the rest of the stream is copied: [prefix, those that stay, B]. The one-hot
+MatMul stands where others scatter, which TensorRT has computed wrongly (ScatterElements) or lacks (a sum in ScatterND).
 
 Sizes (patches that a token stands for) are float32 in every precision, where they are exact; as long as all are 1 none
 are written. In fp16 the keys get their length 1 in float32, where their squares fit.

@@ -4,7 +4,7 @@ Uses torch to cut and to check; accuracy goes through the runtime, on the very f
 smaller images is checked and evaluated on the same images, read again in its own size. The gates, each on real images:
 
     masked = sliced                              modules, before any correction, with all tokens
-    corrected module = portable = ort            graphs in float32
+    corrected module = portable = ort            graphs in float32, with the tokens that the Plan has
     graph in reduced precision ~ in float32      if the target has another precision
     target's runtime = ONNX Runtime              if it is another one
 """
@@ -29,9 +29,12 @@ from ..checks.gates import (
     Streams,
     first_difference,
     require_close,
+    require_close_graph,
     require_equal,
+    require_same_graph,
     require_same_in_runtime,
 )
+from ..checks.merging import Matches
 from ..checks.quantisation import calibrate
 from ..evaluate.exported_model import top1
 from ..family.evaluation import Evaluation
@@ -47,6 +50,7 @@ from ..selection.candidates import DENSE, BuiltVariant, SampleGraphs, write_samp
 from ..storage.atomic import sha256
 from ..storage.json import to_json
 from ..target import Target
+from .blocks.merging import outputs_and_matches
 from .blocks.timm_blocks import block_outputs
 from .correct.policy import Corrector
 from .models.load import Model
@@ -129,11 +133,11 @@ class VariantBuilder:
             return replace(before, kept=True)
         image = self.model.anatomy.image_of(plan)
         gate = self.gate_images(image)
-        wanted = self._checked_outputs(name, plan, module, gate)
+        wanted, matches = self._checked_outputs(name, plan, module, gate)
         corrected = corrected_layers(module, self.corrector.ranking, plan, self.writer.blueprint.dense)
         metadata = {"snapvit.correction": correction or "none", "snapvit.recipe": to_json(self.provenance).decode()}
         write = partial(self.exact.write, name, plan, corrected, metadata=metadata)
-        written, parity = self._checked_graphs(name, module, wanted, gate, write)
+        written, parity = self._checked_graphs(name, module, wanted, matches, gate, write)
         cosine = None
         if self.quantises:
             path, weights, cosine = self._in_openvino_int8(name, written, image)
@@ -195,6 +199,7 @@ class VariantBuilder:
         name: str,
         module: torch.nn.Module,
         wanted: npt.NDArray[np.float32],
+        matches: Mapping[int, Matches],
         gate: GateImages,
         write: Callable[..., WrittenGraph],
     ) -> tuple[WrittenGraph, float]:
@@ -204,10 +209,12 @@ class VariantBuilder:
             format = GraphFormat("portable", batch=format.batch if self.quantises else None)
         for flavour in sorted(OPSETS, key=lambda flavour: flavour == format.flavour):  # the wanted one last
             written = write(format=replace(format, flavour=flavour))
-            found = require_equal(
+            found = require_same_graph(
                 f"{name}: module and {flavour} graph",
                 wanted,
-                self._outputs(written.graph, gate),
+                matches,
+                written.graph,
+                gate.inputs,
                 where=partial(self._where, module, written.graph, gate),
             )
         return written, found.max_abs
@@ -226,10 +233,11 @@ class VariantBuilder:
             parts = ", ".join(sorted(calibrated.wide))
             self.progress.note(f"{name}: fp16 would overflow in {parts}, which stay in float32")
         written = write(format=self.format, precision=calibrated)
-        found = require_close(
+        found = require_close_graph(
             f"{name}: {precision} and fp32 graph",
-            self._outputs(exact.graph, gate),
-            self._outputs(written.graph, gate),
+            exact.graph,
+            written.graph,
+            gate.inputs,
             precision,
             where=lambda: first_difference(
                 self._streams(exact.graph, gate), self._streams(written.graph, gate), BLOCK_TOLERANCE[precision]
@@ -258,8 +266,8 @@ class VariantBuilder:
 
     def _checked_outputs(
         self, name: str, plan: Plan, module: torch.nn.Module, gate: GateImages
-    ) -> npt.NDArray[np.float32]:
-        """Pass the first gate (masked = sliced), then return the corrected module's outputs for the gate's images."""
+    ) -> tuple[npt.NDArray[np.float32], dict[int, Matches]]:
+        """Pass the first gate (masked = sliced); return what the corrected module says of the images, and merges."""
         images, ranking = torch.from_numpy(self.gate_images().normalised), self.corrector.ranking
         widths = plan.with_tokens()  # masking silences heads and neurons; what tokens do is compared with the graph
         sliced = shrink(self.model.module, ranking, widths)
@@ -270,8 +278,7 @@ class VariantBuilder:
                 sliced(images).numpy(),
                 where=lambda: first_difference(block_outputs(dense, images), block_outputs(sliced, images)),
             )
-        with torch.no_grad():
-            return module(torch.from_numpy(gate.normalised)).numpy()
+        return outputs_and_matches(module, torch.from_numpy(gate.normalised))
 
     def _evaluate(self, name: str, path: Path, image: tuple[int, int]) -> Evaluation | None:
         if self.held_out is None:

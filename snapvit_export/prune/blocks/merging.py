@@ -24,10 +24,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...checks.merging import Matches
 from .eva_attention import ElasticEvaAttention, rotate
 from .pruned_block import PrunedBlock
 from .timm_blocks import PARTS, attention_branch, blocks_of, mlp_branch
@@ -208,3 +211,18 @@ class WeightedPooling:
 def holder_of(module: nn.Module) -> Holder | None:
     """Return what the blocks of a merging module share; None for a module that merges nothing."""
     return getattr(blocks_of(module)[0], "holder", None)
+
+
+def outputs_and_matches(module: nn.Module, images: Tensor) -> tuple[npt.NDArray[np.float32], dict[int, Matches]]:
+    """Return the outputs of a module, and the decisions of each block that merges tokens, for gates."""
+    holder = holder_of(module)
+    with torch.no_grad():
+        if holder is None:
+            return module(images).numpy(), {}
+        before, holder.keeps_matches = holder.keeps_matches, True
+        try:
+            outputs = module(images).numpy()
+        finally:
+            holder.keeps_matches = before
+    found = holder.groups.matches
+    return outputs, {i: Matches(m.cosines.numpy(), m.order.numpy(), m.best.numpy()) for i, m in found.items()}

@@ -6,8 +6,9 @@
 A model is fitted, as a choice does it, to sample configurations that are timed in turns (ONNX Runtime, batch 1; CPU
 time on one thread, else the median). Then held-out Plans are drawn: heads and neurons of every block around a share of
 the model's, tokens merged by equal, falling or few-block schedules, images of other sizes; with --depth some lack
-sub-layers. They are timed in turns with the dense one, a few at a time, and compared by their ratio to it, so that drift between
-these turns and those of the fit does not count as an error. Weights are random: only shapes matter. Prints Markdown.
+sub-layers. They are timed in turns with the dense one, a few at a time, and compared by their ratio to it, so that
+drift between these turns and those of the fit does not count as an error. Weights are random: only shapes matter.
+Prints Markdown.
 """
 
 from __future__ import annotations

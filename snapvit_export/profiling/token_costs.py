@@ -10,8 +10,8 @@ A latency model's own numbers are of the model's own tokens, T. With t tokens be
     embedding   per patch
 
 A merge normalises keys and copies the stream, and a feature of either costs the same; then it compares all p patch
-tokens (P at first) with each other. What it does with keys it does head by head, so that is a part of what a head costs.
-Matching and sums are matrix products as those of heads, and so as fast: their FLOPs tell what they cost.
+tokens (P at first) with each other. What it does with keys it does head by head, so that is a part of what a head
+costs. Matching and sums are matrix products as those of heads, and so as fast: their FLOPs tell what they cost.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ MEANS_BOTH = frozenset(
     for name in (
         *("data", "on", "by", "classes", "features", "ranking", "checkpoint", "profile", "elastic", "target"),
         *("sparsity", "flops", "params", "pair", "pairs", "recipes", "rounds", "ignore", "format", "budget"),
+        *("tokens", "resolution"),
     )
 )
 

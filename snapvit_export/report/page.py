@@ -113,7 +113,10 @@ def _tiles(report: ReportData) -> list[dict[str, str]]:
     dense = next(p for p in report.own if p.is_dense)
     point = words.best_variant(report)
     shown = point or dense
-    tiles = [("variant" if point else "dense model", shown.name, f"sparsity {shown.sparsity:.2f}")]
+    kept = f"sparsity {shown.sparsity:.2f}"
+    if shown.tokens != dense.tokens:
+        kept += f", tokens {words.tokens(shown.tokens)}"
+    tiles = [("variant" if point else "dense model", shown.name, kept)]
     if shown.latency_ms is not None:
         detail = f"{words.interval(shown.between_ms)} ms" if shown.between_ms else ""
         tiles.append((f"latency {report.at}", words.ms(shown.latency_ms), detail))
@@ -172,7 +175,7 @@ def _samples(family: LoadedFamily, report: ReportData) -> list[dict[str, Any]]:
         return []
     dense = family.manifest.dense
     choice = family.manifest.choice
-    sparsest = max(family.manifest.variants, key=lambda variant: variant.sparsity).name
+    sparsest = min(family.manifest.variants, key=lambda variant: variant.flops).name
     pruned = choice.variant if choice and choice.variant != dense else sparsest
     return [_sample(sample, dense, pruned) for sample in family.validation.samples]
 

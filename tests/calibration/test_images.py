@@ -1,5 +1,6 @@
 """Images: the same pixels as timm's own transform, honest splits, and clear words about bad files."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from PIL import Image
 from timm.data import create_transform
 
 from snapvit_export.calibration.folder import folder_source
-from snapvit_export.calibration.images import calibration_and_held_out, prepare
+from snapvit_export.calibration.images import Images, calibration_and_held_out, prepare
 from snapvit_export.calibration.list_file import list_source
 from snapvit_export.calibration.open_source import open_source
 from snapvit_export.calibration.preprocessing import Preprocessing
@@ -231,3 +232,40 @@ def test_batches_are_normalised_pixels_in_order(image_folder):
     joined = torch.from_numpy(np.concatenate(batches))
     expected = (torch.from_numpy(images.pixels).permute(0, 3, 1, 2) / 255 - 0.5) / 0.25
     assert torch.allclose(joined, expected, atol=1e-6)
+
+
+def test_images_of_another_size_are_read_again_and_not_resized_twice(image_folder):
+    source = folder_source(image_folder)
+    cut_short(Path(source.title(3)))
+    images = prepare(source, SMALL)
+    larger = images.at((40, 24))
+    assert images.at((16, 16)) is images
+    assert larger.preprocessing == SMALL.at((40, 24))
+    assert np.array_equal(larger.pixels, prepare(source, SMALL.at((40, 24))).pixels)
+    assert np.array_equal(larger.labels, images.labels)
+    assert (larger.unreadable, larger.source, larger.classes) == (images.unreadable, images.source, images.classes)
+    assert np.array_equal(larger.at((16, 16)).pixels, images.pixels)
+
+
+def test_some_of_the_images_stay_the_same_ones_in_another_size(image_folder):
+    images = prepare(folder_source(image_folder), SMALL)
+    whole = images.at((24, 24)).pixels
+    assert np.array_equal(images.only(slice(5, None)).first(7).at((24, 24)).pixels, whole[5:12])
+    assert np.array_equal(images.only([9, 2]).at((24, 24)).labels, images.labels[[9, 2]])
+
+
+def test_one_other_size_is_decoded_once(image_folder):
+    opened = []
+    source = folder_source(image_folder)
+    counting = replace(source, open=lambda i: opened.append(i) or source.open(i))
+    images = prepare(counting, SMALL)
+    opened.clear()
+    assert np.array_equal(images.first(2).at((24, 24)).pixels, images.at((24, 24)).first(2).pixels)
+    assert len(opened) == source.count
+
+
+def test_pixels_without_a_source_have_one_size(image_folder):
+    images = Images(np.zeros((2, 16, 16, 3), np.uint8), None, SMALL, "zeros")
+    assert images.at((16, 16)) is images
+    with pytest.raises(SnapvitError, match="zeros: given as pixels, which have one size"):
+        images.at((8, 8))

@@ -6,10 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET
 
 from helpers.families import make_family
 from snapvit_export.errors import FileFormatError, SnapvitError
 from snapvit_export.family.folder import own_files, read_family
+from snapvit_export.model.plan import Plan
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +37,59 @@ def test_the_manifest_has_the_keys_that_others_rely_on(family):
     keys = "format_version model anatomy preprocessing recipe target variants dense choice weights input labels"
     assert set(manifest) == set(keys.split())
     keys = "name file sparsity heads neurons params flops flops_ratio size_bytes sha256 precision precision_cosine"
-    keys += " corrected correction profile evaluation weights engines parity dominated_by"
+    keys += " corrected correction profile evaluation weights engines parity dominated_by tokens image_size"
     assert [set(variant) for variant in manifest["variants"]] == [set(keys.split())] * 2
     assert [variant["name"] for variant in manifest["variants"]] == ["dense", "s30"]
     assert manifest["variants"][0]["flops_ratio"] == 1
     assert manifest["recipe"]["data"]["images"] == 16
+
+
+def test_a_family_of_before_there_were_tokens_has_those_of_its_model(family):
+    manifest = json.loads((family / "manifest.json").read_text())
+    before = [{key: v[key] for key in v if key not in ("tokens", "image_size")} for v in manifest["variants"]]
+    change(family, variants=before)
+    old = read_family(family)
+    for variant in old.variants:
+        assert variant.tokens is variant.image_size is UNSET
+        assert old.plan(variant) == Plan(heads=variant.heads, neurons=variant.neurons)
+        assert old.tokens_of(variant) == (17,) * 4
+        assert old.preprocessing_of(variant) == old.preprocessing
+
+
+def test_the_plan_of_a_variant_is_told_by_its_tokens_and_its_image(family):
+    manifest = json.loads((family / "manifest.json").read_text())
+    dense, pruned = manifest["variants"]
+    change(family, variants=[dense, {**pruned, "tokens": [7, 7, 5], "image_size": [24, 32]}])
+    found = read_family(family)
+    variant = found.variant("s30")
+    assert found.plan(variant) == Plan(**{k: tuple(pruned[k]) for k in ("heads", "neurons")}).with_tokens(
+        (6, 0, 2), (3, 4)
+    )
+    assert found.tokens_of(variant) == (13, 7, 7, 5)
+    assert found.preprocessing_of(variant) == found.preprocessing.at((24, 32))
+    assert found.plan(found.variant("dense")) == Plan.dense(found.anatomy)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ({"tokens": [17, 17]}, "tokens"),
+        ({"tokens": []}, "s30 has tokens that are not those after each block"),
+        ({"tokens": [17, 12, 13]}, "s30 has tokens that are not those after each block"),
+        ({"tokens": [3, 3, 3]}, "merges 14 of 16 patch tokens"),
+        ({"tokens": [17, 17, 0]}, "tokens"),
+        ({"image_size": [20, 32]}, "s30 takes images that are no whole patches"),
+        ({"image_size": [40, 32]}, "a grid of 5 x 4 patches"),
+        ({"image_size": [4, 4]}, "s30"),
+        ({"image_size": [32]}, "image_size"),
+    ],
+)
+def test_tokens_that_a_variant_cannot_have_are_refused(family, damage, said):
+    manifest = json.loads((family / "manifest.json").read_text())
+    dense, pruned = manifest["variants"]
+    change(family, variants=[dense, {**pruned, **damage}])
+    with pytest.raises(FileFormatError, match=said):
+        read_family(family)
 
 
 def test_reading_checks_every_file(family):

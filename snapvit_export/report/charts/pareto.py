@@ -45,6 +45,7 @@ TIPS = (
     ("size", "size"),
     ("precision", "precision"),
     ("sparsity", "sparsity"),
+    ("tokens", "tokens"),
     ("beaten", "dominated by"),
 )
 WIDTH, LABEL_HEIGHT = 270, 340  # pixels of the plot that labels are placed in
@@ -195,6 +196,7 @@ def _row(point: Point, report: ReportData) -> Spec:
         "size": words.megabytes(point.size_bytes),
         "precision": point.precision,
         "sparsity": f"{point.sparsity:.3f}",
+        "tokens": f"{words.tokens(point.tokens)}, of {words.pixels(point.image_size)} pixels",
         "beaten": point.dominated_by or "none",
         "dominated": point.dominated_by is not None,
         "chosen": point.is_chosen,

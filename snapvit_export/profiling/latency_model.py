@@ -47,7 +47,7 @@ class LatencyModel(Value, frozen=True, kw_only=True):
     last_head: Ratio | None = None  # share of a head's cost in the last attention; None: all tokens are read to the end
     tokens: TokenCosts | None = None  # None: fitted to samples with all tokens, so it tells nothing of others
     nets: Count  # sample configurations that it was fitted to
-    mean_error: float  # relative, each configuration by a fit without it
+    mean_error: float  # relative: on held-out configurations where tokens count, else each by a fit without it
     most_error: float
 
     @property
@@ -104,10 +104,16 @@ def _counted(plan: Plan, each: Sequence[Sequence[float]], last_head: float | Non
     ]
 
 
-def fit(anatomy: Anatomy, measured: Sequence[tuple[Plan, float]], last_makes_keys: bool = False) -> LatencyModel:
+def fit(
+    anatomy: Anatomy,
+    measured: Sequence[tuple[Plan, float]],
+    last_makes_keys: bool = False,
+    held_out: Sequence[tuple[Plan, float]] = (),
+) -> LatencyModel:
     """Fit the model to timed Plans (`sample_plans`), at least four of them.
 
-    `last_makes_keys`: the last attention makes keys and values of all tokens, though it computes one.
+    `last_makes_keys`: the last attention makes keys and values of all tokens, though it computes one. `held_out`: timed
+    Plans that are not fitted and tell the error instead; without any, each sample is predicted by a fit without it.
 
     >>> latency = fit(anatomy, [(plan, profile.cpu_ms) for plan, profile in timed])
     """
@@ -123,14 +129,20 @@ def fit(anatomy: Anatomy, measured: Sequence[tuple[Plan, float]], last_makes_key
     # The model is linear in its numbers: what each of them adds to a latency is the model with that number alone.
     alone = [_model(anatomy, {name: float(name == one) for name in names}, last_head) for one in names]
     features = np.array([[model.predict_ms(plan) for model in alone] for plan in plans])
-    errors = []
-    for n in range(len(plans)):
-        others = np.arange(len(plans)) != n
-        guess = float(features[n] @ _solve(features[others], times[others]))
-        errors.append(abs(guess / times[n] - 1))
     found = _model(anatomy, dict(zip(names, map(float, _solve(features, times)))), last_head)
+    errors = [abs(found.predict_ms(plan) / ms - 1) for plan, ms in held_out] or _without_each(features, times)
     mean, most = float(np.mean(errors)), float(np.max(errors))
     return msgspec.structs.replace(found, nets=len(plans), mean_error=mean, most_error=most)
+
+
+def _without_each(features: npt.NDArray[np.float64], times: npt.NDArray[np.float64]) -> list[float]:
+    """Return the relative error of each configuration by a fit without it."""
+    errors = []
+    for n in range(len(times)):
+        others = np.arange(len(times)) != n
+        guess = float(features[n] @ _solve(features[others], times[others]))
+        errors.append(abs(guess / times[n] - 1))
+    return errors
 
 
 def _model(anatomy: Anatomy, numbers: Mapping[str, float], last_head: float | None) -> LatencyModel:

@@ -27,6 +27,21 @@ def sample_plans(anatomy: Anatomy, removable: bool = False, tokens: bool = False
     return list(found)
 
 
+def held_out_plans(anatomy: Anatomy) -> list[Plan]:
+    """Return configurations to try a fit with tokens on, in the middle of what is asked for.
+
+    Samples at the ends are needed one and all, so a fit without one of them tells nothing of how good the whole is.
+    """
+    most, some, few = (_with_shares(anatomy, *shares) for shares in ((0.9, 0.7), (0.7, 0.8), (0.6, 0.5)))
+    smaller = _grid(anatomy, 3 / 4)
+    return [
+        _merging(anatomy, most, 0.4),
+        some.with_tokens(grid=smaller),
+        _merging(anatomy, some.with_tokens(grid=smaller), 0.5, every=2),
+        _merging(anatomy, few, 0.6, every=3),
+    ]
+
+
 def _with_shares(anatomy: Anatomy, of_heads: float, of_neurons: float) -> Plan:
     return Plan(
         heads=tuple(min(n, max(1, round(of_heads * n))) for n in anatomy.heads),

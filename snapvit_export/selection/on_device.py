@@ -104,8 +104,8 @@ def choose_in_family(
     """Choose the variant of a family that meets a budget on this machine, and record the choice in its manifest.
 
     `known`: latencies that were taken here before; they must be of these files, this device and this target. Those of a
-    GPU, which the Jetson agent takes, decide alone: nothing is timed here. `tokens`, `resolution`: variants of all heads
-    and neurons with these are cut from the Elastic folder too, timed, and kept beside the choice, which is by width.
+    GPU, which the Jetson agent takes, decide alone: nothing is timed here. `tokens`, `resolution`: variants of all the
+    heads and neurons are cut with these from the Elastic folder, timed, and kept beside the choice, which is by width.
     """
     folder = Path(folder)
     manifest = read_family(folder)

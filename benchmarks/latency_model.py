@@ -124,9 +124,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", type=Path, help="folder for what was measured, as JSON")
     args = parser.parse_args()
-    print(
-        "| model | samples | error as a choice tells it, mean / most | held out | mean error | largest | mean error of FLOPs |"
-    )
+    print("| model | samples | error that a choice tells | held out | mean error | largest | mean error of FLOPs |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for name in args.models:
         with tempfile.TemporaryDirectory() as folder:

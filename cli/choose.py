@@ -19,6 +19,13 @@ def choose(
     elastic: Annotated[
         Optional[Path], typer.Option(help="Elastic folder of the same ranking: cut new variants from it.")
     ] = None,
+    tokens: Annotated[
+        Optional[str],
+        typer.Option(help="With --elastic, also cut variants that merge to these fractions of the patches: 0.75,0.5"),
+    ] = None,
+    resolution: Annotated[
+        Optional[str], typer.Option(help="With --elastic, also cut variants of smaller images: 192,160 or 192x160.")
+    ] = None,
     profile: Annotated[
         Optional[Path], typer.Option(help="Latencies that `snapvit profile` took here, instead of timing them again.")
     ] = None,
@@ -40,11 +47,12 @@ def choose(
     from .progress import shown
 
     limits, wanted = parsing.limits(at, max_size, max_params), Budget.parse(budget)
+    merged, sizes = parsing.fractions(tokens, "--tokens"), parsing.resolutions(resolution, "--resolution")
     pin_to(pin)
     timing = TimingOptions(None if runtime is None else check_runtime(runtime), threads, batch, pause)
     known = None if profile is None else FamilyProfile.load(profile)
     with shown(quiet) as progress:
-        manifest = choose_in_family(family, wanted, limits, timing, progress, elastic, known)
+        manifest = choose_in_family(family, wanted, limits, timing, progress, elastic, known, merged, sizes)
     if as_json:
         from ..storage.json import to_json
 

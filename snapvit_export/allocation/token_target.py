@@ -16,9 +16,10 @@ Every Plan that is returned is checked with its own tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 from ..errors import SnapvitError
 from ..model.anatomy import Anatomy
@@ -26,6 +27,7 @@ from ..model.plan import Plan, Protection
 from .costs import Costs, CostsByLast
 from .depth import DepthAllocator
 from .knapsack import Allocator
+from .resolution import Resolution, grid_for, shown
 from .tokens import check_tokens, merge_schedule, merging_blocks
 
 ROUNDS = 8  # of costs; two are enough unless the last attentions are about to go
@@ -78,6 +80,23 @@ class TokenTarget:
         size = "x".join(str(side * step) for side, step in zip(self.grid or (), anatomy.patch))
         found = [f"tokens {self.fraction:g}"] * self.merges + [f"{size} pixels"] * bool(size)
         return f" with {' and '.join(found)}" if found else ""
+
+
+def token_targets(
+    anatomy: Anatomy, fractions: Sequence[float], resolutions: Sequence[Resolution]
+) -> dict[str, TokenTarget]:
+    """Return all combinations of fractions of tokens and resolutions, by their part of a variant's name.
+
+    >>> token_targets(anatomy, [0.5], [])
+    """
+    if not fractions and not resolutions:
+        return {}
+    merges = {f"tokens{100 * fraction:g}": fraction for fraction in fractions} or {"": 1.0}
+    grids = {f"res{shown(size)}": grid_for(anatomy, size) for size in resolutions} or {"": None}
+    return {
+        "-".join(filter(None, names)): TokenTarget(merges[names[0]], grids[names[1]])
+        for names in product(merges, grids)
+    }
 
 
 def smallest_plans(

@@ -44,7 +44,7 @@ class GraphFormat:
 
 
 def cropped(images: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]:
-    """Return the upper left of images as graphs take them, (B, H, W, C) bytes or (B, C, H, W): latency needs no more."""
+    """Return the upper left of images as graphs take them, (B, H, W, C) bytes or (B, C, H, W): enough to time them."""
     height, width = size
     if images.dtype == np.uint8:
         return np.ascontiguousarray(images[:, :height, :width])

@@ -26,16 +26,14 @@ from ..model.anatomy import Anatomy
 from ..model.plan import Plan
 from ..storage.json import Count, Ratio, Value
 from .nonnegative import nonnegative_least_squares
-from .token_costs import TokenCosts, merge_flops
+from .token_costs import TokenCosts, merge_shares
 
 KEYS_AND_VALUES = 0.5  # of a head's work
 THERE = 0.5  # of an attention's constant cost, where it computes one token: its norm runs over all
-
-
 # The numbers of a fit, each in milliseconds: always, where samples lack sub-layers, and where some have fewer tokens.
 WIDTH = ("fixed", "head", "neuron")
 DEPTH = ("attention", "mlp")
-TOKENS = ("pair", "token", "patch", "merge", "merge token", "match")
+TOKENS = ("weights", "pair", "token", "patch", "merge", "merge stream")
 
 
 class LatencyModel(Value, frozen=True, kw_only=True):
@@ -49,7 +47,7 @@ class LatencyModel(Value, frozen=True, kw_only=True):
     last_head: Ratio | None = None  # share of a head's cost in the last attention; None: all tokens are read to the end
     tokens: TokenCosts | None = None  # None: fitted to samples with all tokens, so it tells nothing of others
     nets: Count  # sample configurations that it was fitted to
-    mean_error: float  # relative, each configuration by a fit without it
+    mean_error: float  # relative: on held-out configurations where tokens count, else each by a fit without it
     most_error: float
 
     @property
@@ -106,10 +104,16 @@ def _counted(plan: Plan, each: Sequence[Sequence[float]], last_head: float | Non
     ]
 
 
-def fit(anatomy: Anatomy, measured: Sequence[tuple[Plan, float]], last_makes_keys: bool = False) -> LatencyModel:
+def fit(
+    anatomy: Anatomy,
+    measured: Sequence[tuple[Plan, float]],
+    last_makes_keys: bool = False,
+    held_out: Sequence[tuple[Plan, float]] = (),
+) -> LatencyModel:
     """Fit the model to timed Plans (`sample_plans`), at least four of them.
 
-    `last_makes_keys`: the last attention makes keys and values of all tokens, though it computes one.
+    `last_makes_keys`: the last attention makes keys and values of all tokens, though it computes one. `held_out`: timed
+    Plans that are not fitted and tell the error instead; without any, each sample is predicted by a fit without it.
 
     >>> latency = fit(anatomy, [(plan, profile.cpu_ms) for plan, profile in timed])
     """
@@ -125,14 +129,20 @@ def fit(anatomy: Anatomy, measured: Sequence[tuple[Plan, float]], last_makes_key
     # The model is linear in its numbers: what each of them adds to a latency is the model with that number alone.
     alone = [_model(anatomy, {name: float(name == one) for name in names}, last_head) for one in names]
     features = np.array([[model.predict_ms(plan) for model in alone] for plan in plans])
-    errors = []
-    for n in range(len(plans)):
-        others = np.arange(len(plans)) != n
-        guess = float(features[n] @ _solve(features[others], times[others]))
-        errors.append(abs(guess / times[n] - 1))
     found = _model(anatomy, dict(zip(names, map(float, _solve(features, times)))), last_head)
+    errors = [abs(found.predict_ms(plan) / ms - 1) for plan, ms in held_out] or _without_each(features, times)
     mean, most = float(np.mean(errors)), float(np.max(errors))
     return msgspec.structs.replace(found, nets=len(plans), mean_error=mean, most_error=most)
+
+
+def _without_each(features: npt.NDArray[np.float64], times: npt.NDArray[np.float64]) -> list[float]:
+    """Return the relative error of each configuration by a fit without it."""
+    errors = []
+    for n in range(len(times)):
+        others = np.arange(len(times)) != n
+        guess = float(features[n] @ _solve(features[others], times[others]))
+        errors.append(abs(guess / times[n] - 1))
+    return errors
 
 
 def _model(anatomy: Anatomy, numbers: Mapping[str, float], last_head: float | None) -> LatencyModel:
@@ -141,25 +151,34 @@ def _model(anatomy: Anatomy, numbers: Mapping[str, float], last_head: float | No
     blocks = range(len(anatomy.blocks))
     per_token = numbers.get("token", 0.0) * anatomy.tokens
     there = [(numbers.get(name, 0.0) + per_token,) * len(blocks) for name in DEPTH]
+    e, norm, weights = anatomy.embed_dim, anatomy.norm, numbers.get("weights", 0.0)
+    first = anatomy.blocks[0].params_per_head(e, norm)
+    read = [
+        [weights * block.params_per_head(e, norm) / first for block in anatomy.blocks],
+        [weights * block.params_per_neuron(e, norm) / first for block in anatomy.blocks],
+    ]
     tokens = None
     if "pair" in numbers:
-        each, sums = merge_flops(anatomy)
+        matching, sums = merge_shares(anatomy)
         tokens = TokenCosts(
             prefix=anatomy.prefix,
             patches=anatomy.patches,
+            head_weight_ms=tuple(read[0]),
+            neuron_weight_ms=tuple(read[1]),
             pair_ms=tuple(numbers["pair"] * heads[i] for i in blocks),
             token_ms=numbers["token"],
             patch_ms=numbers["patch"],
             merge_ms=numbers["merge"],
-            merge_token_ms=numbers["merge token"],
-            match_ms=tuple(numbers["match"] * each[i] / each[0] for i in blocks),
-            sum_ms=numbers["match"] * sums / each[0],
+            merge_stream_ms=numbers["merge stream"],
+            merge_key_ms=tuple(numbers["merge stream"] * block.head_dim / e for block in anatomy.blocks),
+            match_ms=tuple(numbers["head"] * matching[i] for i in blocks),
+            sum_ms=numbers["head"] * sums,
         )
     known = "attention" in numbers or tokens is not None
     return LatencyModel(
         fixed_ms=numbers["fixed"] + numbers.get("patch", 0.0) * anatomy.patches,
-        head_ms=tuple((numbers["head"] + numbers.get("pair", 0.0)) * heads[i] for i in blocks),
-        neuron_ms=tuple(numbers["neuron"] * neurons[i] for i in blocks),
+        head_ms=tuple((numbers["head"] + numbers.get("pair", 0.0)) * heads[i] + read[0][i] for i in blocks),
+        neuron_ms=tuple(numbers["neuron"] * neurons[i] + read[1][i] for i in blocks),
         attention_ms=there[0] if known else (),
         mlp_ms=there[1] if known else (),
         last_head=last_head,

@@ -10,6 +10,7 @@ from ..model.plan import Plan
 
 # Shares of heads and of neurons: apart from each other, so that both slopes show.
 SHARES = ((1, 1), (1, 0.5), (0.5, 1), (0.5, 0.5), (0.75, 0.25), (0.2, 0.1))
+PARTS = ((1, 0.1), (0.2, 1))  # nearly all attention, nearly all MLP
 NARROW = 0.05  # of the neurons: as narrow as an MLP becomes
 
 
@@ -24,6 +25,21 @@ def sample_plans(anatomy: Anatomy, removable: bool = False, tokens: bool = False
     if tokens:
         found |= dict.fromkeys(_with_fewer_tokens(anatomy))
     return list(found)
+
+
+def held_out_plans(anatomy: Anatomy) -> list[Plan]:
+    """Return configurations to try a fit with tokens on, in the middle of what is asked for.
+
+    Samples at the ends are needed one and all, so a fit without one of them tells nothing of how good the whole is.
+    """
+    most, some, few = (_with_shares(anatomy, *shares) for shares in ((0.9, 0.7), (0.7, 0.8), (0.6, 0.5)))
+    smaller = _grid(anatomy, 3 / 4)
+    return [
+        _merging(anatomy, most, 0.4),
+        some.with_tokens(grid=smaller),
+        _merging(anatomy, some.with_tokens(grid=smaller), 0.5, every=2),
+        _merging(anatomy, few, 0.6, every=3),
+    ]
 
 
 def _with_shares(anatomy: Anatomy, of_heads: float, of_neurons: float) -> Plan:
@@ -52,21 +68,24 @@ def _lacking(anatomy: Anatomy) -> list[Plan]:
 
 
 def _with_fewer_tokens(anatomy: Anatomy) -> list[Plan]:
-    """Plans that take smaller images or merge.
+    """Plans that take smaller images or merge, at the ends of what there is: there every number shows.
 
-    Smaller images tell pairs of tokens from tokens, and blocks from the embedding. A merge of one token in every block
-    is all cost and no gain, at two lengths; merges of many tokens tell what the blocks after them gain, and what sums
-    cost.
+    Heads are told by Plans of few neurons, neurons by Plans of few heads, and what neither has by Plans of few of both.
+    Smaller images tell what goes with tokens from what goes with their pairs, and from weights. A merge of one token in
+    every block is all cost and no gain; merges in few blocks leave the embedding its patches. The last two are what is
+    usually asked for.
     """
-    dense, narrow = _with_shares(anatomy, 1, 1), _with_shares(anatomy, *SHARES[-2])
-    half, quarter = _grid(anatomy, 1 / 2), _grid(anatomy, 1 / 4)
+    narrow, wide = _with_shares(anatomy, *SHARES[-1]), _with_shares(anatomy, *SHARES[0])
+    attention, mlp = (_with_shares(anatomy, *shares).with_tokens(grid=_grid(anatomy, 1 / 4)) for shares in PARTS)
     return [
-        dense.with_tokens(grid=half),
-        narrow.with_tokens(grid=quarter),
-        _merging(anatomy, dense.with_tokens(), 0),
-        _merging(anatomy, narrow.with_tokens(grid=half), 0),
-        _merging(anatomy, dense.with_tokens(), 0.5),
-        _merging(anatomy, narrow.with_tokens(), 0.7, every=3),
+        narrow.with_tokens(grid=_grid(anatomy, 1 / 4)),
+        wide.with_tokens(grid=_grid(anatomy, 1 / 4)),
+        _merging(anatomy, narrow, 0),
+        _merging(anatomy, narrow, 0.7, every=3),
+        _merging(anatomy, attention, 0.7),
+        _merging(anatomy, mlp, 0.7, every=3),
+        wide.with_tokens(grid=_grid(anatomy, 1 / 2)),
+        _merging(anatomy, wide, 0.5),
     ]
 
 
@@ -78,6 +97,7 @@ def _grid(anatomy: Anatomy, share: float) -> tuple[int, int]:
 
 def _merging(anatomy: Anatomy, plan: Plan, share: float, every: int = 1) -> Plan:
     """Return a Plan with equal merges of this share of its patches in all, in every so many blocks; at least of one."""
+    plan = plan.with_tokens(grid=plan.grid)
     blocks = merging_blocks(anatomy, plan)[::every]
     left = anatomy.patches_of(plan)
     each = max(1, round(share * left / max(1, len(blocks))))

@@ -2,14 +2,16 @@
 
 A latency model's own numbers are of the model's own tokens, T. With t tokens before a merge and a after it:
 
-    head        linear part x t/T  +  pairs x (t/T)^2        pairs: its products of queries and keys, its softmax
-    neuron      x a/T
-    attention   constant + per token x t                     its norm, its addition to the stream
+    head        weights + linear part x t/T + pairs x (t/T)^2     weights: read once, for however few tokens
+    neuron      weights + linear part x a/T                       pairs: products of queries and keys, softmax
+    attention   constant + per token x t                          its norm, its addition to the stream
     MLP         constant + per token x a
-    merge       constant + per token x t + per head x (p/P)^2 + sums x p/P x merged/P      p: patch tokens, of P
+    merge       constant + stream x t/T + keys x t/T + matching x (p/P)^2 + sums x p/P x merged/P
     embedding   per patch
 
-A merge compares all keys with each other, head by head; so that part of it is a part of what a head costs.
+A merge normalises keys and copies the stream, and a feature of either costs the same; then it compares all p patch
+tokens (P at first) with each other. What it does with keys it does head by head, so that is a part of what a head
+costs. Matching and sums are matrix products as those of heads, and so as fast: their FLOPs tell what they cost.
 """
 
 from __future__ import annotations
@@ -28,13 +30,16 @@ class TokenCosts(Value, frozen=True, kw_only=True):
 
     prefix: Count  # tokens that never merge
     patches: Size  # of the model's own grid
+    head_weight_ms: tuple[float, ...]  # of what a head costs, by block: the part that no token adds to
+    neuron_weight_ms: tuple[float, ...]
     pair_ms: tuple[float, ...]  # of what a head costs, by block: the part that goes with pairs of tokens
     token_ms: float  # of an attention or an MLP, for each token
     patch_ms: float
     merge_ms: float
-    merge_token_ms: float  # for each token before the merge
-    match_ms: tuple[float, ...]  # for each head, by block, where all patches are still there
-    sum_ms: float  # of a merge of all patches into each other, as the unit of smaller ones
+    merge_stream_ms: float  # where all tokens are still there, as the next three
+    merge_key_ms: tuple[float, ...]  # for each head, by block
+    match_ms: tuple[float, ...]  # for each head, by block
+    sum_ms: float  # if all patches were merged
 
     def fixed(self, fixed_ms: float, plan: Plan) -> float:
         """Return the fixed part at a Plan's grid, from that of the model's own."""
@@ -48,14 +53,16 @@ class TokenCosts(Value, frozen=True, kw_only=True):
             head, neuron, attention, mlp = (costs[i] for costs in own)
             before, after = self.prefix + patches, self.prefix + patches - merged
             share, left = before / whole, after / whole
-            head = (head - self.pair_ms[i]) * share + self.pair_ms[i] * share**2
+            whatever, pairs = self.head_weight_ms[i], self.pair_ms[i]
+            head = whatever + (head - whatever - pairs) * share + pairs * share**2
+            neuron = self.neuron_weight_ms[i] + (neuron - self.neuron_weight_ms[i]) * left
             attention -= self.token_ms * (whole - before)
             if merged:
                 of_patches = patches / self.patches
-                head += self.match_ms[i] * of_patches**2
-                attention += self.merge_ms + self.merge_token_ms * before
+                head += self.merge_key_ms[i] * share + self.match_ms[i] * of_patches**2
+                attention += self.merge_ms + self.merge_stream_ms * share
                 attention += self.sum_ms * of_patches * merged / self.patches
-            for costs, ms in zip(found, (head, neuron * left, attention, mlp - self.token_ms * (whole - after))):
+            for costs, ms in zip(found, (head, neuron, attention, mlp - self.token_ms * (whole - after))):
                 costs.append(max(ms, 0.0))  # below zero by rounding alone
         return found
 
@@ -73,7 +80,12 @@ def _patches(plan: Plan, own: int) -> int:
     return own if plan.grid is None else plan.grid[0] * plan.grid[1]
 
 
-def merge_flops(anatomy: Anatomy) -> tuple[list[int], int]:
-    """Return the FLOPs of matching all patches by one head of each block, and of the sums of a merge of all of them."""
+def merge_shares(anatomy: Anatomy) -> tuple[list[float], float]:
+    """Return the FLOPs of a merge, relative to those of the linear layers of one head of the first block.
+
+    They are of matching all patches by one head of each block, and of the sums if all patches were merged.
+    """
+    linear = 8 * anatomy.embed_dim * anatomy.blocks[0].head_dim * anatomy.tokens
     half = anatomy.patches / 2
-    return [int(2 * block.head_dim * half**2) for block in anatomy.blocks], int(2 * anatomy.embed_dim * half * 2 * half)
+    matching = [2 * block.head_dim * half**2 / linear for block in anatomy.blocks]
+    return matching, 2 * anatomy.embed_dim * half * anatomy.patches / linear

@@ -28,7 +28,7 @@ from ..model.plan import Plan
 from ..profiling.drift import DriftCorrection, Latency
 from ..profiling.latency_model import LatencyModel, fit
 from ..profiling.profile import Percentile, Profile
-from ..profiling.sample_plans import sample_plans
+from ..profiling.sample_plans import held_out_plans, sample_plans
 from ..profiling.sampling import Report, Samples
 from ..profiling.timer import File, Timer
 from ..progress import Progress
@@ -191,7 +191,8 @@ class Candidates:
         """
         assert self._builder is not None
         assert self._timer is not None
-        plans = {f".fit{n}": plan for n, plan in enumerate(sample_plans(self.anatomy, removable, tokens))}
+        samples, unseen = sample_plans(self.anatomy, removable, tokens), held_out_plans(self.anatomy) if tokens else []
+        plans = {f".fit{n}": plan for n, plan in enumerate([*samples, *unseen])}
         graphs = self._builder.write_samples(plans)
         if graphs is None:
             return None
@@ -209,7 +210,7 @@ class Candidates:
             (plans[name], profile.cpu_ms if one_thread and profile.cpu_ms is not None else profile.p50_ms)
             for name, profile in profiles.items()
         ]
-        model = fit(self.anatomy, found, last_makes_keys=graphs.last_makes_keys)
+        model = fit(self.anatomy, found[: len(samples)], graphs.last_makes_keys, held_out=found[len(samples) :])
         self.progress.note(f"latency model: {100 * model.mean_error:.1f} % off on configurations it has not seen")
         return model
 

@@ -62,11 +62,15 @@ class ElasticBuilder:
             raise FileFormatError(f"{self.packed.folder}: of other weights than {folder}. Pack the model of the family")
 
     def build(self, name: str, plan: Plan, keep: bool, before: BuiltVariant | None = None) -> BuiltVariant:
-        """Cut a variant, corrected if the folder has factors; it is always as good as this folder can make it."""
+        """Cut a variant, corrected if the folder has factors; it is always as good as this folder can make it.
+
+        The factors are of the dense model's stream with all of its tokens, also for a Plan that has fewer.
+        """
         self.progress.phase(f"cutting {name}")
         corrected = self.packed.corrected_layers(plan) if self.packed.corrects else None
         correction = "elastic" if corrected else None
-        reference, inputs = None, self._inputs_of(plan)
+        stream = {"snapvit.correction_tokens": "all"} if corrected and plan.changes_tokens else {}
+        inputs, reference = self._inputs_of(plan), None
         for flavour in sorted(OPSETS, key=lambda flavour: flavour == self.format.flavour):  # the wanted one last
             written = self.writer.write(
                 name,
@@ -74,14 +78,13 @@ class ElasticBuilder:
                 corrected,
                 format=replace(self.format, flavour=flavour),
                 precision=self.precision,
-                metadata={"snapvit.correction": correction or "none"},
+                metadata={"snapvit.correction": correction or "none", **stream},
             )
             if reference is None:
                 reference = run_and_read(written.graph, inputs)  # the next one takes its place
         tolerance = flavour_tolerance(self.target.precision)
         assert reference is not None
-        what = f"{name}: graphs of both flavours"
-        require_same_graph(what, *reference, written.graph, inputs, tolerance)
+        require_same_graph(f"{name}: graphs of both flavours", *reference, written.graph, inputs, tolerance)
         require_same_in_runtime(name, written.graph, self.target, inputs)
         return BuiltVariant(
             name=name,

@@ -8,6 +8,7 @@ checked against each other in both flavours; they are made beside the family and
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ..allocation.resolution import Resolution, check_resolution
+from ..allocation.token_target import token_targets
 from ..budget import Budget
 from ..checks.gates import require_same_in_runtime
 from ..checks.inspect import inspect
@@ -26,6 +29,8 @@ from ..family.folder import read_family, write_manifest
 from ..family.layout import MANIFEST, RANKING
 from ..family.manifest import Choice, Limits, Manifest, MeasuredOn
 from ..graph.format import OPSETS, Flavour, GraphFormat
+from ..model.anatomy import Anatomy
+from ..model.plan import Plan
 from ..model.ranking import Ranking
 from ..profiling.profile import Percentile
 from ..profiling.timer import File, Timer
@@ -93,14 +98,20 @@ def choose_in_family(
     progress: Progress,
     elastic: Path | None = None,
     known: FamilyProfile | None = None,
+    tokens: Sequence[float] = (),
+    resolution: Sequence[Resolution] = (),
 ) -> Manifest:
     """Choose the variant of a family that meets a budget on this machine, and record the choice in its manifest.
 
     `known`: latencies that were taken here before; they must be of these files, this device and this target. Those of a
-    GPU, which the Jetson agent takes, decide alone: nothing is timed here.
+    GPU, which the Jetson agent takes, decide alone: nothing is timed here. `tokens`, `resolution`: variants of all the
+    heads and neurons are cut with these from the Elastic folder, timed, and kept beside the choice, which is by width.
     """
     folder = Path(folder)
     manifest = read_family(folder)
+    if (tokens or resolution) and elastic is None:
+        raise UsageError("variants of other tokens or resolutions are cut from an Elastic folder. Give --elastic")
+    asked = _with_tokens(manifest.anatomy, tokens, resolution)
     if known is not None and known.target.device.accelerator is not None:
         if elastic is not None or options != TimingOptions():
             raise UsageError(
@@ -114,13 +125,18 @@ def choose_in_family(
     timer = Timer(target, device, noise(manifest, target.batch), options.pause_ms)
     with writing(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".cut-") as scratch:
         candidates = _candidates(folder, manifest, timer, packed, Path(scratch), progress)
-        if known is None:
-            candidates.time(names, at=limits.at)
-        else:
+        if known is not None:
             _require_taken_here(known, candidates, timer, limits.at)
             candidates.record({name: known.profiles[name] for name in names})
+        asked = candidates.named(asked)
+        for name, plan in asked.items():
+            candidates.add(name, plan, keep=True)
+        untimed = [name for name, built in candidates.built.items() if built.profile is None]
+        if untimed:
+            candidates.time(untimed, at=limits.at)
         choice = _choice(candidates, manifest, budget, limits, packed)
-        new = [name for name in (choice.variant, choice.next_denser) if name is not None and name not in names]
+        wanted = dict.fromkeys([*asked, choice.variant, choice.next_denser])
+        new = [name for name in wanted if name is not None and name not in names]
         for name in new:
             candidates.update(adopt(folder, candidates.built[name]))
         kept = (*names, *new)
@@ -133,6 +149,16 @@ def choose_in_family(
         )
     write_manifest(folder, chosen)
     return chosen
+
+
+def _with_tokens(anatomy: Anatomy, tokens: Sequence[float], resolution: Sequence[Resolution]) -> dict[str, Plan]:
+    """Return the dense Plan with each combination of tokens and resolution, by name, or refuse what a model cannot."""
+    for size in resolution:
+        check_resolution(size)
+    targets = token_targets(anatomy, tokens, resolution)
+    for target in targets.values():
+        target.check(anatomy)
+    return {name: target.of(anatomy, Plan.dense(anatomy)) for name, target in targets.items()}
 
 
 def _candidates(

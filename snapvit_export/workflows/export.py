@@ -9,7 +9,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +18,8 @@ from .. import profiles
 from ..allocation import recipe
 from ..allocation.planner import Planner, check_fraction, check_ratio, check_reach, check_sparsity
 from ..allocation.recipe import Settings, make_settings
-from ..allocation.resolution import Resolution, check_resolution, grid_for, shown
-from ..allocation.token_target import TokenTarget
+from ..allocation.resolution import Resolution, check_resolution
+from ..allocation.token_target import TokenTarget, token_targets
 from ..allocation.tokens import check_tokens
 from ..budget import Budget
 from ..calibration.images import Images, calibration_and_held_out, read_images
@@ -359,14 +358,7 @@ def _requested_widths(request: Request, planner: Planner) -> dict[str, Plan]:
 
 def _requested_tokens(request: Request, anatomy: Anatomy) -> dict[str, TokenTarget | None]:
     """Return all combinations of the requested tokens and resolutions, by their part of a name; or none of either."""
-    if not request.tokens and not request.resolution:
-        return {"": None}
-    fractions = {f"tokens{_percent(fraction)}": fraction for fraction in request.tokens} or {"": 1.0}
-    grids = {f"res{shown(size)}": grid_for(anatomy, size) for size in request.resolution} or {"": None}
-    return {
-        "-".join(filter(None, names)): TokenTarget(fractions[names[0]], grids[names[1]])
-        for names in product(fractions, grids)
-    }
+    return {**token_targets(anatomy, request.tokens, request.resolution)} or {"": None}
 
 
 def _percent(fraction: float) -> str:

@@ -34,6 +34,7 @@ from .costs import Costs, CostsByLast, flops_costs, params_costs, prunable_costs
 from .depth import DepthAllocator, Removal
 from .knapsack import Allocator
 from .token_target import Tables, TokenAllocator, TokenTarget, smallest_plans
+from .tokens import DEFAULT, SCHEDULES, Schedule
 
 # (mlp, head) ratios of the nominal sparsities 10..60 % in the paper.
 PUBLISHED_PAIRS = ((0.15, 0.0), (0.25, 0.1), (0.35, 0.2), (0.45, 0.3), (0.55, 0.4), (0.65, 0.5))
@@ -85,9 +86,17 @@ class Planner:
         self._allocators: dict[CostsOf, AnyAllocator] = {}
         self._beside = "" if tokens is None else tokens.beside(anatomy)
 
-    def with_tokens(self, fraction: float = 1.0, grid: tuple[int, int] | None = None) -> Planner:
+    def with_tokens(
+        self,
+        fraction: float = 1.0,
+        grid: tuple[int, int] | None = None,
+        schedule: Schedule = SCHEDULES[DEFAULT],
+    ) -> Planner:
         """Return the Planner of Plans that leave this fraction of the patch tokens, of images with this grid."""
-        target = TokenTarget(fraction, grid)
+        return self.for_tokens(TokenTarget(fraction, grid, schedule))
+
+    def for_tokens(self, target: TokenTarget) -> Planner:
+        """Return the Planner of Plans with these tokens."""
         return Planner(self.ranking, self.anatomy, self.protection, self.multiple, self.corrected, target)
 
     @property

@@ -28,7 +28,7 @@ from .costs import Costs, CostsByLast
 from .depth import DepthAllocator
 from .knapsack import Allocator
 from .resolution import Resolution, grid_for, shown
-from .tokens import check_tokens, merge_schedule, merging_blocks
+from .tokens import DEFAULT, SCHEDULES, Schedule, check_tokens, merging_blocks
 
 ROUNDS = 8  # of costs; two are enough unless the last attentions are about to go
 Tables = Callable[[Plan], Costs | CostsByLast]  # the costs with the tokens of a Plan
@@ -44,6 +44,7 @@ class TokenTarget:
 
     fraction: float = 1.0
     grid: tuple[int, int] | None = None  # None: the model's own
+    schedule: Schedule = SCHEDULES[DEFAULT]  # how the blocks share the merging
 
     def __post_init__(self) -> None:
         check_tokens(self.fraction)
@@ -55,7 +56,9 @@ class TokenTarget:
     def of(self, anatomy: Anatomy, plan: Plan) -> Plan:
         """Return a Plan's heads and neurons with these tokens, or refuse a fraction that it cannot merge to."""
         sized = plan.with_tokens(grid=self.grid)
-        return sized.with_tokens(merge_schedule(anatomy, sized, self.fraction), self.grid) if self.merges else sized
+        return (
+            sized.with_tokens(self.schedule.counts(anatomy, sized, self.fraction), self.grid) if self.merges else sized
+        )
 
     def fits(self, anatomy: Anatomy, plan: Plan) -> Plan | None:
         """Return the same, or None where the Plan keeps too few attentions."""
@@ -83,7 +86,10 @@ class TokenTarget:
 
 
 def token_targets(
-    anatomy: Anatomy, fractions: Sequence[float], resolutions: Sequence[Resolution]
+    anatomy: Anatomy,
+    fractions: Sequence[float],
+    resolutions: Sequence[Resolution],
+    schedule: Schedule = SCHEDULES[DEFAULT],
 ) -> dict[str, TokenTarget]:
     """Return all combinations of fractions of tokens and resolutions, by their part of a variant's name.
 
@@ -94,7 +100,7 @@ def token_targets(
     merges = {f"tokens{100 * fraction:g}": fraction for fraction in fractions} or {"": 1.0}
     grids = {f"res{shown(size)}": grid_for(anatomy, size) for size in resolutions} or {"": None}
     return {
-        "-".join(filter(None, names)): TokenTarget(merges[names[0]], grids[names[1]])
+        "-".join(filter(None, names)): TokenTarget(merges[names[0]], grids[names[1]], schedule)
         for names in product(merges, grids)
     }
 

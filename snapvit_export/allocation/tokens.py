@@ -48,10 +48,9 @@ class Schedule(Value, frozen=True, kw_only=True):
             merged = self._scaled(len(plan.heads), some, patches, lambda merged: patches - sum(merged) <= wanted)
             if merged is not None:
                 return _to_leave(wanted, merged, patches)
-        least = patches - sum(self._at(math.inf, len(plan.heads), blocks, patches))
+        least = -(-patches // 2 ** len(blocks))  # each block halves them at most
         raise SnapvitError(
-            f"token fraction {fraction:g} is out of reach: {len(blocks)} blocks that merge leave at least "
-            f"{least} of {patches} patch tokens, {least / patches:.4f}"
+            f"token fraction {fraction:g} is out of reach: {len(blocks)} blocks leave at least {least / patches:.4f}"
         )
 
     def within(self, anatomy: Anatomy, plan: Plan, flops: float) -> tuple[int, ...] | None:

@@ -18,8 +18,10 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET
 
 from ..allocation.planner import Planner
+from ..allocation.tokens import DEFAULT, SCHEDULES, Schedule
 from ..correction.cholesky import Factor
 from ..errors import FileFormatError, SnapvitError
 from ..model.anatomy import Anatomy
@@ -72,6 +74,12 @@ class Elastic:
     @property
     def anatomy(self) -> Anatomy:
         return self.description.anatomy
+
+    @property
+    def merging(self) -> Schedule:
+        """The schedule by which tokens are merged: that which was measured to suit the model, or the default."""
+        measured = self.description.merging
+        return SCHEDULES[DEFAULT] if measured is UNSET else measured
 
     @property
     def corrects(self) -> bool:

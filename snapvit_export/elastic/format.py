@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
+from ..allocation.tokens import Schedule
 from ..calibration.preprocessing import Preprocessing
 from ..correction.cholesky import Factor
 from ..correction.moments import Array, Damping
@@ -76,6 +77,7 @@ class Description(Value, frozen=True, kw_only=True):
     ranking: RankingFile
     weights: Buffer
     correction: Correction | None = None
+    merging: Schedule | UnsetType = UNSET  # the schedule that suits the model, if it was measured
     seal: str = ""  # SHA-256 of this file while this field is empty
 
     def with_checksum(self) -> Description:

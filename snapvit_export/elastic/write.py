@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from msgspec import UNSET
+
+from ..allocation.tokens import Schedule
 from ..calibration.preprocessing import Preprocessing
 from ..correction.cholesky import Factor, Factors
 from ..errors import SnapvitError
@@ -39,6 +42,7 @@ def write_elastic(
     ranking: Ranking,
     weights: Iterable[tuple[str, Array]],
     factors: Factors | None,
+    merging: Schedule | None = None,
 ) -> Description:
     """Write the folder; `weights` come one by one under their canonical names, in rank order."""
     ranking.check_fits(anatomy)
@@ -55,6 +59,7 @@ def write_elastic(
             ranking=RankingFile(file=RANKING, sha256=sha256(stage / RANKING)),
             weights=write_buffer(stage / WEIGHTS, _as_named(weights, anatomy), "float32"),
             correction=None if factors is None else _write_factors(stage, factors),
+            merging=UNSET if merging is None else merging,
         )
         write_description(stage, description)
     return description

@@ -17,10 +17,11 @@ from msgspec import UNSET, UnsetType
 from timm.models.eva import Eva
 from torch import Tensor, nn
 
+from ..allocation.tokens import Schedule
 from ..correction.cholesky import Factors, columns_of
 from ..elastic.format import Description, Wiring
 from ..elastic.write import write_elastic
-from ..errors import ModelNotUnderstood
+from ..errors import ModelNotUnderstood, SnapvitError
 from ..graph.weights import REPLACEMENT
 from ..graph.writer import Blueprint
 from ..model.anatomy import Anatomy
@@ -46,14 +47,19 @@ def pack(
     folder: Path | str,
     factors: Factors | None = None,
     progress: Progress | None = None,
+    merging: Schedule | None = None,
 ) -> Description:
     """Write the Elastic folder of a model; with `factors` of the same ranking it can correct its weights.
+
+    `merging`: the schedule by which devices merge tokens; None: the default one.
 
     A timm module gets its name and preprocessing from timm's configuration (`as_model`).
 
     >>> pack(model, ranking, "elastic", factors)
     """
     model = as_model(model)
+    if any(model.anatomy.merges):
+        raise SnapvitError(f"{model.name} merges tokens already. Pack the model that it was made from")
     wiring = read_wiring(model.module, model.anatomy)
     return write_elastic(
         Path(folder),
@@ -65,6 +71,7 @@ def pack(
         ranking=ranking,
         weights=_weights(model, ranking, progress or Silent()),
         factors=factors,
+        merging=merging,
     )
 
 

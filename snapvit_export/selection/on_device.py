@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ..allocation.resolution import Resolution, check_resolution
 from ..allocation.token_target import token_targets
+from ..allocation.tokens import DEFAULT, SCHEDULES, Schedule
 from ..budget import Budget
 from ..checks.gates import require_same_in_runtime
 from ..checks.inspect import inspect
@@ -111,7 +112,7 @@ def choose_in_family(
     manifest = read_family(folder)
     if (tokens or resolution) and elastic is None:
         raise UsageError("variants of other tokens or resolutions are cut from an Elastic folder. Give --elastic")
-    asked = _with_tokens(manifest.anatomy, tokens, resolution)
+    _with_tokens(manifest.anatomy, tokens, resolution, SCHEDULES[DEFAULT])  # refused before anything is read
     if known is not None and known.target.device.accelerator is not None:
         if elastic is not None or options != TimingOptions():
             raise UsageError(
@@ -128,7 +129,8 @@ def choose_in_family(
         if known is not None:
             _require_taken_here(known, candidates, timer, limits.at)
             candidates.record({name: known.profiles[name] for name in names})
-        asked = candidates.named(asked)
+        merging = SCHEDULES[DEFAULT] if packed is None else packed.merging
+        asked = candidates.named(_with_tokens(manifest.anatomy, tokens, resolution, merging))
         for name, plan in asked.items():
             candidates.add(name, plan, keep=True)
         untimed = [name for name, built in candidates.built.items() if built.profile is None]
@@ -151,11 +153,13 @@ def choose_in_family(
     return chosen
 
 
-def _with_tokens(anatomy: Anatomy, tokens: Sequence[float], resolution: Sequence[Resolution]) -> dict[str, Plan]:
+def _with_tokens(
+    anatomy: Anatomy, tokens: Sequence[float], resolution: Sequence[Resolution], merging: Schedule
+) -> dict[str, Plan]:
     """Return the dense Plan with each combination of tokens and resolution, by name, or refuse what a model cannot."""
     for size in resolution:
         check_resolution(size)
-    targets = token_targets(anatomy, tokens, resolution)
+    targets = token_targets(anatomy, tokens, resolution, merging)
     for target in targets.values():
         target.check(anatomy)
     return {name: target.of(anatomy, Plan.dense(anatomy)) for name, target in targets.items()}

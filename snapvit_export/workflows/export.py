@@ -20,7 +20,8 @@ from ..allocation.planner import Planner, check_fraction, check_ratio, check_rea
 from ..allocation.recipe import Settings, make_settings
 from ..allocation.resolution import Resolution, check_resolution
 from ..allocation.token_target import TokenTarget, token_targets
-from ..allocation.tokens import check_tokens
+from ..allocation.tokens import DEFAULT as DEFAULT_SCHEDULE
+from ..allocation.tokens import SCHEDULES, Schedule, check_tokens
 from ..budget import Budget
 from ..calibration.images import Images, calibration_and_held_out, read_images
 from ..calibration.source import Source
@@ -189,6 +190,7 @@ def _prepare(request: Request, given: Ranking | None, split: Sequence[Source], p
     """Load the model, read the images, and rank unless a ranking was given."""
     from ..prune.models.load import load_model
     from ..prune.rank.rank import rank_and_factor
+    from ..prune.stats.schedules import choose_schedule
 
     progress.phase(f"loading {request.model}")
     model = load_model(request.model, request.checkpoint)
@@ -201,8 +203,11 @@ def _prepare(request: Request, given: Ranking | None, split: Sequence[Source], p
             model, calibration, request.settings, checkpoint=checkpoint, progress=progress
         )
     planner = _planner(request, ranking, model)
-    plans = _requested_plans(request, planner)
     provenance = _provenance(request, given, ranking, calibration)
+    merging = SCHEDULES[DEFAULT_SCHEDULE]
+    if any(fraction < 1 for fraction in request.tokens):
+        merging, provenance["token_schedule"] = choose_schedule(model, calibration, progress)
+    plans = _requested_plans(request, planner, merging)
     return _PreparedInputs(model, calibration, held_out, ranking, factors, planner, plans, provenance)
 
 
@@ -302,7 +307,7 @@ def _refuse_early(request: Request, given: Ranking | None, model: Model) -> None
     settings = request.settings
     if given is not None:
         check_same_weights(given, model, f"{request.ranking}: ")
-        _requested_plans(request, _planner(request, given, model))
+        _requested_plans(request, _planner(request, given, model), SCHEDULES[DEFAULT_SCHEDULE])
         return
     flat = Planner(Ranking.flat(model.anatomy), model.anatomy)
     for mlp, head in request.pairs:
@@ -333,11 +338,11 @@ def _planner(request: Request, ranking: Ranking, model: Model) -> Planner:
     )
 
 
-def _requested_plans(request: Request, planner: Planner) -> dict[str, Plan]:
+def _requested_plans(request: Request, planner: Planner, merging: Schedule) -> dict[str, Plan]:
     """Return the Plans requested by sparsity, FLOPs, parameters, pairs, tokens or resolution, by their names."""
     plans: dict[str, Plan] = {}
-    for with_tokens, tokens in _requested_tokens(request, planner.anatomy).items():
-        made = planner if tokens is None else planner.with_tokens(tokens.fraction, tokens.grid)
+    for with_tokens, tokens in _requested_tokens(request, planner.anatomy, merging).items():
+        made = planner if tokens is None else planner.for_tokens(tokens)
         widths = _requested_widths(request, made)
         if not widths and tokens is not None:
             plans[with_tokens] = made.dense
@@ -356,9 +361,11 @@ def _requested_widths(request: Request, planner: Planner) -> dict[str, Plan]:
     return plans
 
 
-def _requested_tokens(request: Request, anatomy: Anatomy) -> dict[str, TokenTarget | None]:
+def _requested_tokens(
+    request: Request, anatomy: Anatomy, merging: Schedule = SCHEDULES[DEFAULT_SCHEDULE]
+) -> dict[str, TokenTarget | None]:
     """Return all combinations of the requested tokens and resolutions, by their part of a name; or none of either."""
-    return {**token_targets(anatomy, request.tokens, request.resolution)} or {"": None}
+    return {**token_targets(anatomy, request.tokens, request.resolution, merging)} or {"": None}
 
 
 def _percent(fraction: float) -> str:

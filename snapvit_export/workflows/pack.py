@@ -38,7 +38,7 @@ class PackRequest:
 
 
 def pack_model(request: PackRequest, progress: Progress | None = None) -> Description:
-    """Rank if no ranking is given, observe, factor, and write the folder."""
+    """Rank if no ranking is given, observe, factor, choose a schedule of merging, and write the folder."""
     progress = progress or Silent()
     settings = request.settings
     ranking = _check(request)
@@ -49,6 +49,7 @@ def pack_model(request: PackRequest, progress: Progress | None = None) -> Descri
     from ..prune.pack import pack
     from ..prune.rank.rank import rank_and_factor
     from ..prune.stats.observe import observe
+    from ..prune.stats.schedules import choose_schedule
 
     needs_images = ranking is None or request.correct
     split = calibration_and_held_out(data_of(request), settings.images, settings.seed, 0)[:1] if needs_images else ()
@@ -64,7 +65,8 @@ def pack_model(request: PackRequest, progress: Progress | None = None) -> Descri
         )
     if request.correct and factors is None:
         factors = make_factors(model, ranking, observe(model, images[0], progress), Damping.parse(settings.damping))
-    packed = pack(model, ranking, request.out, factors if request.correct else None, progress)
+    merging = choose_schedule(model, images[0], progress)[0] if images else None
+    packed = pack(model, ranking, request.out, factors if request.correct else None, progress, merging)
     if request.ranking is None:
         checkpoint_of(request.out).unlink(missing_ok=True)
     return packed

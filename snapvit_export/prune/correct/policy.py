@@ -1,15 +1,14 @@
 """The correction of each variant of an export: from factors for a probe, by the chosen method for what is kept.
 
 All corrections change the same weights, so none of them changes the latency. The search for a budget therefore uses
-probes that are corrected from factors at no cost, and only what will be shipped is fitted on the images.
+probes that are corrected from factors at no cost, and only what will be shipped is fitted on the images, along the
+stream with the tokens that it has.
 
 A variant of smaller images is fitted to the dense model on images of that size: what it is to make up for is the cut,
 not the resolution, whose patches are other ones. Where nothing else was done to the model, there is nothing to correct.
 """
 
 from __future__ import annotations
-
-from functools import cached_property
 
 from torch import nn
 
@@ -22,8 +21,8 @@ from ...model.plan import Plan
 from ...model.ranking import Ranking
 from ...progress import Progress
 from ..models.load import Model
-from ..models.read_anatomy import read_anatomy
 from ..models.slicing import shrink
+from ..models.tokens import with_tokens
 from ..stats.observe import observe, warn_of_few
 from ..stats.token_weights import as_read
 from .elastic import Correction, correct_module, make_factors
@@ -51,41 +50,45 @@ class Corrector:
             raise UsageError(f"no correction is called '{correction}'. Known: {', '.join(CORRECTIONS)}")
         self.model, self.ranking, self.correction = model, ranking, correction
         self.images, self.progress, self.damping = images, progress, damping
-        self._factors = factors
+        all_tokens = Plan.dense(model.anatomy)
+        self._factors: dict[object, Factors] = {}  # by merged tokens and grid
+        if factors is not None:
+            self._factors[all_tokens.merged, all_tokens.grid] = factors
         if correction is not None and factors is None:
             warn_of_few(model, len(images), as_read(model.anatomy), progress)
 
-    @cached_property
-    def factors(self) -> Factors:
-        if self._factors is not None:
-            return self._factors
-        statistics = observe(self.model, self.images, self.progress, warn=False)  # __init__ has warned already
-        return make_factors(self.model, self.ranking, statistics, self.damping)
+    def factors(self, plan: Plan) -> Factors:
+        """Return the factors from statistics of the tokens that a Plan has; made once for all Plans that share them."""
+        tokens = (plan.merged, plan.grid)
+        if tokens not in self._factors:
+            model = with_tokens(self.model, *tokens)
+            images = self.images.at(model.anatomy.image)
+            statistics = observe(model, images, self.progress, warn=False)  # __init__ has warned already
+            self._factors[tokens] = make_factors(model, self.ranking, statistics, self.damping)
+        return self._factors[tokens]
 
     def probe(self, plan: Plan) -> tuple[nn.Module, str | None]:
-        """Return the module of a Plan that is only a probe, and the name of its correction."""
-        small = shrink(self.model.module, self.ranking, plan)
-        if self.correction in (None, "sparsegpt") or plan.with_tokens() == Plan.dense(self.model.anatomy):
-            return small, None  # where nothing is cut, factors have nothing to correct, whatever the tokens
-        correct_module(small, self.ranking, plan, self.factors)
-        return small, "elastic"
+        """Return the module of a Plan that is only a probe, and the name of its correction.
+
+        Its factors are those of all tokens: a probe is timed, not kept.
+        """
+        return self._from_factors(plan, plan.with_tokens())
 
     def kept(self, plan: Plan) -> tuple[nn.Module, str | None]:
         """Return the module of a Plan that is kept, and the name of its correction."""
-        if self.correction in (None, "elastic") or plan.with_tokens(plan.merged) == Plan.dense(self.model.anatomy):
-            return self.probe(plan)
-        images = self.images.at(self.model.anatomy.image_of(plan))
-        given = (self._with_grid(plan), self.ranking, plan.with_tokens(plan.merged), images)
+        if self.correction in (None, "elastic") or plan.with_tokens() == Plan.dense(self.model.anatomy):
+            return self._from_factors(plan, plan)
+        given = (self.model, self.ranking, plan, self.images.at(self.model.anatomy.image_of(plan)))
         if self.correction == "refit":
             return refit(*given, damping=self.damping, progress=self.progress), "refit"
         of_layer: Correction = "sparsegpt" if self.correction == "sparsegpt" else "elastic"
         small = correct_in_sequence(*given, damping=self.damping, correction=of_layer, progress=self.progress)
         return small, self.correction
 
-    def _with_grid(self, plan: Plan) -> Model:
-        """Return the dense model that takes images of a Plan's size."""
-        if plan.grid is None:
-            return self.model
-        dense = Plan.dense(self.model.anatomy).with_tokens(grid=plan.grid)
-        module = shrink(self.model.module, self.ranking, dense)
-        return Model(module, read_anatomy(module, self.model.name), self.model.description)
+    def _from_factors(self, plan: Plan, observed: Plan) -> tuple[nn.Module, str | None]:
+        """Return the module of a Plan, corrected by statistics of the tokens that another one has."""
+        small = shrink(self.model.module, self.ranking, plan)
+        if self.correction in (None, "sparsegpt") or plan.with_tokens() == Plan.dense(self.model.anatomy):
+            return small, None  # where nothing is cut, factors have nothing to correct, whatever the tokens
+        correct_module(small, self.ranking, plan, self.factors(observed))
+        return small, "elastic"

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...allocation.tokens import SCHEDULES, Schedule
+from ...allocation.tokens import DEFAULT, SCHEDULES, Schedule
 from ...calibration.images import Images
 from ...errors import SnapvitError
 from ...model.plan import Plan
@@ -82,16 +82,21 @@ def measure_schedules(model: Model, images: Images, progress: Progress | None = 
 
 def best_schedule(found: list[ScheduleDamage]) -> Schedule:
     """Return the schedule with the least damage, or one that merges in fewer blocks and cannot be told from it."""
-    if not found:
-        raise SnapvitError("no schedule of merging saves enough: the model has too few blocks or patches")
     best = found[0]
     alike = [each for each in found if _same(each.divergence, best.divergence)]
     return min(alike, key=lambda each: (each.merges, each.damage)).schedule
 
 
-def described(found: list[ScheduleDamage], chosen: Schedule) -> Mapping[str, Any]:
-    """Return the choice as it is recorded with what was made by it."""
-    return {"name": chosen.name, "divergence": {each.schedule.name: round(each.damage, 6) for each in found}}
+def choose_schedule(
+    model: Model, images: Images, progress: Progress | None = None
+) -> tuple[Schedule, Mapping[str, Any]]:
+    """Return the schedule that suits a model, and the choice as it is recorded with what is made by it."""
+    found, progress = measure_schedules(model, images, progress), progress or Silent()
+    if not found:
+        progress.note(f"too few blocks or patches to compare schedules of merging: '{DEFAULT}' is taken")
+        return SCHEDULES[DEFAULT], {"name": DEFAULT}
+    chosen = best_schedule(found)
+    return chosen, {"name": chosen.name, "divergence": {each.schedule.name: round(each.damage, 6) for each in found}}
 
 
 def _same(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> bool:

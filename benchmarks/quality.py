@@ -6,7 +6,8 @@
 Half of the images calibrate, the other half report; seeds 2i and 2i+1 are the two halves of the same split, each
 reporting once; k-NN goes with seed 0. File names are wnid_label.jpg; a class is the line of its wnid in `classes.txt`.
 Every row is judged at the same fractions of the dense blocks' FLOPs. Rows are kept in DIR as they are found, and those
-already there are not computed again; `--write` makes docs/quality.md and docs/quality.svg from them.
+already there are not computed again; `--write` makes docs/quality.md and docs/quality.svg from them. Rows that DIR does
+not have stay in quality.md as they are.
 
 `benchmarks/peers/torch_pruning.py` adds the rows of Torch-Pruning from an environment of its own; DIR/split_SEED.npz is
 what it needs.
@@ -17,30 +18,35 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from quality_report import FRACTIONS, write_report
+from quality_report import FRACTIONS, TOKEN_FRACTIONS, write_report
 
 import snapvit_export
 from snapvit_export.allocation.planner import Planner
 from snapvit_export.allocation.recipe import Rounds, Settings, make_settings
+from snapvit_export.allocation.tokens import Schedule
 from snapvit_export.calibration.images import Images
+from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.correction.cholesky import Factors
 from snapvit_export.correction.moments import Statistics
 from snapvit_export.evaluate.knn import nearest_neighbours
+from snapvit_export.model.anatomy import Anatomy
 from snapvit_export.model.plan import Plan, Protection
 from snapvit_export.model.ranking import Ranking
 from snapvit_export.model.scores import Scores
+from snapvit_export.prune.blocks.merging import holder_of
 from snapvit_export.prune.correct.elastic import make_factors
 from snapvit_export.prune.correct.refit import refit
 from snapvit_export.prune.correct.sequential import correct_in_sequence
 from snapvit_export.prune.models.load import Model, load_model
+from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.rank.damage import damage_ranking
 from snapvit_export.prune.rank.iterative import rank_in_rounds
 from snapvit_export.prune.rank.rank import rank
@@ -48,11 +54,14 @@ from snapvit_export.prune.rank.search.candidate_runner import CandidateRunner
 from snapvit_export.prune.rank.search.damage_fitness import DamageFitness
 from snapvit_export.prune.stats.observe import observe
 from snapvit_export.prune.stats.output_divergence import OutputDivergence
+from snapvit_export.prune.stats.schedules import choose_schedule
+from snapvit_export.storage.json import to_json
 
 ROWS_FILE, NEIGHBOURS_FILE = "rows.jsonl", "neighbours.jsonl"
 USE_SCORES = ("criterion", "product")  # orders
 SEARCH = 104  # evaluations of the search over the damage curves: eight generations
 BATCH = 25  # images that a module embeds at once
+SIZES, WIDTHS = (224, 192), (1.0, 0.85, 0.7)  # that are mixed with merging
 RELEASED_IMAGES = 128  # that score and judge in the released recipe here; it has 1000, which takes hours on a CPU
 
 
@@ -114,6 +123,58 @@ class Half:
     def ranked(self, **changes: object) -> Ranking:
         return rank(self.model, self.calibration, Settings(seed=self.seed, **changes))  # type: ignore[arg-type]
 
+    @cached_property
+    def merging(self) -> Schedule:
+        """The schedule that suits the model by the calibration images."""
+        return choose_schedule(self.model, self.calibration)[0]
+
+    @property
+    def of_dense(self) -> tuple[Anatomy, Plan]:
+        return self.model.anatomy, Plan.dense(self.model.anatomy)
+
+    def cut(self, size: int = 0, merged: Sequence[int] | None = (), proportional: bool = True) -> Cut:
+        """The model at its full width with other tokens."""
+        grid = (size // self.model.anatomy.patch[0],) * 2 if size else None
+        plan = Plan.dense(self.model.anatomy).with_tokens(merged or (), grid)
+        module = shrink(self.model.module, Ranking.flat(self.model.anatomy), plan)
+        if (holder := holder_of(module)) is not None:
+            holder.proportional = proportional
+        return Cut(Ranking.flat(self.model.anatomy), plan, module=module)
+
+    def mix(self, size: int, width: float, fraction: float) -> Plan | None:
+        """The Plan of an input size, a width (as its FLOPs at all tokens) and as much merging as the cost needs."""
+        side = size // self.model.anatomy.patch[0]
+        planner = Planner(self.default, self.model.anatomy, self.default.protection)
+        grid = None if side == self.model.anatomy.grid[0] else (side, side)
+        plan = planner.flops(width).with_tokens(grid=grid)
+        merged = self.merging.within(self.model.anatomy, plan, fraction)
+        return None if merged is None else plan.with_tokens(merged, grid)
+
+    def fitted(self, plan: Plan, images: Images) -> Cut:
+        """A Plan refitted on images of its own size."""
+        of_size = images.at(self.model.anatomy.image_of(plan))
+        return Cut(self.default, plan, module=refit(self.model, self.default, plan, of_size))
+
+    @cached_property
+    def parts(self) -> tuple[Images, Images]:
+        """The calibration images that mixes are fitted on, and those that compare them."""
+        count = len(self.calibration) * 3 // 4
+        return self.calibration.only(slice(0, count)), self.calibration.only(slice(count, len(self.calibration)))
+
+    def divergence(self, plan: Plan) -> float:
+        """The divergence of a Plan's predictions from dense on calibration images that it was not fitted on."""
+        if plan not in self._divergences:
+            fit, compare = self.parts
+            judge = self._judge = getattr(self, "_judge", None) or Judge(self.model, compare)
+            z = judge.embedding(self.fitted(plan, fit))
+            self._divergences[plan] = float(judge.predictions(z, slice(0, len(z))).mean())
+            print(f"  {plan.flops_ratio(self.model.anatomy):.3f} {self._divergences[plan]:.4f} {plan}", flush=True)
+        return self._divergences[plan]
+
+    @cached_property
+    def _divergences(self) -> dict[Plan, float]:
+        return {}
+
     def factors(self, ranking: Ranking) -> Factors:
         return make_factors(self.model, ranking, self.statistics)
 
@@ -154,6 +215,7 @@ def on_images(
     ranking: Callable[[Half], Ranking],
     fit: Callable[..., torch.nn.Module],
     protection: Protection | None = None,  # None: as the ranking says
+    fractions: Sequence[float] = FRACTIONS,
     **options: object,
 ) -> Row:
     """Every Plan fitted on the calibration images by itself."""
@@ -161,9 +223,35 @@ def on_images(
     def cuts(half: Half) -> Iterator[Cut]:
         made = ranking(half)
         planner = Planner(made, half.model.anatomy, protection or made.protection)
-        for fraction in FRACTIONS:
+        for fraction in fractions:
             plan = planner.flops(fraction)
             yield Cut(made, plan, module=fit(half.model, made, plan, half.calibration, **options))
+
+    return cuts
+
+
+def largest_size(half: Half, fraction: float) -> int:
+    """The largest input in pixels whose blocks need at most this fraction of the dense FLOPs."""
+    dense = Plan.dense(half.model.anatomy)
+    step = half.model.anatomy.patch[0]
+    grids = [(side, side) for side in range(1, half.model.anatomy.grid[0] + 1)]
+    fit = [grid for grid in grids if dense.with_tokens(grid=grid).flops_ratio(half.model.anatomy) <= fraction]
+    return step * max(fit)[0]
+
+
+def mixed(sizes: Sequence[int] = SIZES, widths: Sequence[float] = WIDTHS) -> Row:
+    """Resolution, width and merging together: the mix with the least divergence from dense, measured without labels.
+
+    Every mix needs the same FLOPs: given the size and the width, tokens are merged until it does. The calibration
+    images are divided once more: mixes are refitted on most of them and compared on the others. The best is refitted
+    on all.
+    """
+
+    def cuts(half: Half) -> Iterator[Cut]:
+        for fraction in TOKEN_FRACTIONS:
+            mixes = [half.mix(size, width, fraction) for size in sizes for width in widths]
+            best = min((plan for plan in mixes if plan is not None), key=half.divergence)
+            yield half.fitted(best, half.calibration)
 
     return cuts
 
@@ -193,7 +281,25 @@ ROWS: dict[str, Row] = {
     "default, width alone": on_images(lambda half: half.default, refit, Protection()),
     "default": on_images(lambda half: half.default, refit),
 }
+TOKEN_ROWS: dict[str, Row] = {
+    "width and depth": on_images(lambda half: half.default, refit, fractions=TOKEN_FRACTIONS),
+    "resolution": lambda half: (half.cut(size=largest_size(half, f)) for f in TOKEN_FRACTIONS),
+    "merging": lambda half: (half.cut(merged=half.merging.within(*half.of_dense, f)) for f in TOKEN_FRACTIONS),
+    "merging, sizes ignored": lambda half: (
+        half.cut(merged=half.merging.within(*half.of_dense, f), proportional=False) for f in TOKEN_FRACTIONS
+    ),
+    "resolution x merging": mixed(widths=(1.0,)),
+    "merging x width": mixed(sizes=(224,)),
+    "all of them": mixed(),
+}
+ROWS |= TOKEN_ROWS
 NEIGHBOUR_ROWS = ("default", "joint, backward order", "snapvit local")
+TOKEN_NEIGHBOUR_ROWS = ("resolution", "merging", "all of them")
+
+
+def fractions_of(row: str) -> tuple[float, ...]:
+    """The costs at which a row is judged."""
+    return TOKEN_FRACTIONS if row in TOKEN_ROWS else FRACTIONS
 
 
 def code_state() -> str:
@@ -211,13 +317,16 @@ class Judge:
     def __init__(self, model: Model, images: Images) -> None:
         self.runner, self.images, self.labels = CandidateRunner(model, images), images, images.labels
         self.cosine = OutputDivergence("cosine", model, self.runner.dense)
+        self.predictions = OutputDivergence("predictions", model, self.runner.dense)
         self.classify = model.module.head
 
     def embedding(self, cut: Cut) -> torch.Tensor:
         if cut.module is None:
             return DamageFitness(self.runner, cut.ranking, cut.factors, self.cosine).embedding(cut.plan)
+        module: Any = cut.module
+        images = self.images.at(tuple(module.patch_embed.img_size))
         with torch.no_grad():
-            made = [self._embedded(cut.module, torch.from_numpy(batch)) for batch in self.images.batches(BATCH)]
+            made = [self._embedded(module, torch.from_numpy(batch)) for batch in images.batches(BATCH)]
         return torch.cat(made)
 
     @staticmethod
@@ -248,18 +357,24 @@ class Neighbours:
 
 def read_named(model: Model, folder: Path, classes: Path) -> Images:
     """Pictures called wnid_label.jpg."""
-    from PIL import Image
 
     wnids = [line.split()[0] for line in classes.read_text().splitlines()]
     paths = sorted(folder.glob("*.jpg"))
-    pixels = np.stack([model.preprocessing.pixels(Image.open(path).convert("RGB")) for path in paths])
     labels = np.array([wnids.index(path.name.split("_")[0]) for path in paths])
-    return Images(pixels, labels, model.preprocessing, folder.name)
+    return from_files(paths, labels, folder.name, model.preprocessing)
+
+
+def from_files(paths: Sequence[Path], labels: np.ndarray, name: str, preprocessing: Preprocessing) -> Images:
+    """Pictures that can be read again in another size."""
+    from PIL import Image
+
+    pixels = np.stack([preprocessing.pixels(Image.open(path).convert("RGB")) for path in paths])
+    again = lru_cache(maxsize=2)(partial(from_files, paths, labels, name))
+    return Images(pixels, labels, preprocessing, name, again=again)
 
 
 def read_classes(model: Model, folder: Path, most: int) -> Images:
     """One sub-folder per class; the first `most` classes. `train` may be called trainval, `test` val."""
-    from PIL import Image
 
     other = {"train": "trainval", "test": "val"}[folder.name]
     folder = folder if folder.is_dir() else folder.with_name(other)
@@ -267,17 +382,14 @@ def read_classes(model: Model, folder: Path, most: int) -> Images:
     found = [
         (p, i) for i, c in enumerate(classes) for p in sorted(c.rglob("*")) if p.suffix.lower() in (".jpg", ".jpeg")
     ]
-    pixels = np.stack([model.preprocessing.pixels(Image.open(path).convert("RGB")) for path, _ in found])
-    return Images(pixels, np.array([label for _, label in found]), model.preprocessing, folder.name)
+    return from_files([p for p, _ in found], np.array([label for _, label in found]), folder.name, model.preprocessing)
 
 
 def halves(model: Model, images: Images, seed: int) -> Half:
     order = np.random.default_rng(seed // 2).permutation(len(images))
     parts = np.array_split(order, 2)
     first, second = parts if seed % 2 == 0 else parts[::-1]
-    assert images.labels is not None
-    made = [Images(images.pixels[i], images.labels[i], model.preprocessing, images.source) for i in (first, second)]
-    return Half(model, seed, *made)
+    return Half(model, seed, *(images.only(part) for part in (first, second)))
 
 
 def save_split(half: Half, path: Path) -> None:
@@ -299,23 +411,25 @@ def measure(half: Half, judge: Judge, wanted: list[str], results: Path) -> None:
         if (name, half.seed) in done:
             continue
         found = []
-        for fraction, cut in zip(FRACTIONS, ROWS[name](half)):
+        for fraction, cut in zip(fractions_of(name), ROWS[name](half)):
             z = judge.embedding(cut)
             record = {"row": name, "seed": half.seed, "flops": fraction, "dense_top1": dense}
             record |= {"flops_ratio": cut.plan.flops_ratio(half.model.anatomy), "top1": judge.top1(z)}
             record |= {"cosine": judge.turned(z), "images": len(z), "code": CODE}
+            record |= {"plan": to_json(cut.plan).decode()} if cut.plan.changes_tokens else {}
             found.append(record)
             print(f"{name:28s} seed {half.seed} flops {fraction:.2f} top-1 {record['top1']:.3f}", flush=True)
         append(results, ROWS_FILE, found)
 
 
-def measure_neighbours(half: Half, others: dict[str, Neighbours], results: Path) -> None:
-    done = {row["row"] for row in read_rows(results, NEIGHBOURS_FILE) if row["flops"] == FRACTIONS[-1]}
-    for name in ("dense", *NEIGHBOUR_ROWS):
-        if name in done:
+def measure_neighbours(half: Half, others: dict[str, Neighbours], wanted: list[str], results: Path) -> None:
+    done = {(row["row"], row["flops"]) for row in read_rows(results, NEIGHBOURS_FILE)}
+    for name in ("dense", *(row for row in (*NEIGHBOUR_ROWS, *TOKEN_NEIGHBOUR_ROWS) if row in wanted)):
+        fractions = [1.0] if name == "dense" else fractions_of(name)
+        if (name, fractions[-1]) in done:
             continue
         cuts: Iterable[Cut | None] = [None] if name == "dense" else ROWS[name](half)
-        for fraction, cut in zip([FRACTIONS[-1]] if name == "dense" else FRACTIONS, cuts):
+        for fraction, cut in zip(fractions, cuts):
             accuracy = {title: other.accuracy(cut) for title, other in others.items()}
             record = {"row": name, "seed": half.seed, "flops": fraction, "knn": accuracy}
             record |= {"images": {title: other.images for title, other in others.items()}, "code": CODE}
@@ -358,7 +472,7 @@ def main() -> None:
             measure(half, Judge(model, half.held_out), wanted, given.results)
             if seed == 0 and given.knn:
                 others = {folder.name: Neighbours(model, folder, given.knn_classes) for folder in given.knn}
-                measure_neighbours(half, others, given.results)
+                measure_neighbours(half, others, wanted, given.results)
     if given.write:
         peers = [json.loads(line) for line in given.peers.read_text().splitlines()] if given.peers else []
         rows = read_rows(given.results, ROWS_FILE) + peers

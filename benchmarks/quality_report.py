@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 FRACTIONS = (0.9, 0.82, 0.72, 0.60, 0.50, 0.40)
+TOKEN_FRACTIONS = (0.72, 0.60, 0.50, 0.40, 0.30)
+TOKEN_ROWS = {
+    "width and depth": "the default recipe, for comparison | refitted",
+    "resolution": "all heads and neurons, smaller images: 192, 176, 160, 144, 128 pixels | as they were",
+    "merging": "all heads and neurons, tokens merged by the schedule that was measured to suit | as they were",
+    "merging, sizes ignored": "the same, but later attentions do not know how many patches a token stands for "
+    "| as they were",
+    "resolution x merging": "smaller images and merging | as they were",
+    "merging x width": "merging, and heads and neurons by the default ranking | refitted along the merged tokens",
+    "all of them": "smaller images, merging, heads and neurons | refitted along the merged tokens",
+}
 PLOTTED = {
     "default": ("#d1495b", 2.6),
     "searched": ("#edae49", 2.0),
@@ -79,8 +91,28 @@ alone, with the same top-1; at equal latency it gains at every budget ([benchmar
 """
 
 
+TOKENS = """Fewer tokens instead of fewer weights, at the same FLOPs of the blocks; `docs/method.md` has the method.
+Rows that mix take, at each cost, the mix of input size (224, 192), width (1, 0.85 and 0.7 of the FLOPs) and merging
+with the least divergence of predictions, measured without labels on a quarter of the calibration images that the refit
+did not see.
+
+"""
+
+
 def write_report(rows: list[dict], neighbours: list[dict], fitness: str, order: list[str], folder: Path) -> None:
-    """Write quality.md and quality.svg; READINGS is written by hand, and to be checked against new figures."""
+    """Write quality.md and quality.svg; READINGS is written by hand, and to be checked against new figures.
+
+    Tables whose rows were not measured now stay as they are, and so does the picture.
+    """
+    of_tokens = [row for row in rows if row["row"] in TOKEN_ROWS]
+    path = folder / "quality.md"
+    before = path.read_text() if path.exists() else ""
+    if of_tokens:
+        _replace_section(path, before, "## Tokens\n", _token_section(of_tokens, order, neighbours))
+    rows = [row for row in rows if row["row"] not in TOKEN_ROWS]
+    neighbours = [row for row in neighbours if row["row"] not in TOKEN_ROWS]
+    if not rows:
+        return
     known = {name: number for number, name in enumerate(order)}
     table = _grouped(sorted(rows, key=lambda row: known.get(row["row"], -1)))  # peers first
     unmeasured = [name for name in order if name not in table]
@@ -92,8 +124,37 @@ def write_report(rows: list[dict], neighbours: list[dict], fitness: str, order: 
         parts += ["\n## Other data: k nearest neighbours\n\n", NEIGHBOURS, _neighbour_table(neighbours)]
     if fitness:
         parts += ["\n## Fitness as a predictor of accuracy\n\n", FITNESS, fitness]
-    (folder / "quality.md").write_text("".join(parts))
+    tokens = path.read_text() if path.exists() else ""
+    path.write_text("".join(parts))
+    if "## Tokens\n" in tokens:
+        _replace_section(path, path.read_text(), "## Tokens\n", _section(tokens, "## Tokens\n"))
     _plot(table, folder / "quality.svg")
+
+
+def _token_section(rows: list[dict], order: list[str], neighbours: list[dict]) -> str:
+    table = _grouped(sorted(rows, key=lambda row: order.index(row["row"])))
+    legend = ["| row | tokens and counts | weights |", "|---|---|---|"]
+    legend += [f"| {name} | {text} |" for name, text in TOKEN_ROWS.items() if name in table]
+    parts = ["## Tokens\n\n", TOKENS, _top1_table(table, TOKEN_FRACTIONS), "\n\n", "\n".join(legend), "\n\n"]
+    parts += [_cosine_table(table, TOKEN_FRACTIONS), "\n"]
+    near = [row for row in neighbours if row["row"] in TOKEN_ROWS or row["row"] == "dense"]
+    return "".join([*parts, _neighbour_table(near, TOKEN_FRACTIONS), "\n"] if near else [*parts, "\n"])
+
+
+def _section(text: str, heading: str) -> str:
+    """Return a section from its heading to the next one of its level."""
+    start = text.index(heading)
+    end = text.find("\n## ", start + len(heading))
+    return text[start:] if end < 0 else text[start : end + 1]
+
+
+def _replace_section(path: Path, text: str, heading: str, section: str) -> None:
+    """Put a section in the place of the old one, or before the first of the others."""
+    if heading in text:
+        path.write_text(text.replace(_section(text, heading), section))
+    else:
+        start = text.index("## ") if "## " in text else len(text)
+        path.write_text(text[:start] + section + text[start:])
 
 
 def _grouped(rows: list[dict]) -> dict[str, dict[float, list[dict]]]:
@@ -116,31 +177,31 @@ def _kept(found: list[dict]) -> tuple[float, float]:
     return ratio, math.sqrt(top1 * (1 - top1) / images) / dense
 
 
-def _top1_table(table: dict[str, dict[float, list[dict]]]) -> str:
-    lines = ["| top-1 relative to dense at FLOPs of | " + " | ".join(f"{f:.2f}" for f in FRACTIONS) + " | halves |"]
-    lines.append("|---|" + "---|" * (len(FRACTIONS) + 1))
+def _top1_table(table: dict[str, dict[float, list[dict]]], fractions: Sequence[float] = FRACTIONS) -> str:
+    lines = ["| top-1 relative to dense at FLOPs of | " + " | ".join(f"{f:.2f}" for f in fractions) + " | halves |"]
+    lines.append("|---|" + "---|" * (len(fractions) + 1))
     for name, costs in table.items():
         cells = []
-        for fraction in FRACTIONS:
+        for fraction in fractions:
             ratio, error = _kept(costs[fraction]) if costs.get(fraction) else (math.nan, math.nan)
             cells.append("-" if math.isnan(ratio) else f"{ratio:.3f} ± {error:.3f}")
         lines.append(f"| {name} | " + " | ".join(cells) + f" | {max(map(len, costs.values()))} |")
     return "\n".join(lines)
 
 
-def _cosine_table(table: dict[str, dict[float, list[dict]]]) -> str:
-    lines = ["| cosine to the dense embedding at | " + " | ".join(f"{f:.2f}" for f in FRACTIONS) + " |"]
-    lines.append("|---|" + "---|" * len(FRACTIONS))
+def _cosine_table(table: dict[str, dict[float, list[dict]]], fractions: Sequence[float] = FRACTIONS) -> str:
+    lines = ["| cosine to the dense embedding at | " + " | ".join(f"{f:.2f}" for f in fractions) + " |"]
+    lines.append("|---|" + "---|" * len(fractions))
     for name, costs in table.items():
         cells = []
-        for fraction in FRACTIONS:
+        for fraction in fractions:
             found = [row["cosine"] for row in costs.get(fraction, []) if row.get("cosine") is not None]
             cells.append(f"{sum(found) / len(found):.3f}" if found else "-")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _neighbour_table(rows: list[dict]) -> str:
+def _neighbour_table(rows: list[dict], fractions: Sequence[float] = FRACTIONS) -> str:
     dense = [row for row in rows if row["row"] == "dense"]
     if not dense:
         return "\nThe dense model was not measured.\n"
@@ -148,9 +209,9 @@ def _neighbour_table(rows: list[dict]) -> str:
     text = []
     for title in dense[-1]["knn"]:
         head = f"| {title}: k-NN accuracy, dense {_with_error(dense[-1], title)} % | "
-        lines = ["", head + " | ".join(f"{f:.2f}" for f in FRACTIONS) + " |", "|---|" + "---|" * len(FRACTIONS)]
+        lines = ["", head + " | ".join(f"{f:.2f}" for f in fractions) + " |", "|---|" + "---|" * len(fractions)]
         for name, costs in table.items():
-            cells = [_with_error(costs[f][-1], title) if costs.get(f) else "-" for f in FRACTIONS]
+            cells = [_with_error(costs[f][-1], title) if costs.get(f) else "-" for f in fractions]
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
         text += lines
     return "\n".join(text) + "\n"

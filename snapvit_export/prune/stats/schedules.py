@@ -11,7 +11,7 @@ Damages of single blocks do not add up: an allocation from them was behind the p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,22 @@ class ScheduleDamage:
         return max(sum(count > 0 for count in merged) for merged in self.merged)
 
 
-@torch.no_grad()
+class Divergence:
+    """The divergence of merging from the dense model, image by image.
+
+    >>> Divergence(model, images)((0, 24, 0)).mean()
+    """
+
+    def __init__(self, model: Model, images: Images) -> None:
+        self.model, self.images = model, images
+        self._output = OutputDivergence(default_divergence(model), model, _embedding(model, images))
+
+    def __call__(self, merged: Sequence[int]) -> npt.NDArray[np.float64]:
+        """Return the divergence of each image when the blocks merge so many tokens, (N,)."""
+        z = _embedding(with_tokens(self.model, merged), self.images)
+        return self._output(z, slice(0, len(z))).numpy()
+
+
 def measure_schedules(model: Model, images: Images, progress: Progress | None = None) -> list[ScheduleDamage]:
     """Return the damage of every schedule that reaches all levels, the least first.
 
@@ -69,12 +84,11 @@ def measure_schedules(model: Model, images: Images, progress: Progress | None = 
     }
     wanted = {name: all_levels for name, all_levels in wanted.items() if len(all_levels) == len(LEVELS)}
     progress.phase("measuring schedules of merging", len(wanted) * len(LEVELS))
-    diverged = OutputDivergence(default_divergence(model), model, _embedding(model, images))
-    found = []
+    diverged, found = Divergence(model, images), []
     for name, all_levels in wanted.items():
         rows = []
         for merged in all_levels:
-            rows.append(diverged(_embedding(with_tokens(model, merged), images), slice(0, len(images))).numpy())
+            rows.append(diverged(merged))
             progress.advance()
         found.append(ScheduleDamage(SCHEDULES[name], tuple(all_levels), np.array(rows)))
     return sorted(found, key=lambda each: each.damage)
@@ -105,6 +119,7 @@ def _same(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> bool:
     return bool(differences.mean() <= differences.std() / max(1, len(differences)) ** 0.5)
 
 
+@torch.no_grad()
 def _embedding(model: Model, images: Images) -> Tensor:
     module: Any = model.module
     made = [

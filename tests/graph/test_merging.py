@@ -68,13 +68,14 @@ def merging_plan(anatomy) -> Plan:
 
 
 def merging_plans(anatomy) -> dict[str, Plan]:
-    """Plans that merge with different heads, without an attention, as many as possible, and without an MLP."""
+    """Plans that merge with different heads, without an attention or an MLP, and in numbers that are special."""
     hidden = anatomy.neurons
     return {
         "uneven": merging_plan(anatomy),
         "without an attention": Plan(heads=(2, 0, 4), neurons=(9, 7, hidden[2]), merged=(5, 0, 3)),
         "as many as possible": Plan(heads=(4, 4, 4), neurons=hidden, merged=(8, 4, 2)),
         "without an MLP": Plan(heads=(4, 3, 4), neurons=(0, 8, 0), merged=(1, 2, 3)),
+        "five in B": Plan(heads=(4, 4, 4), neurons=hidden, merged=(6, 2, 1)),  # as many as DINOv3 has prefix tokens
     }
 
 

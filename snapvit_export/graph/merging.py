@@ -22,6 +22,7 @@ nodes costs in ONNX Runtime is in `benchmarks/tokens.py`.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from .nodes import Nodes
 from .precision import FLOAT, OF_STREAM
@@ -134,12 +135,14 @@ class Merging:
         n = self.n
         zeros = n.add("Mul", self.columns(leaves, 0, 1), n.ints([0]))  # (B, 1, 1)
         fixed = [np.arange(self.prefix), np.arange(self.prefix + 1, self.tokens, 2)]
-        front, odd = (
-            [n.add("Add", zeros, n.array(f"rows.{len(rows)}.{self.tokens}", rows[:, None]))] if len(rows) else []
-            for rows in fixed
-        )
+        front, odd = ([self.constant(zeros, rows)] if len(rows) else [] for rows in fixed)
         kept = self.beside([*front, *([stays] if stays else []), *odd])  # (B, T - r, 1)
         self.rows = self.gathered(self.rows, kept) if self.rows else n.reshape(kept, [-1, self.tokens - count])
+
+    def constant(self, zeros: str, rows: npt.NDArray[np.int64]) -> str:
+        """The same rows for every image: (B, n, 1)."""
+        name = f"rows.{rows[0]}.{len(rows)}.{self.tokens}"
+        return self.n.add("Add", zeros, self.n.array(name, rows[:, None]))
 
     def gathered(self, x: str, places: str) -> str:
         """Tokens of each image: (B, T, ...) and (B, n, 1) to (B, n, ...)."""

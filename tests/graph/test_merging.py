@@ -16,10 +16,19 @@ from helpers.models import FAMILIES, SOME_MODELS, model_of
 from helpers.plans import uneven_plan
 from helpers.rankings import random_ranking
 from snapvit_export.checks.activations import all_values
-from snapvit_export.checks.gates import LEAST_COSINE, TOLERANCE, agreement, require_close_graph, require_same_graph
+from snapvit_export.checks.gates import (
+    LEAST_COSINE,
+    TOLERANCE,
+    agreement,
+    require_close_graph,
+    require_same_graph,
+    require_same_in_runtime,
+)
 from snapvit_export.checks.inspect import inspect, why_not
 from snapvit_export.checks.merging import follow, places, read_matches, run_and_read, smallest_margins
+from snapvit_export.elastic.folder import Elastic
 from snapvit_export.errors import GateFailed
+from snapvit_export.family.folder import read_family
 from snapvit_export.graph.format import GraphFormat
 from snapvit_export.graph.writer import GraphWriter
 from snapvit_export.model.plan import Plan
@@ -29,6 +38,8 @@ from snapvit_export.prune.build import VariantBuilder
 from snapvit_export.prune.correct.policy import Corrector
 from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.pack import blueprint
+from snapvit_export.selection.elastic_builder import ElasticBuilder
+from snapvit_export.selection.on_device import noise as device_noise
 from snapvit_export.target import Target
 
 FLAVOURS = ["portable", "ort"]
@@ -57,13 +68,14 @@ def merging_plan(anatomy) -> Plan:
 
 
 def merging_plans(anatomy) -> dict[str, Plan]:
-    """Plans that merge with different heads, without an attention, as many as possible, and without an MLP."""
+    """Plans that merge with different heads, without an attention or an MLP, and in numbers that are special."""
     hidden = anatomy.neurons
     return {
         "uneven": merging_plan(anatomy),
         "without an attention": Plan(heads=(2, 0, 4), neurons=(9, 7, hidden[2]), merged=(5, 0, 3)),
         "as many as possible": Plan(heads=(4, 4, 4), neurons=hidden, merged=(8, 4, 2)),
         "without an MLP": Plan(heads=(4, 3, 4), neurons=(0, 8, 0), merged=(1, 2, 3)),
+        "five in B": Plan(heads=(4, 4, 4), neurons=hidden, merged=(6, 2, 1)),  # as many as DINOv3 has prefix tokens
     }
 
 
@@ -340,3 +352,24 @@ def test_a_variant_that_merges_is_built_through_all_gates(precision, tmp_path):
     assert built.parity is not None
     assert built.parity <= TOLERANCE
     assert inspect(built.path).tokens == model.anatomy.tokens_after(plan)
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_a_device_cuts_a_variant_that_merges_without_torch_through_its_gates(family_and_elastic, tmp_path, flavour):
+    manifest = read_family(family_and_elastic / "family")
+    packed, target = Elastic.load(family_and_elastic / "elastic"), manifest.target.target
+    inputs = device_noise(manifest, 4)
+    builder = ElasticBuilder(packed, manifest, target, GraphFormat(flavour), inputs, tmp_path, Silent())
+    plan = manifest.variant("s30").plan
+    merged = plan.with_tokens([2 if heads else 0 for heads in plan.heads])
+    built = builder.build("merged", merged, keep=True)
+    assert inspect(built.path).tokens == manifest.anatomy.tokens_after(merged)
+    assert inspect(built.path).opset == (17 if flavour == "portable" else 23)
+
+
+def test_a_runtime_that_merges_is_compared_with_onnx_runtime(deit):
+    pytest.importorskip("openvino", reason="needs openvino: pip install 'snapvit-export[openvino]'")
+    _, _, writer, plan, images = deit
+    path = writer.write("x", plan).graph
+    target = Target(runtime="openvino", precision="fp32", batch=1, threads=1)
+    require_same_in_runtime("x", path, target, images)  # no refusal

@@ -6,9 +6,9 @@
 A model is fitted, as a choice does it, to sample configurations that are timed in turns (ONNX Runtime, batch 1; CPU
 time on one thread, else the median). Then held-out Plans are drawn: heads and neurons of every block around a share of
 the model's, tokens merged by equal, falling or few-block schedules, images of other sizes; with --depth some lack
-sub-layers. They are timed in turns with the dense one, a few at a time, and compared by their ratio to it, so that
-drift between these turns and those of the fit does not count as an error. Weights are random: only shapes matter.
-Prints Markdown.
+sub-layers. They are timed in the same turns; those that memory does not hold in turns with the dense one, and by their
+ratio to it, so that drift of the machine does not count as an error. Weights are random: only shapes matter. Prints
+Markdown.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from snapvit_export.storage.json import to_json
 from snapvit_export.target import Target
 
 ORT = GraphFormat("ort")
-GROUP = 8  # held-out Plans that are timed in turns, with the dense one: sessions of a ViT-B hold 350 MB each
+MEMORY = 4 * 10**9  # bytes of weights that are open at once
+LEAST = 24  # files that are timed in turns: more than a choice has samples
 
 
 def random_plan(anatomy: Anatomy, random: np.random.Generator, depth: bool) -> Plan:
@@ -97,21 +98,27 @@ class Bench:
         """Return what a choice fits to."""
         return profile.cpu_ms if self.threads == 1 and profile.cpu_ms is not None else profile.p50_ms
 
-    def fit(self, depth: bool) -> tuple[LatencyModel, list[tuple[Plan, float]]]:
-        """Fit a model to sample configurations."""
-        plans, unseen = sample_plans(self.anatomy, removable=depth, tokens=True), held_out_plans(self.anatomy)
-        makes_keys = not can_reorder(self.anatomy, Plan.dense(self.anatomy).last_attention, GraphPrecision())
-        measured = list(zip([*plans, *unseen], self.time([*plans, *unseen])))
-        samples, others = measured[: len(plans)], measured[len(plans) :]
-        return fit(self.anatomy, samples, makes_keys, others), samples
+    def run(self, depth: bool, plans: list[Plan]) -> tuple[LatencyModel, list[tuple[Plan, float]], list[float]]:
+        """Return a model that is fitted to samples, these, and the milliseconds of other Plans in the same turns.
 
-    def held_out(self, plans: list[Plan], dense_ms: float) -> list[float]:
-        """Return the milliseconds of Plans as they would have been in the turns of the fit."""
-        found: list[float] = []
-        for start in range(0, len(plans), GROUP):
-            dense, *others = self.time([Plan.dense(self.anatomy), *plans[start : start + GROUP]])
-            found += [ms / dense * dense_ms for ms in others]
-        return found
+        Where memory does not hold all of them, the rest is timed in more turns with the dense one, and by their ratio.
+        """
+        samples, unseen = sample_plans(self.anatomy, removable=depth, tokens=True), held_out_plans(self.anatomy)
+        together = [*samples, *unseen, *plans[: self.most - len(samples) - len(unseen)]]
+        times = self.time(together)
+        while len(times) < len(samples) + len(unseen) + len(plans):
+            start = len(times) - len(samples) - len(unseen)
+            dense, *others = self.time([samples[0], *plans[start : start + self.most - 1]])
+            times += [ms / dense * times[0] for ms in others]
+        measured, held_out = list(zip(samples, times)), list(zip(unseen, times[len(samples) :]))
+        makes_keys = not can_reorder(self.anatomy, Plan.dense(self.anatomy).last_attention, GraphPrecision())
+        model = fit(self.anatomy, measured, makes_keys, held_out)
+        return model, measured, times[len(samples) + len(unseen) :]
+
+    @property
+    def most(self) -> int:
+        """How many sessions fit into memory; those of a choice must."""
+        return max(LEAST, MEMORY // (4 * self.anatomy.params()))
 
 
 def main() -> None:
@@ -129,11 +136,10 @@ def main() -> None:
     for name in args.models:
         with tempfile.TemporaryDirectory() as folder:
             bench = Bench(name, Path(folder), args.threads, args.seconds)
-            model, samples = bench.fit(args.depth)
             random = np.random.default_rng(args.seed)
             plans = [random_plan(bench.anatomy, random, args.depth) for _ in range(args.held_out)]
-            dense_ms = samples[0][1]
-            times = np.array(bench.held_out(plans, dense_ms))
+            model, samples, found = bench.run(args.depth, plans)
+        times, dense_ms = np.array(found), samples[0][1]
         errors = np.abs(np.array([model.predict_ms(plan) for plan in plans]) / times - 1)
         flops, dense = [bench.anatomy.flops(plan) for plan in plans], bench.anatomy.flops()
         by_flops = np.abs(np.array(flops) / dense * dense_ms / times - 1)

@@ -222,10 +222,14 @@ class _Forward:
         n, logs = self.n, self.merging.log_sizes()
         if logs is None:
             return []
-        row = n.cast(n.reshape(logs, [-1, 1, 1, self.tokens]), FLOAT, n.float_type)
-        if self.format.flavour == "portable" or queries == 1:
-            return [row]
-        return [n.add("Expand", row, n.ints([1, 1, queries, 1]))]
+
+        def make() -> list[str]:
+            row = n.cast(n.reshape(logs, [-1, 1, 1, self.tokens]), FLOAT, n.float_type)
+            if self.format.flavour == "portable" or queries == 1:
+                return [row]
+            return [n.add("Expand", row, n.ints([1, 1, queries, 1]))]
+
+        return n.once(f"{logs}.{queries}.{n.float_type}", make)  # for all attentions until the next merge
 
     def softmax(self, products: str, bias: list[str]) -> str:
         products = self.n.add("Add", products, *bias) if bias else products

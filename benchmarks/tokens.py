@@ -25,6 +25,7 @@ import onnxruntime as ort
 from graph import make_model
 from onnx import TensorProto, helper
 
+from snapvit_export.allocation.tokens import DEFAULT, SCHEDULES
 from snapvit_export.graph import forward
 from snapvit_export.graph.format import GraphFormat
 from snapvit_export.graph.merging import Merging
@@ -235,6 +236,8 @@ def models(name: str, batches: list[int], rounds: int) -> list[str]:
     for i in (3, 6, 9):
         few[i] = 47
     plans = {"all blocks": dense.with_tokens([MERGED] * BLOCKS + [0]), "blocks 3, 6, 9": dense.with_tokens(few)}
+    merged = SCHEDULES[DEFAULT].within(anatomy, dense, plans["all blocks"].flops_ratio(anatomy))
+    plans[DEFAULT] = dense.with_tokens(merged or ())
     lines = []
     with tempfile.TemporaryDirectory() as folder:
         writer = GraphWriter(blueprint(model, Ranking.flat(anatomy)), Path(folder))

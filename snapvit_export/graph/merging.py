@@ -135,7 +135,7 @@ class Merging:
         zeros = n.add("Mul", self.columns(leaves, 0, 1), n.ints([0]))  # (B, 1, 1)
         fixed = [np.arange(self.prefix), np.arange(self.prefix + 1, self.tokens, 2)]
         front, odd = (
-            [n.add("Add", zeros, n.array(f"rows.{len(rows)}.{self.tokens}", rows[:, None]))] if len(rows) else []
+            [n.add("Add", zeros, n.array(f"rows.{rows[0]}.{self.tokens}", rows[:, None]))] if len(rows) else []
             for rows in fixed
         )
         kept = self.beside([*front, *([stays] if stays else []), *odd])  # (B, T - r, 1)

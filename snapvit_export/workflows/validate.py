@@ -139,7 +139,7 @@ def _check(request: ValidateRequest, manifest: Manifest) -> None:
     """Refuse what can be refused before any file is run."""
     check_options(request.options)
     if request.options.by is not None and "segment" in request.options.by:
-        raise UsageError("exported files give no patch tokens, so --by segment evaluates models: see snapvit evaluate")
+        raise UsageError("validate reads no patch tokens. Segment one model or file: snapvit evaluate --by segment")
     if request.known is not None and request.measure:
         raise UsageError("--profile and --measure contradict each other. Give one")
     if manifest.choice is not None and (request.known is not None or request.measure):

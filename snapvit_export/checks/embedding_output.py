@@ -41,7 +41,7 @@ class EmbeddingModel:
 def with_embedding(path: Path) -> Iterator[EmbeddingModel]:
     """Yield a temporary copy that outputs both; the file itself if that outputs the embedding alone."""
     make = _openvino_copy if path.suffix == ".xml" else _onnx_copy
-    with _place_beside_its_weights(path) as folder:
+    with place_beside_its_weights(path) as folder:
         copy = folder / f"{PREFIX}{os.getpid()}-{path.name}"
         try:
             classes = make(path, copy)
@@ -52,7 +52,7 @@ def with_embedding(path: Path) -> Iterator[EmbeddingModel]:
 
 
 @contextmanager
-def _place_beside_its_weights(path: Path) -> Iterator[Path]:
+def place_beside_its_weights(path: Path) -> Iterator[Path]:
     """Yield the file's own folder or, if it is read-only, another one with copies of the files that the graph reads."""
     if os.access(path.parent, os.W_OK):
         yield path.parent
@@ -72,7 +72,7 @@ def _onnx_copy(path: Path, copy: Path) -> int:
     (given,) = [output.name for output in graph.output] if len(graph.output) == 1 else ("",)
     if given == FEATURES:
         return 0
-    read = [node.input[0] for node in graph.node if len(node.input) > 1 and _plain(node.input[1]) in CLASSIFIERS]
+    read = [node.input[0] for node in graph.node if len(node.input) > 1 and plain_name(node.input[1]) in CLASSIFIERS]
     if given != LOGITS or not read:
         raise FileFormatError(f"{path}: not made by snapvit, so where its embedding lies is not known")
     wide = [helper.make_node("Cast", [name], [f"{BOTH}.{i}"], to=FLOAT) for i, name in enumerate(read)]
@@ -90,7 +90,7 @@ def _onnx_copy(path: Path, copy: Path) -> int:
     return classes
 
 
-def _plain(weight: str) -> str:
+def plain_name(weight: str) -> str:
     """Return the name of a weight, also where it is read in a higher precision than it is stored in."""
     return weight.removesuffix(".wide")
 

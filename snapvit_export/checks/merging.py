@@ -26,7 +26,7 @@ Light: numpy, and ONNX Runtime to run graphs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,9 +85,8 @@ def read_matches(path: Path, inputs: npt.NDArray[Any]) -> dict[int, Matches]:
 def run_and_read(path: Path, inputs: npt.NDArray[Any]) -> tuple[npt.NDArray[np.float32], dict[int, Matches]]:
     """Return the outputs of a graph and the decisions that led to them, of the very same run."""
     blocks = merging_blocks(path)
-    names = [f"blocks.{i}.{name}" for i in blocks for name in (COSINES, ORDER, BEST)]
-    found, output = _run(path, inputs, names, {})
-    return found[output].astype(np.float32), {i: _matches(found, i, "") for i in blocks}
+    found, output = _run(path, inputs, names_of(blocks), {})
+    return found[output].astype(np.float32), {i: matches_in(found, i) for i in blocks}
 
 
 def follow(
@@ -102,10 +101,16 @@ def follow(
     given |= {f"blocks.{i}.{BEST}": matches[i].best for i in blocks}
     names = [f"blocks.{i}.{COSINES}" for i in blocks] + [f"{name}{OWN}" for name in given]
     found, output = _run(path, inputs, names, given)
-    return found[output].astype(np.float32), {i: _matches(found, i, OWN) for i in blocks}
+    return found[output].astype(np.float32), {i: matches_in(found, i, OWN) for i in blocks}
 
 
-def _matches(found: Mapping[str, npt.NDArray[Any]], block: int, end: str) -> Matches:
+def names_of(blocks: Sequence[int]) -> list[str]:
+    """Return the names of the values that hold the decisions of these blocks."""
+    return [f"blocks.{i}.{name}" for i in blocks for name in (COSINES, ORDER, BEST)]
+
+
+def matches_in(found: Mapping[str, npt.NDArray[Any]], block: int, end: str = "") -> Matches:
+    """Return the decisions of a block among the values of a run."""
     name = f"blocks.{block}."
     return Matches(found[f"{name}{COSINES}"], found[f"{name}{ORDER}{end}"], found[f"{name}{BEST}{end}"])
 
@@ -159,17 +164,22 @@ def places(matches: ByBlock, anatomy: Anatomy) -> dict[int, Ints]:
 
     `anatomy` is that of the cut model. Tokens are counted as they lie in the stream, prefix tokens in front.
     """
+    return places_of(matches, anatomy.merges, anatomy.prefix)
+
+
+def places_of(matches: ByBlock, merged: Sequence[int], prefix: int) -> dict[int, Ints]:
+    """Return the same from what a file tells: tokens merged in each block, and tokens before the patches."""
     found: dict[int, Ints] = {}
     for i in sorted(matches):
         _, order, best = matches[i]
         last = found[max(found)] if found else None
-        stay = order.shape[1] - anatomy.merges[i]
+        stay = order.shape[1] - merged[i]
         now = np.empty((len(order), order.shape[1] + matches[i].cosines.shape[2]), np.int64)  # by place among patches
         now[:, ::2] = stay + best
-        np.put_along_axis(now, 2 * order[:, anatomy.merges[i] :], np.arange(stay)[None], axis=1)
+        np.put_along_axis(now, 2 * order[:, merged[i] :], np.arange(stay)[None], axis=1)
         now[:, 1::2] = stay + np.arange(matches[i].cosines.shape[2])
-        here = now if last is None else np.take_along_axis(now, last - anatomy.prefix, axis=1)
-        found[i] = anatomy.prefix + here
+        here = now if last is None else np.take_along_axis(now, last - prefix, axis=1)
+        found[i] = prefix + here
     return found
 
 

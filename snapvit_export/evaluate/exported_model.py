@@ -1,4 +1,4 @@
-"""An exported file as an `Extractor`: its metadata, and its embeddings and logits in its own runtime. Light.
+"""An exported file as an `Extractor`: its metadata, and its embeddings, logits and patch tokens. Light.
 
 `read_info` reads from the file what is needed to feed it with images and to read its outputs; `open_exported` opens it
 in a runtime. `top1` measures the accuracy of anything that classifies batches.
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from ..calibration.images import Images
 from ..calibration.preprocessing import Preprocessing
 from ..checks.embedding_output import with_embedding
+from ..checks.patch_tokens import open_patch_tokens
 from ..errors import FileFormatError, GateFailed, SnapvitError, UsageError
 from ..family.evaluation import Evaluation, share
 from ..family.folder import read_family
@@ -100,8 +101,19 @@ class ExportedModel:
         return both[:, :width], both[:, width:] if self.outputs else None
 
     def tokens(self, images: Images, progress: Progress | None = None) -> Array:
-        """Not in the graph: with token pooling the last block is not even computed for them."""
-        raise UsageError(f"{self.path}: gives no patch tokens. Give --by segment the model that it was made from")
+        """Patch tokens in their places, (N, h, w, E), where the graph has them: not with token pooling."""
+        if self.runtime != "onnxruntime" or self.path.suffix != ".onnx":
+            raise UsageError(
+                f"{self.path}: gives no patch tokens in {self.runtime}, only .onnx files in ONNX Runtime do. "
+                "Give --by segment the model that it was made from"
+            )
+        progress = progress or Silent()
+        parts: list[Array] = []
+        with open_patch_tokens(self.path, usable_cores()) as run:
+            for batch in images.inputs(self.batch, self.info.takes_bytes):
+                parts.append(run(batch))
+                progress.advance(len(batch))
+        return np.concatenate(parts)
 
 
 @contextmanager

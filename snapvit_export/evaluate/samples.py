@@ -34,7 +34,7 @@ def pick_samples(
     return tuple(
         Sample(
             title=titles[i],
-            picture=_png(images.pixels[i]),
+            picture=png(images.pixels[i], SIDE),
             label=images.classes[int(images.labels[i])] if has_labels and images.labels is not None else None,
             predictions={v: _prediction(scores[i], names) for v, scores in logits.items()},
         )
@@ -47,11 +47,12 @@ def _chosen(count: int, guesses: Mapping[str, npt.NDArray[np.int64]], dense: str
     differ = np.zeros(count, bool)
     for guess in guesses.values():
         differ |= guess != guesses[dense]
-    differing, agreeing = _spread(np.flatnonzero(differ), 2 * MOST // 3), np.flatnonzero(~differ)
-    return sorted([*differing, *_spread(agreeing, MOST - len(differing))])
+    differing, agreeing = spread(np.flatnonzero(differ), 2 * MOST // 3), np.flatnonzero(~differ)
+    return sorted([*differing, *spread(agreeing, MOST - len(differing))])
 
 
-def _spread(rows: npt.NDArray[np.int64], most: int) -> list[int]:
+def spread(rows: npt.NDArray[np.int64], most: int) -> list[int]:
+    """Return at most so many of the rows, evenly spaced, the first and the last among them."""
     if len(rows) <= most:
         return [int(row) for row in rows]
     return [int(rows[int(k)]) for k in np.linspace(0, len(rows) - 1, most)]
@@ -63,11 +64,13 @@ def _prediction(scores: npt.NDArray[np.float32], names: Sequence[str]) -> Predic
     return Prediction(label=names[best], probability=float(min(1.0, shifted[best] / shifted.sum())))
 
 
-def _png(pixels: npt.NDArray[np.uint8]) -> str:
+def png(pixels: npt.NDArray[np.uint8], side: int | None = None) -> str:
+    """Return a picture as PNG in base64, at most `side` pixels wide and high if that is given."""
     from PIL import Image
 
-    thumbnail = Image.fromarray(pixels)
-    thumbnail.thumbnail((SIDE, SIDE))
+    picture = Image.fromarray(pixels)
+    if side is not None:
+        picture.thumbnail((side, side))
     data = io.BytesIO()
-    thumbnail.save(data, "PNG", optimize=True)
+    picture.save(data, "PNG", optimize=True)
     return base64.b64encode(data.getvalue()).decode()

@@ -1,4 +1,4 @@
-"""The contents of `validation.json`: sample images with each variant's predictions, for people to look at. Light."""
+"""The contents of `validation.json`: images for people to look at, with predictions and with merged patches. Light."""
 
 from __future__ import annotations
 
@@ -27,6 +27,30 @@ class Sample(Value, frozen=True, kw_only=True):
     predictions: dict[str, Prediction]  # by variant; none for a model without a head
 
 
+class MergeStep(Value, frozen=True, kw_only=True):
+    """What an image is to a variant after a block that merges tokens."""
+
+    block: Count
+    tokens: Count  # after the block, with those that stand for no patch
+    picture: str  # PNG, base64: every group of patches in its mean colour
+
+
+class MergedImage(Value, frozen=True, kw_only=True):
+    """One image, and how its patches are merged from block to block."""
+
+    title: str
+    picture: str  # PNG, base64
+    steps: tuple[MergeStep, ...]
+
+
+class MergedPatches(Value, frozen=True, kw_only=True):
+    """Some images as a variant merges their patches; without images, the reason why they could not be drawn."""
+
+    variant: str
+    images: tuple[MergedImage, ...] = ()
+    missing: str | None = None
+
+
 class Validation(Value, frozen=True, kw_only=True):
     """The images and the runtime that a family was evaluated with, and some of the images to look at."""
 
@@ -37,6 +61,7 @@ class Validation(Value, frozen=True, kw_only=True):
     runtime: Runtime
     seconds: float
     samples: tuple[Sample, ...] = ()
+    merged: tuple[MergedPatches, ...] = ()  # of at most two variants that merge tokens
 
     def save(self, folder: Path) -> None:
         """Write it into a family folder."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..errors import needs
 from ..family.manifest import Manifest
-from ..family.validation import Prediction, Sample, Validation
+from ..family.validation import MergedPatches, Prediction, Sample, Validation
 from . import text as words
 from .charts import all_charts
 from .charts.style import DARK, LIGHT
@@ -62,6 +62,7 @@ def page(family: LoadedFamily, report: ReportData) -> str:
         measurements=measurement_rows(report),
         samples=_samples(family, report),
         samples_note=_samples_note(family.validation),
+        merges=_merges(family.validation),
         provenance=_provenance(family, report),
         recipe=plain_json(_brief(family.manifest.recipe)),
         version=__version__,
@@ -205,6 +206,42 @@ def _sample(sample: Sample, dense: str, pruned: str) -> dict[str, Any]:
     }
 
 
+def _merges(validation: Validation | None) -> list[dict[str, Any]]:
+    """Return for each variant that merges tokens a table of pictures: an image in each row, a block in each column."""
+    return [] if validation is None else [_merge(found, validation) for found in validation.merged]
+
+
+def _merge(found: MergedPatches, validation: Validation) -> dict[str, Any]:
+    columns = [(step.block, step.tokens) for step in found.images[0].steps] if found.images else []
+    rows = [
+        {
+            "title": plain(image.title),
+            "picture": _data_url(image.picture),
+            "steps": [
+                {
+                    "picture": _data_url(step.picture),
+                    "alt": f"{plain(image.title)} as {step.tokens} tokens, after block {step.block}",
+                }
+                for step in image.steps
+            ],
+        }
+        for image in found.images
+    ]
+    size = _size(found.images[0].steps[0].picture) if columns else (0, 0)
+    note = ""
+    if validation.runtime != "onnxruntime":
+        note = f"As ONNX Runtime merges them; {validation.runtime} may differ where two matches are nearly equal."
+    return {
+        "variant": plain(found.variant),
+        "missing": None if found.missing is None else plain(found.missing),
+        "columns": [f"block {block}: {tokens} tokens" for block, tokens in columns],
+        "rows": rows,
+        "width": size[0],
+        "height": size[1],
+        "note": note,
+    }
+
+
 def _list(texts: list[str]) -> str:
     more = [f"{len(texts) - MOST_OTHERS} more"] if len(texts) > MOST_OTHERS else []
     return ", ".join(texts[:MOST_OTHERS] + more)
@@ -227,6 +264,14 @@ def _data_url(text: str) -> str | None:
     except (binascii.Error, ValueError):
         return None
     return f"data:image/png;base64,{base64.b64encode(data).decode()}" if data.startswith(PNG) else None
+
+
+def _size(text: str) -> tuple[int, int]:
+    """Return the width and height of a PNG: lines of one pixel must not be scaled away. 0 for anything else."""
+    if _data_url(text) is None:
+        return 0, 0
+    header = base64.b64decode(text)[16:24]  # after the signature and the beginning of the first chunk
+    return int.from_bytes(header[:4], "big"), int.from_bytes(header[4:], "big")
 
 
 def _provenance(family: LoadedFamily, report: ReportData) -> list[dict[str, Any]]:

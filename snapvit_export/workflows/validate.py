@@ -4,7 +4,8 @@ Each image is decoded once and each file runs once over all of them; accuracy wi
 fidelity to the dense model all come from the outputs of that run. Latencies are those of the manifest if a choice rests
 on them, or if they were taken on this machine with the same settings; otherwise all variants are timed now, side by
 side. Where torch and the weights are available, files whose weights were not corrected are compared with the module
-that they were built from. The results go into the manifest, and some images to look at into `validation.json`. Until
+that they were built from. The results go into the manifest, and some images to look at, with predictions and with the
+patches that were merged, into `validation.json`. Until
 then the features of every file are kept, so that a run that was stopped resumes with the next file. Light, but for the
 comparison with torch.
 """
@@ -19,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from ..calibration.dataset import Dataset, open_dataset, split_by_seed
 from ..calibration.digits import BUNDLED as BUNDLED_IMAGES
@@ -29,13 +31,14 @@ from ..errors import FileFormatError, SnapvitError, UsageError, needs
 from ..evaluate.evaluator import EvalOptions, Evaluator, check_options, fidelity_to
 from ..evaluate.exported_model import ExportedInfo, open_exported
 from ..evaluate.features import Features
+from ..evaluate.merged_patches import MOST_IMAGES, draw_merges, shown_variants
 from ..evaluate.pareto import Tradeoff, dominated
-from ..evaluate.samples import pick_samples
+from ..evaluate.samples import pick_samples, spread
 from ..family.evaluation import TITLES, Evaluation, Measure
 from ..family.folder import read_family, write_manifest
 from ..family.layout import KEPT_FEATURES, RANKING
 from ..family.manifest import Manifest, MeasuredOn
-from ..family.validation import Sample, Validation
+from ..family.validation import MergedPatches, Sample, Validation
 from ..profiling.profile import Percentile, Profile
 from ..progress import Progress
 from ..runtimes.device import DeviceCard
@@ -93,6 +96,7 @@ def validate(request: ValidateRequest, progress: Progress) -> Manifest:
         runtime=target.runtime,
         seconds=round(time.monotonic() - began, 3),
         samples=samples,
+        merged=_merged(folder, manifest, evaluator, progress),
     )
     validation.save(folder)
     write_manifest(folder, validated)
@@ -139,7 +143,7 @@ def _check(request: ValidateRequest, manifest: Manifest) -> None:
     """Refuse what can be refused before any file is run."""
     check_options(request.options)
     if request.options.by is not None and "segment" in request.options.by:
-        raise UsageError("exported files give no patch tokens, so --by segment evaluates models: see snapvit evaluate")
+        raise UsageError("validate reads no patch tokens. Segment one model or file: snapvit evaluate --by segment")
     if request.known is not None and request.measure:
         raise UsageError("--profile and --measure contradict each other. Give one")
     if manifest.choice is not None and (request.known is not None or request.measure):
@@ -302,6 +306,22 @@ def _samples(manifest: Manifest, evaluator: Evaluator, outputs: Mapping[str, Fea
         logits = {name: scores[:, evaluator.columns] for name, scores in logits.items()}
         names = evaluator.test.classes
     return pick_samples(evaluator.test, evaluator.titles, logits, names, manifest.dense, evaluator.columns is not None)
+
+
+def _merged(folder: Path, manifest: Manifest, evaluator: Evaluator, progress: Progress) -> tuple[MergedPatches, ...]:
+    """Draw on some images which patches the variants merge."""
+    variants = shown_variants(manifest)
+    if not variants:
+        return ()
+    progress.phase("drawing merged patches", len(variants))
+    rows = spread(np.arange(len(evaluator.test)), MOST_IMAGES)
+    titles = [evaluator.titles[row] for row in rows]
+    found = []
+    for variant in variants:
+        images = evaluator.at(variant.image_of(manifest.anatomy)).test.only(rows)
+        found.append(draw_merges(folder, manifest, variant, images, titles))
+        progress.advance(1)
+    return tuple(found)
 
 
 def _described(

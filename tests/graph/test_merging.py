@@ -88,6 +88,16 @@ def deit(tmp_path):
     return model, ranking, writer, merging_plan(model.anatomy), noise_arrays(model.anatomy, 6)
 
 
+def test_rotations_follow_where_as_many_tokens_stay_in_place_as_are_in_front(tmp_path):
+    model = model_of("vit_small_patch16_dinov3")
+    plan = uneven_plan(model.anatomy).with_tokens((6, 1, 0))
+    assert model.anatomy.prefix == (model.anatomy.patches - 6) // 2 == 5  # of both block 1 notes the places
+    ranking, images = random_ranking(model.anatomy, seed=1), noise_arrays(model.anatomy, 3)
+    path = GraphWriter(blueprint(model, ranking), tmp_path).write("x", plan).graph
+    wanted, _ = outputs_and_matches(shrink(model.module, ranking, plan), torch.from_numpy(images))
+    assert close(run(path, images), wanted)
+
+
 @pytest.mark.parametrize(("name", "extra"), CASES, ids=[f"{n} {e}" for n, e in CASES])
 def test_graphs_equal_the_merging_module(name, extra, tmp_path):
     model = model_of(name, **extra)

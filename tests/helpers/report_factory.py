@@ -6,13 +6,14 @@ import base64
 import hashlib
 import io
 
+import msgspec
 import numpy as np
 from PIL import Image
 
 from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.family.evaluation import Evaluation
 from snapvit_export.family.manifest import Choice, Manifest, MeasuredOn, Measurement, Variant
-from snapvit_export.family.validation import Prediction, Sample, Validation
+from snapvit_export.family.validation import MergedImage, MergedPatches, MergeStep, Prediction, Sample, Validation
 from snapvit_export.model.anatomy import Anatomy, Block
 from snapvit_export.profiling.conditions import Conditions
 from snapvit_export.profiling.profile import Profile
@@ -187,3 +188,13 @@ def make_validation(
     return Validation(
         source="pictures", images=500, sha256=sha("pixels"), runtime="onnxruntime", seconds=12.0, samples=tuple(samples)
     )
+
+
+def make_merging_validation(manifest: Manifest, title: str = "pictures/0.png", **changes: object) -> Validation:
+    """Two images that a variant merges; `changes` of what is told of the variant."""
+    found = make_validation(manifest, count=1)
+    picture = found.samples[0].picture
+    steps = tuple(MergeStep(block=block, tokens=tokens, picture=picture) for block, tokens in ((3, 143), (7, 99)))
+    images = (MergedImage(title=title, picture=picture, steps=steps),) * 2
+    told = MergedPatches(**{"variant": manifest.variants[1].name, "images": images, **changes})
+    return msgspec.structs.replace(found, merged=(told,))

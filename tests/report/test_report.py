@@ -13,12 +13,20 @@ import pytest
 from PIL import Image
 
 from helpers.families import make_family
-from helpers.report_factory import HOSTILE, make_manifest, make_search, make_sublayers, make_validation
+from helpers.report_factory import (
+    HOSTILE,
+    make_manifest,
+    make_merging_validation,
+    make_search,
+    make_sublayers,
+    make_validation,
+)
 from snapvit_export.budget import Budget
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.family.folder import own_files, read_family, write_manifest
 from snapvit_export.family.layout import PLOTS, parse_formats, place, report_files
 from snapvit_export.family.manifest import Manifest
+from snapvit_export.family.validation import Validation
 from snapvit_export.report.charts import all_charts
 from snapvit_export.report.charts.pareto import pareto
 from snapvit_export.report.charts.pareto import place as place_labels
@@ -328,6 +336,58 @@ def test_the_page_can_be_read_by_those_who_hear_it():
     ids = re.findall(r'\bid="([^"]+)"', markup)
     assert len(set(ids)) == len(ids)
     assert set(re.findall(r'aria-labelledby="([^"]+)"', markup)) <= set(ids)
+
+
+def test_merged_patches_are_shown_block_by_block():
+    manifest = make_manifest(3)
+    text = page_of(manifest, make_merging_validation(manifest))
+    markup = re.sub(r"<script.*?</script>|<style.*?</style>", "", text, flags=re.DOTALL)
+    table = re.search(r'<table class="merges">.*?</table>', markup, flags=re.DOTALL)[0]
+    columns = ["input", "block 3: 143 tokens", "block 7: 99 tokens"]
+    assert re.findall(r'<th scope="col">([^<]*)<', table) == columns
+    assert table.count('<tr><th scope="row">') == 2
+    assert table.count("<img") == table.count(" alt=") == table.count('width="96" height="96"') == 2 * 3
+    assert 'alt="pictures/0.png as 99 tokens, after block 7"' in table
+    assert markup.count("<table") == markup.count("<caption>")
+    assert "may differ where two matches are nearly equal" not in text
+    other = msgspec.structs.replace(make_merging_validation(manifest), runtime="openvino")
+    assert "As ONNX Runtime merges them; openvino may differ where two matches are nearly equal." in page_of(
+        manifest, other
+    )
+
+
+def test_merged_patches_that_could_not_be_drawn_say_why_and_without_any_nothing_is_said():
+    manifest = make_manifest(3)
+    text = page_of(manifest, make_merging_validation(manifest, images=(), missing="v1.xml does not tell"))
+    assert "No picture: v1.xml does not tell." in text
+    assert '<table class="merges">' not in text
+    assert "Patches that are merged" not in page_of(manifest, make_validation(manifest))
+    assert "Patches that are merged" not in page_of(manifest)
+
+
+def test_merged_patches_of_hostile_names_and_pictures_are_text():
+    manifest = make_manifest(3)
+    told = make_merging_validation(manifest, title=HOSTILE + '" onload="x', variant=HOSTILE)
+    text = page_of(manifest, told)
+    assert "<img src=x" not in text
+    assert '" onload="x' not in text
+    (merged,) = told.merged
+    broken = msgspec.structs.replace(merged.images[0].steps[0], picture="aGVsbG8=")
+    image = msgspec.structs.replace(merged.images[0], picture="?", steps=(broken,))
+    broken_too = msgspec.structs.replace(told, samples=(), merged=(msgspec.structs.replace(merged, images=(image,)),))
+    text = page_of(manifest, broken_too)
+    assert text.count("(no image)") == 2
+    assert "data:image" not in text
+
+
+def test_a_validation_that_was_written_before_merges_were_drawn_is_read(tmp_path):
+    manifest = make_manifest(3)
+    make_validation(manifest).save(tmp_path)
+    path = tmp_path / "validation.json"
+    written = json.loads(path.read_text())
+    assert written.pop("merged") == []
+    path.write_text(json.dumps(written))
+    assert Validation.load(tmp_path) == make_validation(manifest)
 
 
 def test_predictions_are_marked_in_words():

@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers.report_factory import HOSTILE, make_manifest, make_search, make_sublayers, make_validation
+from helpers.report_factory import (
+    HOSTILE,
+    make_manifest,
+    make_merging_validation,
+    make_search,
+    make_sublayers,
+    make_validation,
+)
 from snapvit_export.report.data import LoadedFamily, collect
 from snapvit_export.report.page import page
 
@@ -223,3 +230,13 @@ def test_paper_is_light_and_has_the_plots(open_page):
     assert pixels.std() > 5
     assert np.median(pixels) > 230
     assert len(found.page.pdf(format="A4")) > 20_000
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_merged_patches_are_shown_pixel_by_pixel(open_page, width):
+    """Scaled pictures would lose lines of one pixel, and show patches as merged that are not."""
+    manifest = make_manifest(3)
+    found = open_page(manifest, make_merging_validation(manifest), width=width).page
+    shown = found.locator(".merges td img").evaluate_all("(all) => all.map((img) => [img.width, img.naturalWidth])")
+    assert shown == [[96, 96]] * 4
+    assert overflow(found) <= 0

@@ -19,6 +19,7 @@ from snapvit_export.checks.inspect import inspect
 from snapvit_export.evaluate.exported_model import read_info, top1
 from snapvit_export.family.folder import read_family
 from snapvit_export.family.manifest import Manifest
+from snapvit_export.family.validation import Validation
 from snapvit_export.model.plan import Plan
 from snapvit_export.model.ranking import Ranking
 from snapvit_export.prune.models.load import save_model
@@ -121,6 +122,18 @@ def test_the_modules_that_it_was_cut_from_give_the_same(snapvit, here, made, man
         )
     for text in ("101", "65 -> 33", "49 -> 37", "64x64", "48x64", "80x80"):
         assert text in outcome.out
+    first, most = Validation.load(here / "family").merged
+    assert first.variant in NAMES
+    assert most.variant in NAMES[2:]
+    for shown in (first, most):
+        assert len(shown.images) == 3
+        merged = manifest.plan(manifest.variant(shown.variant)).merged
+        after = manifest.variant(shown.variant).tokens
+        drawn = [step.block for step in shown.images[0].steps]
+        assert drawn == [i for i in range(4) if merged[i]]
+        assert [step.tokens for step in shown.images[0].steps] == [after[i] for i in drawn]
+    assert snapvit("report", here / "family").code == 0
+    assert "Patches that are merged" in (here / "family/report.html").read_text()
 
 
 def test_a_single_file_is_evaluated_at_its_own_size(snapvit, made):

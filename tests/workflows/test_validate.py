@@ -230,7 +230,7 @@ def test_what_is_stopped_leaves_the_family_as_it_was_and_goes_on(snapvit, here, 
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (["--by", "segment"], 2, "exported files give no patch tokens"),
+        (["--by", "segment"], 2, "validate reads no patch tokens. Segment one model or file"),
         (["--by", "luck"], 2, "--by 'luck' is not a metric"),
         (["--min-accuracy", "70"], 2, "--min-accuracy '70' is not between 0 and 1"),
         (["--min-accuracy", "high"], 2, "--min-accuracy 'high' is not a number"),

@@ -1,7 +1,8 @@
 """Extract features with torch: the embedding that the head reads, the head's logits, and the patch tokens.
 
 The embedding of a distilled model is the mean of its two tokens, as in the exported graphs. Patch tokens are taken
-after the final norm, or after `fc_norm` where the model has no other.
+after the final norm, or after `fc_norm` where the model has no other. Where tokens were merged, every patch has the
+token that it went into.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ...calibration.images import Images
 from ...calibration.preprocessing import Preprocessing
 from ...evaluate.features import Array
 from ...progress import Progress, Silent
+from ..blocks.merging import holder_of
 from .class_names import class_names
 from .load import Model
 
@@ -65,9 +67,10 @@ class TorchExtractor:
         """Return the patch tokens in their places: (N, h, w, E)."""
         module: Any = self.model.module
         anatomy = self.model.anatomy
-        h, w = (side // step for side, step in zip(anatomy.image, anatomy.patch))
+        holder, (h, w) = holder_of(module), anatomy.grid
         found = []
         for tokens in self._batches(images, progress or Silent()):
+            tokens = tokens if holder is None else holder.groups.spread(tokens)  # of the pass that has just run
             patches = tokens[:, anatomy.prefix :]  # prefix tokens come first
             patches = patches if anatomy.final_norm else module.fc_norm(patches)
             found.append(patches.reshape(len(patches), h, w, -1).numpy())

@@ -17,6 +17,7 @@ import numpy as np
 from snapvit_export.allocation.tokens import SCHEDULES, merging_blocks
 from snapvit_export.calibration.images import calibration_and_held_out, read_images
 from snapvit_export.model.plan import Plan
+from snapvit_export.progress import Silent
 from snapvit_export.prune.models.load import Model, load_model
 from snapvit_export.prune.stats.schedules import Divergence
 
@@ -77,7 +78,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=128)
     given = parser.parse_args()
     model = load_model(given.model, given.checkpoint)
-    images = read_images(calibration_and_held_out(given.images, given.count, 0, 0)[:1], model.preprocessing)[0]
+    split = calibration_and_held_out(given.images, given.count, 0, 0)[:1]
+    images = read_images(split, model.preprocessing, Silent())[0]
     diverged, dense = Divergence(model, images), Plan.dense(model.anatomy)
     lines = single_damages(model, diverged)
     print("| divergence at FLOPs of | " + " | ".join(f"{cost:.2f}" for cost in COSTS) + " | blocks that merge |")

@@ -11,7 +11,8 @@ a Plan keeps decides its merges, and the merges decide what it costs to keep the
 3. Where none of them meets the target, attentions are removed one by one, the one that saves most first, as long as the
    others can merge enough; the first of these sets within the target is allocated. Its last is the smallest of all.
 
-Every Plan that is returned is checked with its own tokens.
+Every Plan that is returned is checked with its own tokens. Orders and damage curves stay those of all tokens: one
+ranking serves every Plan, since all variants read prefixes of the same weights.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ def token_targets(
     merges = {f"tokens{100 * fraction:g}": fraction for fraction in fractions} or {"": 1.0}
     grids = {f"res{shown(size)}": grid_for(anatomy, size) for size in resolutions} or {"": None}
     return {
-        "-".join(filter(None, names)): TokenTarget(merges[names[0]], grids[names[1]], schedule)
-        for names in product(merges, grids)
+        "-".join(filter(None, (tokens, size))): TokenTarget(merges[tokens], grids[size], schedule)
+        for size, tokens in product(grids, merges)  # one size after the other: images are read again for each
     }
 
 

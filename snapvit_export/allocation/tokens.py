@@ -113,16 +113,6 @@ def merging_blocks(anatomy: Anatomy, plan: Plan) -> list[int]:
     return [i for i, heads in enumerate(plan.heads) if heads and i < last]
 
 
-def merge_schedule(
-    anatomy: Anatomy, plan: Plan, fraction: float, schedule: Schedule = SCHEDULES[DEFAULT]
-) -> tuple[int, ...]:
-    """Return the tokens that each block of a Plan merges, so that this fraction of its patch tokens is left at the end.
-
-    >>> merge_schedule(anatomy, Plan.dense(anatomy), 0.5)
-    """
-    return schedule.counts(anatomy, plan, fraction)
-
-
 def _to_leave(wanted: int, merged: list[int], patches: int) -> tuple[int, ...]:
     """Take back, from the last merging block on, what is merged beyond the wanted number: scales step over some."""
     over = wanted - (patches - sum(merged))

@@ -47,6 +47,7 @@ class Inspection(Value, frozen=True, kw_only=True):
     int8_sum_bits: int | None = None  # 16: its int8 layers compute the same on every CPU
     plan: Plan | None = None
     tokens: tuple[int, ...] | None = None  # after each block; older files do not tell
+    correction_tokens: str | None = None  # "all": corrected by statistics of all tokens, though it has fewer
 
 
 def inspect(path: Path | str) -> Inspection:
@@ -81,6 +82,7 @@ def inspect(path: Path | str) -> Inspection:
         int8_sum_bits=int(bits) if (bits := metadata.get("snapvit.int8_sum_bits", "")).isdecimal() else None,
         plan=from_json(metadata["snapvit.plan"], Plan, str(path)) if "snapvit.plan" in metadata else None,
         tokens=from_json(metadata["snapvit.tokens"], Tokens, str(path)) if "snapvit.tokens" in metadata else None,
+        correction_tokens=metadata.get("snapvit.correction_tokens"),
     )
 
 

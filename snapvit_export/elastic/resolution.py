@@ -31,7 +31,7 @@ def at_resolution(
             height, width = anatomy.image
             raise SnapvitError(
                 f"how its rotary tables are made is not known, so this model takes images of {height} x {width} alone. "
-                "Pack it again"
+                "Pack it again if the folder is an old one"
             )
         tables = wiring.rotary.tables(plan.grid, anatomy.blocks[0].head_dim, wiring.rotate_half)
         found["rope.sin"], found["rope.cos"] = tables

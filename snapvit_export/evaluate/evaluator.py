@@ -137,7 +137,7 @@ class Evaluator:
         sized = self.test.preprocessing.at(image)
         if sized == self.test.preprocessing:
             return self
-        _check_memory(self.data.name, sum(map(len, self.images.values())), self.test.preprocessing, sized)
+        _check_memory(self.data.name, sum(map(len, self.images.values())), self.test.preprocessing, sized, sized)
         return replace(self, images={name: part.at(image) for name, part in self.images.items()})
 
     @property
@@ -315,7 +315,7 @@ def _read(
 
 
 def _check_memory(name: str, images: int, *sizes: Preprocessing) -> None:
-    """Refuse more decoded images than fit into memory, in one size or in two at a time."""
+    """Refuse more decoded images than fit into memory: in one size; or in their own, the last and the next one."""
     wanted = images * sum(math.prod(size.input_size) for size in sizes)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
     if wanted > MOST_MEMORY * memory:

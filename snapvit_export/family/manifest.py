@@ -50,7 +50,9 @@ class Variant(Value, frozen=True, kw_only=True):
     sha256: str  # of the graph, which names the hashes of its weight files
     engines: tuple[str, ...] = ()  # files that were built from the graph for one device, and their records
     precision: Precision = "fp32"
-    precision_cosine: float | None = None  # least cosine of the outputs to those of the same variant in fp32
+    # Least cosine of the outputs to those of the same variant in fp32; an image whose merges rounding decides otherwise
+    # is compared with fp32 under the same merges.
+    precision_cosine: float | None = None
     int8_sum_bits: SumBits | UnsetType = UNSET  # our int8: 16 computes the same on every CPU; unset means 32
     corrected: bool = False
     correction: str | None = None  # which one: refit, elastic, sequential or sparsegpt

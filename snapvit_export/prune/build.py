@@ -129,8 +129,8 @@ class VariantBuilder:
         """Cut, correct, write, check and evaluate a variant; `keep`: by the chosen correction, not as a probe."""
         self.progress.phase(f"building {name}")
         module, correction = self.corrector.kept(plan) if keep else self.corrector.probe(plan)
-        if before is not None and correction == before.correction:
-            return replace(before, kept=True)
+        if before is not None and correction == before.correction and not plan.changes_tokens:
+            return replace(before, kept=True)  # with other tokens, a probe is corrected by statistics of all of them
         image = self.model.anatomy.image_of(plan)
         gate = self.gate_images(image)
         wanted, matches = self._checked_outputs(name, plan, module, gate)

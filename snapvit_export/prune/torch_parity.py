@@ -28,7 +28,8 @@ def parities(
 ) -> dict[str, float]:
     """Return the largest difference of each file's outputs to torch, in units of the largest output.
 
-    `plans` are of variants without correction: torch has no other weights than the dense model's.
+    `plans` are of variants without correction: torch has no other weights than the dense model's; and that merge no
+    tokens: a tie decided otherwise is no difference, and only the gates of an export tell the two apart.
     """
     model, ranking = load_model(name, checkpoint), Ranking.load(ranking_path)
     check_same_weights(ranking, model, f"{ranking_path}: ")

@@ -63,6 +63,7 @@ def page(family: LoadedFamily, report: ReportData) -> str:
         samples=_samples(family, report),
         samples_note=_samples_note(family.validation),
         merges=_merges(family.validation),
+        tokens=_tokens(report),
         provenance=_provenance(family, report),
         recipe=plain_json(_brief(family.manifest.recipe)),
         version=__version__,
@@ -176,8 +177,8 @@ def _samples(family: LoadedFamily, report: ReportData) -> list[dict[str, Any]]:
         return []
     dense = family.manifest.dense
     choice = family.manifest.choice
-    sparsest = min(family.manifest.variants, key=lambda variant: variant.flops).name
-    pruned = choice.variant if choice and choice.variant != dense else sparsest
+    cheapest = min(family.manifest.variants, key=lambda variant: variant.flops).name
+    pruned = choice.variant if choice and choice.variant != dense else cheapest
     return [_sample(sample, dense, pruned) for sample in family.validation.samples]
 
 
@@ -204,6 +205,15 @@ def _sample(sample: Sample, dense: str, pruned: str) -> dict[str, Any]:
         "lines": lines,
         "more": _list([f"{plain(name)} predicts {plain(found.label)}" for name, found in others.items()]),
     }
+
+
+def _tokens(report: ReportData) -> list[dict[str, Any]]:
+    """Return the tokens before the first block and after each, where variants differ in them."""
+    if len({point.tokens for point in report.own}) == 1:
+        return []
+    return [
+        {"name": plain(point.name), "before": point.tokens[0], "counts": list(point.tokens[1:])} for point in report.own
+    ]
 
 
 def _merges(validation: Validation | None) -> list[dict[str, Any]]:

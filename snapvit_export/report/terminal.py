@@ -152,7 +152,9 @@ def print_inspection(found: Inspection) -> None:
         rows = [(str(i), *map(str, row)) for i, row in enumerate(zip(*counts.values()))]
         print_rows(("block", *counts), rows, set())
     exact_in = f"sums of int8 products within {found.int8_sum_bits} bits" if found.int8_sum_bits else None
-    ours = (found.model, found.variant, found.precision, exact_in, f"correction {found.correction or 'unknown'}")
+    observed = " by statistics of all tokens" if found.correction_tokens == "all" else ""
+    correction = f"correction {found.correction or 'unknown'}{observed}"
+    ours = (found.model, found.variant, found.precision, exact_in, correction)
     whose = ", ".join(filter(None, ours)) if found.model else "not made by snapvit"
     print(f"{found.file}: {whose}")
     kinds = ", ".join(f"{kind} {size / 1e6:.1f} MB" for kind, size in found.weights.items())

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import UNSET
 
 from .. import profiles
 from ..allocation import recipe
@@ -27,7 +28,7 @@ from ..calibration.images import Images, calibration_and_held_out, read_images
 from ..calibration.source import Source
 from ..correction.cholesky import Factors
 from ..correction.moments import Damping
-from ..errors import UsageError, needs
+from ..errors import SnapvitError, UsageError, needs
 from ..family.folder import own_files, write_manifest
 from ..family.layout import RANKING
 from ..family.manifest import Choice, Input, Limits, Manifest, MeasuredOn
@@ -303,8 +304,12 @@ def _provenance(request: Request, given: Ranking | None, ranking: Ranking, calib
 def _refuse_early(request: Request, given: Ranking | None, model: Model) -> None:
     """Refuse a ranking of another model, and plans that protection forbids, before any long work."""
     from ..prune.models.load import check_same_weights
+    from ..prune.pack import read_wiring
 
     settings = request.settings
+    grids = [tokens.grid for tokens in _requested_tokens(request, model.anatomy).values() if tokens is not None]
+    if any(grids) and model.anatomy.rope != "none" and read_wiring(model.module, model.anatomy).rotary is UNSET:
+        raise SnapvitError(f"{model.name}: its rotary tables are its own, made for one size. Leave --resolution out")
     if given is not None:
         check_same_weights(given, model, f"{request.ranking}: ")
         _requested_plans(request, _planner(request, given, model), SCHEDULES[DEFAULT_SCHEDULE])

@@ -66,6 +66,8 @@ def pack_model(request: PackRequest, progress: Progress | None = None) -> Descri
     if request.correct and factors is None:
         factors = make_factors(model, ranking, observe(model, images[0], progress), Damping.parse(settings.damping))
     merging = choose_schedule(model, images[0], progress)[0] if images else None
+    if merging is None:
+        progress.note("no images, so devices merge tokens by the default schedule")
     packed = pack(model, ranking, request.out, factors if request.correct else None, progress, merging)
     if request.ranking is None:
         checkpoint_of(request.out).unlink(missing_ok=True)

@@ -261,9 +261,10 @@ def _parities(
     from ..prune.torch_parity import parities
 
     progress.phase("comparing with torch")
-    uncorrected = {v.name: outputs[v.name].test for v in manifest.variants if not v.corrected}
     plans = {v.name: manifest.plan(v) for v in manifest.variants if not v.corrected}
-    return parities(name, request.checkpoint, folder / RANKING, plans, evaluator.test, uncorrected)
+    plans = {name: plan for name, plan in plans.items() if not any(plan.merged)}  # the others keep that of the export
+    found = {name: outputs[name].test for name in plans}
+    return parities(name, request.checkpoint, folder / RANKING, plans, evaluator.test, found)
 
 
 def _latencies(

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.plans import anatomy_of
-from snapvit_export.allocation.tokens import merge_schedule, merging_blocks
+from snapvit_export.allocation.tokens import SCHEDULES, merging_blocks
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.model.plan import Plan
 
@@ -13,6 +13,7 @@ from snapvit_export.model.plan import Plan
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_a_schedule_leaves_the_fraction_that_it_promises(data):
+    merge_schedule = data.draw(st.sampled_from(list(SCHEDULES.values()))).counts
     depth = data.draw(st.integers(1, 6))
     anatomy = anatomy_of([4] * depth, [10] * depth)
     heads = tuple(data.draw(st.lists(st.integers(0, 4), min_size=depth, max_size=depth)))
@@ -42,4 +43,4 @@ def test_a_schedule_leaves_the_fraction_that_it_promises(data):
 def test_fractions_that_make_no_sense_are_usage_errors(fraction):
     anatomy = anatomy_of([4, 4], [10, 10])
     with pytest.raises(UsageError, match="not above 0 and at most 1"):
-        merge_schedule(anatomy, Plan.dense(anatomy), fraction)
+        SCHEDULES["constant"].counts(anatomy, Plan.dense(anatomy), fraction)

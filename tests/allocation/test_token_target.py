@@ -15,7 +15,7 @@ from snapvit_export.allocation.costs import Costs, CostsByLast, flops_costs, lin
 from snapvit_export.allocation.planner import Planner, check_reach
 from snapvit_export.allocation.resolution import grid_for
 from snapvit_export.allocation.token_target import TokenTarget, smallest_plans
-from snapvit_export.allocation.tokens import merge_schedule
+from snapvit_export.allocation.tokens import DEFAULT, SCHEDULES
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.model.anatomy import Anatomy
 from snapvit_export.model.plan import Plan, Protection
@@ -55,7 +55,7 @@ def agrees(plan: Plan, anatomy: Anatomy, fraction: float, grid: tuple[int, int] 
     """Its merges are those of the attentions that it keeps, and as many tokens are left as were asked for."""
     plan.check_fits(anatomy)
     left = anatomy.tokens_after(plan)[-1] - anatomy.prefix
-    same = plan.merged == merge_schedule(anatomy, plan.with_tokens(grid=grid), fraction)
+    same = plan.merged == SCHEDULES[DEFAULT].counts(anatomy, plan.with_tokens(grid=grid), fraction)
     return same and plan.grid == grid and left == round(fraction * anatomy.patches_of(plan))
 
 

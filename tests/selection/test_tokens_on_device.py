@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.shared import ROOT
-from snapvit_export.allocation.tokens import merge_schedule
+from snapvit_export.allocation.tokens import DEFAULT, SCHEDULES
 from snapvit_export.checks.gates import require_same_graph
 from snapvit_export.checks.inspect import inspect
 from snapvit_export.correction.cholesky import Factors
@@ -62,7 +62,7 @@ def test_variants_of_fewer_tokens_are_cut_without_torch_and_equal_torch(device_f
         plan, size = manifest.plan(variant), variant.image_size
         assert variant.profile is not None
         assert (variant.heads, variant.neurons) == (manifest.anatomy.heads, manifest.anatomy.neurons)
-        assert plan.merged == merge_schedule(manifest.anatomy, plan, int(name[6:8]) / 100)
+        assert plan.merged == Elastic.load(elastic).merging.counts(manifest.anatomy, plan, int(name[6:8]) / 100)
         assert (variant.correction, inspect(family / variant.file).plan) == (None, plan)
         images = noise(manifest, 4, size)
         assert images.shape == (4, 3, *size)
@@ -119,7 +119,7 @@ def test_cut_heads_and_neurons_are_corrected_from_the_stream_with_all_tokens_and
     )
     width = Plan(heads=(4, 5, 3, 6), neurons=(200, 300, 384, 100))
     merged = width.with_tokens(grid=(8, 8))
-    merged = merged.with_tokens(merge_schedule(anatomy, merged, 0.5), (8, 8))
+    merged = merged.with_tokens(SCHEDULES[DEFAULT].counts(anatomy, merged, 0.5), (8, 8))
     model = load_model(str(device_folder / "model"))
     proj, fc2 = ([packed.factor(i, layer) for i in range(len(anatomy.blocks))] for layer in ("proj", "fc2"))
     factors = Factors(tuple(proj), tuple(fc2), packed.ranking.order_sha256, Damping(), images=16)

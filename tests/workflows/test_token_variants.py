@@ -13,7 +13,7 @@ from msgspec import UNSET
 from helpers.families import make_family
 from helpers.models import TINY, description, make_model
 from snapvit_export.allocation.recipe import make_settings
-from snapvit_export.allocation.tokens import merge_schedule
+from snapvit_export.allocation.tokens import SCHEDULES
 from snapvit_export.calibration.images import calibration_and_held_out, prepare
 from snapvit_export.checks.inspect import inspect
 from snapvit_export.evaluate.exported_model import read_info, top1
@@ -67,7 +67,7 @@ def input_shape(path: Path) -> list[int]:
 
 def test_every_combination_is_one_variant_that_meets_all(manifest):
     assert {v.name for v in manifest.variants} == {"dense", *NAMES}
-    anatomy = manifest.anatomy
+    anatomy, schedule = manifest.anatomy, SCHEDULES[manifest.recipe["token_schedule"]["name"]]
     for name in NAMES:
         variant = manifest.variant(name)
         plan, (_, tokens, size) = manifest.plan(variant), name.split("-")
@@ -76,7 +76,7 @@ def test_every_combination_is_one_variant_that_meets_all(manifest):
         assert variant.tokens[-1] == 1 + round(int(tokens[6:]) / 100 * patches)
         assert variant.tokens == anatomy.tokens_after(plan)
         sized = Plan(heads=plan.heads, neurons=plan.neurons, grid=plan.grid)
-        assert plan.merged == merge_schedule(anatomy, sized, int(tokens[6:]) / 100)
+        assert plan.merged == schedule.counts(anatomy, sized, int(tokens[6:]) / 100)
         assert variant.flops_ratio == plan.flops_ratio(anatomy) <= 0.6
         assert variant.flops == anatomy.flops(plan)
         assert variant.parity < 1e-4

@@ -188,17 +188,16 @@ class WeightedPooling:
     """In the place of a module's `pool`: tokens count as often as the patches that they stand for."""
 
     def __init__(self, model: Any, holder: Holder, with_prefix: bool) -> None:
-        self.attention_pool, self.kind = model.attn_pool, model.global_pool
-        self.holder, self.with_prefix = holder, with_prefix
+        self.model, self.holder, self.with_prefix = model, holder, with_prefix
 
     def __call__(self, x: Tensor, pool_type: str | None = None) -> Tensor:
-        kind, groups = pool_type or self.kind, self.holder.groups
-        if kind == "token" and self.attention_pool is None:
+        kind, groups, attention_pool = pool_type or self.model.global_pool, self.holder.groups, self.model.attn_pool
+        if kind == "token" and attention_pool is None:
             return x[:, 0]
         skipped = 0 if self.with_prefix else groups.prefix
         x, sizes, bias = x[:, skipped:], groups.sizes, groups.bias
-        if self.attention_pool is not None:
-            return self.attention_pool(x, attn_mask=None if bias is None else bias[..., skipped:])
+        if attention_pool is not None:
+            return attention_pool(x, attn_mask=None if bias is None else bias[..., skipped:])
         if sizes is None or not groups.proportional:
             sizes = x.new_ones(x.shape[:2])
         else:

@@ -50,17 +50,17 @@ class Corrector:
             raise UsageError(f"no correction is called '{correction}'. Known: {', '.join(CORRECTIONS)}")
         self.model, self.ranking, self.correction = model, ranking, correction
         self.images, self.progress, self.damping = images, progress, damping
-        all_tokens = Plan.dense(model.anatomy)
-        self._factors: dict[object, Factors] = {}  # by merged tokens and grid
-        if factors is not None:
-            self._factors[all_tokens.merged, all_tokens.grid] = factors
+        self._all_tokens = (Plan.dense(model.anatomy).merged, None)
+        self._factors: dict[object, Factors] = {} if factors is None else {self._all_tokens: factors}
         if correction is not None and factors is None:
             warn_of_few(model, len(images), as_read(model.anatomy), progress)
 
     def factors(self, plan: Plan) -> Factors:
-        """Return the factors from statistics of the tokens that a Plan has; made once for all Plans that share them."""
+        """Return factors from statistics of the tokens that a Plan has, made once for Plans that follow each other."""
         tokens = (plan.merged, plan.grid)
         if tokens not in self._factors:
+            for other in [key for key in self._factors if key != self._all_tokens]:
+                del self._factors[other]  # they are large, and variants of the same tokens follow each other
             model = with_tokens(self.model, *tokens)
             images = self.images.at(model.anatomy.image)
             statistics = observe(model, images, self.progress, warn=False)  # __init__ has warned already

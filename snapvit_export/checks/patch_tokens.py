@@ -36,10 +36,7 @@ Run = Callable[[npt.NDArray[Any]], npt.NDArray[np.float32]]
 
 @contextmanager
 def open_patch_tokens(path: Path, threads: int) -> Iterator[Run]:
-    """Open a file as a function from a batch of its inputs to patch tokens in their places, (B, h, w, E).
-
-    >>> with open_patch_tokens(path, 1) as run: tokens = run(batch)
-    """
+    """Open a file as a function from a batch of its inputs to patch tokens in their places, (B, h, w, E)."""
     blocks = merging_blocks(path)
     with place_beside_its_weights(path) as folder:
         copy = folder / f"{PREFIX}{os.getpid()}-{path.name}"

@@ -338,6 +338,19 @@ def test_the_page_can_be_read_by_those_who_hear_it():
     assert set(re.findall(r'aria-labelledby="([^"]+)"', markup)) <= set(ids)
 
 
+def test_tokens_are_shown_for_each_block_where_variants_differ_in_them():
+    manifest = make_manifest(3)
+    assert 'class="tokens"' not in page_of(manifest)
+    last = manifest.variants[-1]
+    counts = list(manifest.anatomy.tokens_after())
+    counts[-1] -= 4
+    merging = msgspec.structs.replace(last, tokens=tuple(counts), image_size=manifest.anatomy.image)
+    text = page_of(msgspec.structs.replace(manifest, variants=(*manifest.variants[:-1], merging)))
+    table = re.search(r'<table class="tokens">.*?</table>', text, flags=re.DOTALL)[0]
+    row = re.search(rf'<th scope="row" class="name">{last.name}</th>(.*?)</tr>', table)[1]
+    assert re.findall(r"<td>(\d+)</td>", row) == [str(n) for n in (manifest.anatomy.tokens, *counts)]
+
+
 def test_merged_patches_are_shown_block_by_block():
     manifest = make_manifest(3)
     text = page_of(manifest, make_merging_validation(manifest))

@@ -68,7 +68,8 @@ class Images:
     def at(self, image: tuple[int, int]) -> Images:
         """The same images in another height and width, read again from their source.
 
-        >>> images.at((160, 160)).pixels.shape     # (N, 160, 160, 3)
+        >>> images.at(model.anatomy.image) is images
+        True
         """
         if image == self.preprocessing.input_size[1:]:
             return self

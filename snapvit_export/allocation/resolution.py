@@ -21,7 +21,7 @@ def check_resolution(asked: Resolution) -> None:
 def grid_for(anatomy: Anatomy, asked: Resolution) -> tuple[int, int] | None:
     """Return the rows and columns of patches of a resolution; None if it is the model's own.
 
-    >>> grid_for(anatomy, 160)     # (10, 10) in patches of 16 pixels
+    >>> grid_for(anatomy, 24)     # (3, 3) in patches of 8 pixels
     """
     check_resolution(asked)
     own, name = anatomy.image, shown(asked)

@@ -77,7 +77,7 @@ def merged_counts(path: Path) -> dict[int, int]:
 def read_matches(path: Path, inputs: npt.NDArray[Any]) -> dict[int, Matches]:
     """Return the decisions of a graph for these inputs, by block.
 
-    >>> read_matches(written.graph, images)[0].best
+    >>> {block: match.best for block, match in read_matches(written.graph, batch).items()}
     """
     return run_and_read(path, inputs)[1]
 

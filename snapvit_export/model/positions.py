@@ -34,7 +34,7 @@ CUBIC = -0.5  # a of the kernel that torch takes with antialiasing; without it w
 def resample(positions: npt.NDArray[np.floating], old: Grid, new: Grid) -> Floats:
     """Return the positions of a grid resampled for another one: (old patches, E) to (new patches, E).
 
-    >>> resample(positions, (14, 14), (10, 12)).shape[0]
+    >>> resample(np.zeros((16, 48), np.float32), (4, 4), (3, 2)).shape[0]
     120
     """
     grid = positions.astype(np.float64).reshape(*old, -1)
@@ -74,7 +74,7 @@ class Rotary(Value, frozen=True, kw_only=True):
     def tables(self, grid: Grid, head_dim: int, half: bool) -> tuple[Floats, Floats]:
         """Return sin and cos for every patch, (patches, h) each; `half`: pairs lie half a head apart, not side by side.
 
-        >>> sin, cos = rotary.tables((12, 12), 64, half=True)
+        >>> sin, cos = Rotary(kind="dinov3", temperature=100.0).tables((12, 12), 64, half=True)
         """
         across = np.meshgrid(*self._coordinates(grid), indexing="ij")  # of the row, of the column: (rows, columns) each
         coordinates = np.stack(across[::-1] if self.column_first else across, axis=-1).reshape(-1, 2, 1)

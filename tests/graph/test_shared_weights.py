@@ -17,7 +17,7 @@ from snapvit_export.graph.format import GraphFormat
 from snapvit_export.graph.precision import GraphPrecision
 from snapvit_export.graph.writer import Blueprint, GraphWriter, WrittenGraph
 from snapvit_export.model.plan import Plan
-from snapvit_export.profiling.latency_model import sample_plans
+from snapvit_export.profiling.sample_plans import sample_plans
 from snapvit_export.profiling.timer import Timer
 from snapvit_export.progress import Silent
 from snapvit_export.prune.correct.elastic import make_factors

@@ -99,13 +99,13 @@ def test_graphs_take_and_tell_their_own_size(made, manifest):
 
 def test_accuracy_is_that_of_images_read_in_the_variants_own_size(made, manifest):
     held_out = calibration_and_held_out(str(made / "images"), 16, 0, MOST_HELD_OUT)[1]
-    guesses = {}
+    outputs = {}
     for variant in manifest.variants:
         images = prepare(held_out, manifest.preprocessing_of(variant))
         with OrtSession(made / "family" / variant.file, 1) as session:
             assert variant.evaluation.top1 == top1(session.run, images).top1
-            guesses[variant.name] = np.concatenate([session.run(batch).argmax(1) for batch in images.batches(8)])
-    assert len({tuple(guess) for guess in guesses.values()}) > 1
+            outputs[variant.name] = session.run(next(images.batches(8)))
+    assert len({each.tobytes() for each in outputs.values()}) == len(manifest.variants)
 
 
 def test_the_modules_that_it_was_cut_from_give_the_same(snapvit, here, made, manifest):

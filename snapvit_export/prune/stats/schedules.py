@@ -56,7 +56,7 @@ class ScheduleDamage:
 class Divergence:
     """The divergence of merging from the dense model, image by image.
 
-    >>> Divergence(model, images)((0, 24, 0)).mean()
+    >>> Divergence(model, images)((0, 4, 0, 0)).mean()
     """
 
     def __init__(self, model: Model, images: Images) -> None:

@@ -35,7 +35,7 @@ def resample(positions: npt.NDArray[np.floating], old: Grid, new: Grid) -> Float
     """Return the positions of a grid resampled for another one: (old patches, E) to (new patches, E).
 
     >>> resample(np.zeros((16, 48), np.float32), (4, 4), (3, 2)).shape[0]
-    120
+    6
     """
     grid = positions.astype(np.float64).reshape(*old, -1)
     rows, columns = (resampling(*sizes) for sizes in zip(old, new))  # (new, old) each

@@ -19,7 +19,7 @@ import argparse
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ from snapvit_export.prune.rank.search.damage_fitness import DamageFitness
 from snapvit_export.prune.stats.observe import observe
 from snapvit_export.prune.stats.output_divergence import OutputDivergence
 from snapvit_export.prune.stats.schedules import choose_schedule
-from snapvit_export.storage.json import to_json
+from snapvit_export.storage.json import from_json, to_json
 
 ROWS_FILE, NEIGHBOURS_FILE = "rows.jsonl", "neighbours.jsonl"
 USE_SCORES = ("criterion", "product")  # orders
@@ -83,6 +83,7 @@ class Half:
     seed: int
     calibration: Images
     held_out: Images
+    chosen: dict[tuple[str, float], Plan] = field(default_factory=dict)  # mixes, by row and cost
 
     @cached_property
     def statistics(self) -> Statistics:
@@ -164,12 +165,15 @@ class Half:
     def divergence(self, plan: Plan) -> float:
         """The divergence of a Plan's predictions from dense on calibration images that it was not fitted on."""
         if plan not in self._divergences:
-            fit, compare = self.parts
-            judge = self._judge = getattr(self, "_judge", None) or Judge(self.model, compare)
-            z = judge.embedding(self.fitted(plan, fit))
+            judge = self._judge
+            z = judge.embedding(self.fitted(plan, self.parts[0]))
             self._divergences[plan] = float(judge.predictions(z, slice(0, len(z))).mean())
             print(f"  {plan.flops_ratio(self.model.anatomy):.3f} {self._divergences[plan]:.4f} {plan}", flush=True)
         return self._divergences[plan]
+
+    @cached_property
+    def _judge(self) -> Judge:
+        return Judge(self.model, self.parts[1])
 
     @cached_property
     def _divergences(self) -> dict[Plan, float]:
@@ -239,7 +243,7 @@ def largest_size(half: Half, fraction: float) -> int:
     return step * max(fit)[0]
 
 
-def mixed(sizes: Sequence[int] = SIZES, widths: Sequence[float] = WIDTHS) -> Row:
+def mixed(name: str, sizes: Sequence[int] = SIZES, widths: Sequence[float] = WIDTHS) -> Row:
     """Resolution, width and merging together: the mix with the least divergence from dense, measured without labels.
 
     Every mix needs the same FLOPs: given the size and the width, tokens are merged until it does. The calibration
@@ -249,8 +253,10 @@ def mixed(sizes: Sequence[int] = SIZES, widths: Sequence[float] = WIDTHS) -> Row
 
     def cuts(half: Half) -> Iterator[Cut]:
         for fraction in TOKEN_FRACTIONS:
-            mixes = [half.mix(size, width, fraction) for size in sizes for width in widths]
-            best = min((plan for plan in mixes if plan is not None), key=half.divergence)
+            best = half.chosen.get((name, fraction))  # before: k-NN is of the same mixes
+            if best is None:
+                mixes = [half.mix(size, width, fraction) for size in sizes for width in widths]
+                best = min((plan for plan in mixes if plan is not None), key=half.divergence)
             yield half.fitted(best, half.calibration)
 
     return cuts
@@ -288,9 +294,9 @@ TOKEN_ROWS: dict[str, Row] = {
     "merging, sizes ignored": lambda half: (
         half.cut(merged=half.merging.within(*half.of_dense, f), proportional=False) for f in TOKEN_FRACTIONS
     ),
-    "resolution x merging": mixed(widths=(1.0,)),
-    "merging x width": mixed(sizes=(224,)),
-    "all of them": mixed(),
+    "resolution x merging": mixed("resolution x merging", widths=(1.0,)),
+    "merging x width": mixed("merging x width", sizes=(224,)),
+    "all of them": mixed("all of them"),
 }
 ROWS |= TOKEN_ROWS
 NEIGHBOUR_ROWS = ("default", "joint, backward order", "snapvit local")
@@ -468,6 +474,9 @@ def main() -> None:
         wanted = [name.strip().replace("; ", ", ") for name in given.rows.split(",") if name]
         for seed in map(int, given.seeds.split(",")):
             half = halves(model, images, seed)
+            for row in read_rows(given.results, ROWS_FILE):
+                if row["seed"] == seed and "plan" in row:
+                    half.chosen[row["row"], row["flops"]] = from_json(row["plan"], Plan, ROWS_FILE)
             save_split(half, given.results / f"split_{seed}.npz")
             measure(half, Judge(model, half.held_out), wanted, given.results)
             if seed == 0 and given.knn:

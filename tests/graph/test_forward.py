@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from helpers.graphs import close, run
 from helpers.images import noise
-from helpers.models import FAMILIES, as_model, make_model, small
+from helpers.models import EVERY_KIND, FAMILIES, as_model, make_model, small
 from helpers.plans import uneven_plan
 from helpers.rankings import random_ranking
 from helpers.reference_forward import Reference
@@ -32,22 +32,8 @@ from snapvit_export.prune.pack import pack
 from snapvit_export.prune.stats.observe import observe
 from snapvit_export.runtimes.ort import OrtSession
 
-UNUSUAL = [
-    ("vit_tiny_patch16_224", {"global_pool": "avg"}),
-    ("vit_tiny_patch16_224", {"global_pool": "max", "reg_tokens": 2}),
-    ("vit_tiny_patch16_224", {"global_pool": "avgmax", "class_token": False}),
-    ("vit_tiny_patch16_224", {"qk_norm": True, "no_embed_class": True, "reg_tokens": 3}),
-    ("vit_tiny_patch16_224", {"global_pool": "map", "pool_include_prefix": True}),
-    ("vit_tiny_patch16_224", {"pos_embed": "none", "scale_attn_norm": True}),
-    ("vit_small_patch16_dinov3", {"global_pool": "token"}),
-    ("vit_small_patch16_dinov3", {"global_pool": "map", "attn_pool_num_heads": 4}),
-    ("vit_medium_patch16_rope_reg1_gap_256", {}),
-    ("vit_medium_patch16_rope_reg1_gap_256", {"global_pool": "token", "num_reg_tokens": 0, "class_token": True}),
-]
-CASES = [(name, {}) for name in FAMILIES.values()] + UNUSUAL
 
-
-@pytest.mark.parametrize(("name", "extra"), CASES, ids=[f"{n} {e}" for n, e in CASES])
+@pytest.mark.parametrize(("name", "extra"), EVERY_KIND, ids=[f"{n} {e}" for n, e in EVERY_KIND])
 def test_graphs_equal_the_sliced_module(name, extra, tmp_path):
     module, _ = small(name, **extra)
     model = as_model(module, name, {})

@@ -13,9 +13,10 @@ from onnx import shape_inference
 
 from helpers.graphs import close, exact_and, run
 from helpers.images import noise, noise_arrays
-from helpers.models import FAMILIES, SOME_MODELS, model_of
+from helpers.models import EVERY_KIND, FAMILIES, SOME_MODELS, model_of
 from helpers.plans import uneven_plan
 from helpers.rankings import random_ranking
+from snapvit_export.checks import gates
 from snapvit_export.checks.activations import all_values
 from snapvit_export.checks.gates import (
     LEAST_COSINE,
@@ -39,6 +40,7 @@ from snapvit_export.prune.build import VariantBuilder
 from snapvit_export.prune.correct.policy import Corrector
 from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.pack import blueprint
+from snapvit_export.runtimes.session import open_session
 from snapvit_export.selection.elastic_builder import ElasticBuilder
 from snapvit_export.selection.on_device import noise as device_noise
 from snapvit_export.target import Target
@@ -46,20 +48,6 @@ from snapvit_export.target import Target
 FLAVOURS = ["portable", "ort"]
 FEWER = ["fp16", "int8-dynamic", "int8-static"]
 ROUNDING = 2e-5  # of the largest output, between torch and ONNX Runtime in float32
-UNUSUAL = [
-    ("vit_tiny_patch16_224", {"global_pool": "avg"}),
-    ("vit_tiny_patch16_224", {"global_pool": "avg", "pool_include_prefix": True, "reg_tokens": 1}),
-    ("vit_tiny_patch16_224", {"global_pool": "max", "reg_tokens": 2}),
-    ("vit_tiny_patch16_224", {"global_pool": "avgmax", "class_token": False}),
-    ("vit_tiny_patch16_224", {"qk_norm": True, "no_embed_class": True, "reg_tokens": 3}),
-    ("vit_tiny_patch16_224", {"global_pool": "map", "pool_include_prefix": True}),
-    ("vit_tiny_patch16_224", {"pos_embed": "none", "scale_attn_norm": True}),
-    ("vit_small_patch16_dinov3", {"global_pool": "token"}),
-    ("vit_small_patch16_dinov3", {"global_pool": "map", "attn_pool_num_heads": 4}),
-    ("vit_medium_patch16_rope_reg1_gap_256", {}),
-    ("vit_medium_patch16_rope_reg1_gap_256", {"global_pool": "token", "num_reg_tokens": 0, "class_token": True}),
-]
-CASES = [(name, {}) for name in FAMILIES.values()] + UNUSUAL
 FORBIDDEN = {"NonZero", "Loop", "If", "Scan", "Range", "Size", "Where"}
 
 
@@ -99,7 +87,7 @@ def test_rotations_follow_where_as_many_tokens_stay_in_place_as_are_in_front(tmp
     assert close(run(path, images), wanted)
 
 
-@pytest.mark.parametrize(("name", "extra"), CASES, ids=[f"{n} {e}" for n, e in CASES])
+@pytest.mark.parametrize(("name", "extra"), EVERY_KIND, ids=[f"{n} {e}" for n, e in EVERY_KIND])
 def test_graphs_equal_the_merging_module(name, extra, tmp_path):
     model = model_of(name, **extra)
     ranking = random_ranking(model.anatomy, seed=1)
@@ -378,9 +366,25 @@ def test_a_device_cuts_a_variant_that_merges_without_torch_through_its_gates(fam
     assert inspect(built.path).opset == (17 if flavour == "portable" else 23)
 
 
-def test_a_runtime_that_merges_is_compared_with_onnx_runtime(deit):
+def test_a_runtime_that_merges_is_compared_with_onnx_runtime(deit, monkeypatch):
     pytest.importorskip("openvino", reason="needs openvino: pip install 'snapvit-export[openvino]'")
     _, _, writer, plan, images = deit
     path = writer.write("x", plan).graph
     target = Target(runtime="openvino", precision="fp32", batch=1, threads=1)
-    require_same_in_runtime("x", path, target, images)  # no refusal
+    require_same_in_runtime("x", path, target, images)
+    with open_session(path, target) as session:
+        wrong = session.run(images)[:, ::-1]  # of every image
+
+    class Wrong:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            return None
+
+        def run(self, _):
+            return wrong
+
+    monkeypatch.setattr(gates, "open_session", lambda *_: Wrong())
+    with pytest.raises(GateFailed, match="x: openvino and ONNX Runtime"):
+        require_same_in_runtime("x", path, target, images)

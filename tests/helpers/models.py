@@ -33,6 +33,22 @@ FAMILIES = {
     "DINOv3": "vit_small_patch16_dinov3",
     "DINOv3 SwiGLU": "vit_small_plus_patch16_dinov3",
 }
+UNUSUAL = [  # parts that the families combine in other ways: arguments of `small`
+    ("vit_tiny_patch16_224", {"global_pool": "avg"}),
+    ("vit_tiny_patch16_224", {"global_pool": "avg", "pool_include_prefix": True, "reg_tokens": 1}),
+    ("vit_tiny_patch16_224", {"global_pool": "max", "reg_tokens": 2}),
+    ("vit_tiny_patch16_224", {"global_pool": "avgmax", "class_token": False}),
+    ("vit_tiny_patch16_224", {"qk_norm": True, "no_embed_class": True, "reg_tokens": 3}),
+    ("vit_tiny_patch16_224", {"global_pool": "map", "pool_include_prefix": True}),
+    ("vit_tiny_patch16_224", {"pos_embed": "none", "scale_attn_norm": True}),
+    ("vit_tiny_patch16_224", {"qkv_bias": False, "init_values": 0.5}),
+    ("vit_small_patch16_dinov3", {"global_pool": "token"}),
+    ("vit_small_patch16_dinov3", {"global_pool": "map", "attn_pool_num_heads": 4}),
+    ("vit_medium_patch16_rope_reg1_gap_256", {}),
+    ("vit_medium_patch16_rope_reg1_gap_256", {"global_pool": "token", "num_reg_tokens": 0, "class_token": True}),
+    ("eva_giant_patch14_224", {"global_pool": "avg"}),  # EVA without rotary embeddings
+]
+EVERY_KIND = [(name, {}) for name in FAMILIES.values()] + UNUSUAL
 SOME_MODELS = [  # where trying all families would take too long
     "deit_tiny_patch16_224",
     "deit3_small_patch16_224",

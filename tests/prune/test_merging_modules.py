@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.models import FAMILIES, as_model, model_of, small
+from helpers.models import EVERY_KIND, FAMILIES, as_model, model_of, small
 from helpers.plans import uneven_plan
 from helpers.rankings import random_ranking
 from helpers.reference_merging import MergingReference
@@ -21,23 +21,6 @@ from snapvit_export.prune.models.load import Model, load_model, save_model
 from snapvit_export.prune.models.read_anatomy import read_anatomy
 from snapvit_export.prune.models.slicing import ElasticViT, shrink
 from snapvit_export.prune.pack import pack
-
-UNUSUAL = [
-    ("vit_tiny_patch16_224", {"global_pool": "avg"}),
-    ("vit_tiny_patch16_224", {"global_pool": "max", "reg_tokens": 2}),
-    ("vit_tiny_patch16_224", {"global_pool": "avgmax", "class_token": False}),
-    ("vit_tiny_patch16_224", {"global_pool": "avg", "pool_include_prefix": True}),
-    ("vit_tiny_patch16_224", {"qk_norm": True, "no_embed_class": True, "reg_tokens": 3}),
-    ("vit_tiny_patch16_224", {"global_pool": "map", "pool_include_prefix": True}),
-    ("vit_tiny_patch16_224", {"pos_embed": "none", "scale_attn_norm": True}),
-    ("vit_tiny_patch16_224", {"qkv_bias": False, "init_values": 0.5}),
-    ("vit_small_patch16_dinov3", {"global_pool": "token"}),
-    ("vit_small_patch16_dinov3", {"global_pool": "map", "attn_pool_num_heads": 4}),
-    ("vit_medium_patch16_rope_reg1_gap_256", {}),
-    ("vit_medium_patch16_rope_reg1_gap_256", {"global_pool": "token", "num_reg_tokens": 0, "class_token": True}),
-    ("eva_giant_patch14_224", {"global_pool": "avg"}),  # EVA without rotary embeddings
-]
-CASES = [(name, {}) for name in FAMILIES.values()] + UNUSUAL
 
 
 def plans_of(anatomy) -> dict[str, Plan]:
@@ -74,7 +57,7 @@ def outputs(module: torch.nn.Module, images: torch.Tensor) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize(("name", "extra"), CASES, ids=[f"{n} {e}" for n, e in CASES])
+@pytest.mark.parametrize(("name", "extra"), EVERY_KIND, ids=[f"{n} {e}" for n, e in EVERY_KIND])
 def test_merging_equals_a_reference_in_which_no_token_leaves_its_place(name, extra, tmp_path):
     model, elastic = packed(name, tmp_path / "elastic", **extra)
     unmerged: dict[Plan, np.ndarray] = {}

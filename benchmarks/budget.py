@@ -1,146 +1,229 @@
-"""Is a budget kept, and is nothing denser possible? The choice on this machine, looked at again by other means.
+"""Is a budget kept? The choice across all levers on this machine, looked at again in new processes.
 
-    snapvit export --model deit_tiny_patch16_224 --checkpoint deit_tiny_patch16_224.safetensors --data imagenet-sample \
-        --sparsity 0.5 --out family
-    snapvit pack --model deit_tiny_patch16_224 --checkpoint deit_tiny_patch16_224.safetensors --data imagenet-sample \
-        --ranking family/ranking.safetensors --out elastic
-    python benchmarks/budget.py family elastic [--budgets 80%,70%,60%,50%,40%] [--hogs 2]
+    python benchmarks/budget.py --results DIR [--models bundled] [--shares 80,65,50,40,30] [--hogs 2]
+    python benchmarks/budget.py --results DIR --models bundled,deit_tiny_patch16_224 \
+        --checkpoint deit_tiny_patch16_224.safetensors --data imagenet-sample --hogs 2 --write docs
 
-A budget of 80% here is 0.8 of what the dense model took in a new process a moment before, given in milliseconds; with
-`--relative` it is given as it stands. For every budget `snapvit choose --elastic` picks a variant. Then
+A budget of 80 is 0.8 of what the dense model took in a new process a moment before, given in milliseconds. For every
+model (ranked once) and every budget `snapvit export --budget` chooses with all levers; then a new process times the
+chosen file for five seconds, in turns with the dense one: is it within the budget, is at least its interval, or not?
 
-1. a new process times the chosen file for five seconds, in turns with the dense one: is it within the budget?
-2. every candidate of the whole grid, one hundredth apart, is built and timed by CPU time in turns with the dense one,
-   once for all budgets: how many FLOPs has the densest that fits, and how many of them does the chosen one keep?
-
-With `--hogs N` the same choice is made once more beside N processes that only compute: it must end within one step of
-the other, or say that it cannot decide. Prints Markdown.
+With `--hogs N` one budget of each model (`--hog-share`) is given once more beside N processes that only compute: the
+choice must say that it cannot decide, and take at most twice the time. Rows are kept in DIR as they are found, and
+those already there are not measured again. `--write` puts the tables into benchmarks.md of that folder. `--images`
+calibrates on fewer images, to try this script out.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from snapvit_export.budget import Budget
-from snapvit_export.elastic.folder import Elastic
-from snapvit_export.errors import BudgetNotMet
+from results import Row, Rows, cpu_words, line, table, write_section
+
 from snapvit_export.family.folder import read_family
-from snapvit_export.family.manifest import Choice, Limits, Manifest, MeasuredOn
-from snapvit_export.graph.format import GraphFormat
-from snapvit_export.graph.writer import Blueprint, GraphWriter
-from snapvit_export.model.plan import Plan
-from snapvit_export.profiling.timer import File, Timer
-from snapvit_export.progress import Silent
-from snapvit_export.runtimes import ort
-from snapvit_export.runtimes.device import this_device
-from snapvit_export.selection.on_device import TimingOptions, choose_in_family, noise
-from snapvit_export.storage.atomic import sha256
-from snapvit_export.target import Target
+from snapvit_export.family.layout import RANKING
+from snapvit_export.family.manifest import Manifest
 
-TARGET = Target(runtime="onnxruntime", precision="fp32", batch=1, threads=1)
-GROUP = 8  # candidates that are timed in turns, with the dense one
-
-
-def chosen(family: Path, elastic: Path, budget: str, folder: Path) -> Manifest:
-    copy = shutil.copytree(family, folder / "family")
-    return choose_in_family(copy, Budget.parse(budget), Limits(), TimingOptions(threads=1, batch=1), Silent(), elastic)
+BUNDLED = "bundled"
+SECONDS = 5.0  # that a new process times each file
+COLUMNS = (
+    *("model", "budget", "ms", "chosen", "ms by the choice", "decided", f"in a new process, {SECONDS:g} s", "within"),
+    *("files timed", "took, s", "of which"),
+)
+HOG_COLUMNS = ("model", "budget", "ms", "chosen", "decided", "says", "took, s", "alone, s", "ratio")
+INTRODUCTION = """\
+`python benchmarks/budget.py --models ... --hogs 2` (the whole command is in its docstring), one thread, batch 1,
+ONNX Runtime, {cpu}. A budget of 80 % is 0.8 of what the dense model took in a new process a moment before, in
+milliseconds; all levers, the ranking made before. *In a new process* is the latency of the chosen file with its 95 %
+interval; *interval* under *within*: the interval holds the budget. *Files timed* are those of the choice, without the
+samples of the latency model."""
 
 
-def again(folder: Path, name: str) -> tuple[float, tuple[float, float], float]:
-    """The latency of a variant in a new process, between what it lies, and the dense one's."""
-    call = [sys.executable, "-m", "snapvit_export.cli", "profile", str(folder), "--json", "-q", "--seconds", "5"]
-    told = subprocess.run([*call, "--out", str(folder / "again.json")], check=True, capture_output=True, text=True)
-    (folder / "again.json").unlink()
-    profiles = json.loads(told.stdout)["profiles"]
-    return profiles[name]["p50_ms"], tuple(profiles[name]["intervals_ms"]["p50"]), profiles["dense"]["p50_ms"]
+@dataclass(frozen=True)
+class Subject:
+    """A model, and the options of `snapvit` that name it."""
+
+    name: str
+    options: tuple[str, ...]
+    folder: Path  # of the family that gives the ranking and the dense latency
+
+    @property
+    def ranking(self) -> Path:
+        return self.folder / RANKING
 
 
-def exhaustive(grid: dict[str, Plan], packed: Elastic, manifest: Manifest, folder: Path) -> dict[str, float]:
-    """Every candidate's CPU time, relative to the dense one's in the same turns."""
-    emitter = GraphWriter(Blueprint.of(packed), folder)
-    timer = Timer(TARGET, this_device(ort.version()), noise(manifest, 1))
-    paths = {name: emitter.write(name, plan, format=GraphFormat("ort")).graph for name, plan in grid.items()}
-    files = {name: File(path, sha256(path)) for name, path in paths.items()}
-    names, found = [name for name in grid if name != "dense"], {"dense": 1.0}
-    for start in range(0, len(names), GROUP):
-        part = ["dense", *names[start : start + GROUP]]
-        profiles = timer.time({name: files[name] for name in part}, seconds=1.0)
-        found |= {name: profiles[name].cpu_ms / profiles["dense"].cpu_ms for name in part}
-    return found
+def snapvit(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a new process."""
+    call = [sys.executable, "-m", "snapvit_export.cli", *words]
+    return subprocess.run(call, capture_output=True, text=True, check=False)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("family", type=Path)
-    parser.add_argument("elastic", type=Path)
-    parser.add_argument("--budgets", default="80%,70%,60%,50%,40%")
-    parser.add_argument("--hogs", type=int, default=0)
-    parser.add_argument("--relative", action="store_true")
-    args = parser.parse_args()
-    packed, manifest = Elastic.load(args.elastic), read_family(args.family)
-    device = MeasuredOn.of(TARGET, this_device(ort.version())).device
-    print(f"{manifest.model} on {device.cpu}, one thread, ONNX Runtime {device.runtime_version}\n")
-    print("| budget | ms | chosen | ms by the choice | decided | in a new process | within | files timed "
-          "| model off by | FLOPs of the best of the grid | kept |"
-          + (" beside others | verdict |" if args.hogs else ""))  # fmt: skip
-    print("|---" * (13 if args.hogs else 11) + "|")
-    times: dict[str, float] = {}
-    for share in args.budgets.split(","):
-        with tempfile.TemporaryDirectory() as folder:
-            budget = share
-            if not args.relative:
-                budget = f"{Budget.parse(share).to_ms(again(args.family, 'dense')[2], 1):.4f}ms"
-            choice = chosen(args.family, args.elastic, budget, Path(folder)).choice
-            assert choice is not None
-            assert choice.model is not None, "the dense model fitted"
-            ms, (low, high), dense_again = again(Path(folder) / "family", choice.variant)
-            if not times:
-                grid = packed.planner.steps_of(choice.model.costs(packed.anatomy))
-                (Path(folder) / "grid").mkdir()
-                times = exhaustive(grid, packed, manifest, Path(folder) / "grid")
-        found = {m.variant: m for m in choice.measurements}
-        fitting = [name for name in grid if times[name] * found["dense"].latency_ms <= choice.budget_ms]
-        best = max(packed.anatomy.flops(grid[name]) for name in fitting)
-        new = len(choice.measurements) - len(manifest.variants) + choice.model.nets
-        allowed = Budget.parse(share).to_ms(dense_again, 1) if args.relative else choice.budget_ms
-        within = "yes" if ms <= allowed else "interval" if low <= allowed else "no"
-        mine = found[choice.variant]
-        cells = [share, f"{choice.budget_ms:.2f}", choice.variant]
-        cells += ["{:.2f} ({:.2f} to {:.2f})".format(mine.latency_ms, *mine.between_ms)]
-        cells += ["yes" if choice.decided else "no", f"{ms:.2f} ({low:.2f} to {high:.2f})", within, str(new)]
-        cells += [f"{100 * choice.model.mean_error:.1f} %", f"{best / packed.anatomy.flops():.3f}"]
-        cells += [f"**{mine.flops / best:.3f}**"]
-        if args.hogs:
-            cells += beside(args, choice)
-        print("| " + " | ".join(cells) + " |", flush=True)
+def checked(*words: str) -> str:
+    """Run a command that must work, and return what it prints."""
+    done = snapvit(*words)
+    if done.returncode:
+        raise SystemExit(f"snapvit {' '.join(words)}\n{done.stderr.strip()}")
+    return done.stdout
 
 
-def beside(args: argparse.Namespace, quiet: Choice) -> list[str]:
-    """The choice of the same milliseconds while others compute."""
-    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.hogs)]
+def again(family: Path, seconds: float) -> dict[str, tuple[float, float, float]]:
+    """Time the variants of a family in turns in a new process: median and its interval."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = str(Path(folder) / "profile.json")
+        told = checked("profile", str(family), "--json", "-q", "--seconds", str(seconds), "--out", out)
+    profiles = json.loads(told)["profiles"]
+    return {name: (found["p50_ms"], *found["intervals_ms"]["p50"]) for name, found in profiles.items()}
+
+
+def prepare(subject: Subject) -> None:
+    """Rank a model once; the family has the dense model too."""
+    if not subject.ranking.exists():
+        print(f"<!-- ranking {subject.name} -->", flush=True)
+        checked("export", *subject.options, "--sparsity", "0.5", "--out", str(subject.folder), "-q")
+
+
+def choose(subject: Subject, budget_ms: float, out: Path) -> tuple[Manifest | None, float, str]:
+    """Export to a budget: the manifest, or None if nothing fits; the seconds that it took; what it said."""
+    words = ("--budget", f"{budget_ms:.4f}ms", "--ranking", str(subject.ranking), "--out", str(out), "-q")
+    start = time.perf_counter()
+    done = snapvit("export", *subject.options, *words)
+    seconds = time.perf_counter() - start
+    if done.returncode == 0:
+        return read_family(out), seconds, ""
+    if "no variant" not in done.stderr:
+        raise SystemExit(f"{subject.name}, {budget_ms:.4f} ms:\n{done.stderr.strip()}")
+    return None, seconds, done.stderr.strip().splitlines()[-1]
+
+
+def described(manifest: Manifest | None, seconds: float, said: str) -> Row:
+    """Return what is recorded of a choice, quiet or not."""
+    row: Row = {"seconds": seconds, "stages": {}, "variant": None, "decided": None, "doubt": said}
+    if manifest is None or manifest.choice is None:
+        return row
+    choice = manifest.choice
+    mine = next(m for m in choice.measurements if m.variant == choice.variant)
+    row |= {"stages": manifest.seconds, "variant": choice.variant, "decided": choice.decided, "doubt": choice.doubt}
+    row |= {"latency_ms": mine.latency_ms, "between_ms": mine.between_ms, "timed": len(choice.measurements)}
+    return row | {"levers": mine.levers, "next_better": choice.next_denser, "budget_ms": choice.budget_ms}
+
+
+def measure(subject: Subject, share: float, seconds: float) -> Row:
+    """One budget of a model: choose, then look again."""
+    budget_ms = share / 100 * again(subject.folder, seconds)["dense"][0]
+    row: Row = {"model": subject.name, "share": share, "hogs": 0, "cpu": cpu_words()}
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "family"
+        manifest, took, said = choose(subject, budget_ms, out)
+        row |= {"budget_ms": budget_ms, **described(manifest, took, said)}
+        if manifest is not None:
+            found = again(out, seconds)
+            ms, low, high = found[row["variant"]]
+            row |= {"again_ms": ms, "again_between_ms": (low, high), "dense_again_ms": found["dense"][0]}
+            row["within"] = "yes" if ms <= budget_ms else "interval" if low <= budget_ms else "no"
+    return row
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """Keep cores busy meanwhile."""
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            found = chosen(args.family, args.elastic, f"{quiet.budget_ms:.4f}ms", Path(folder)).choice
-    except BudgetNotMet:
-        return ["none", "**says that nothing fits**"]
+        yield
     finally:
         for hog in hogs:
             hog.kill()
             hog.wait()
-    assert found is not None
-    steps = abs(_percent(found.variant) - _percent(quiet.variant))
-    verdict = "within a step" if steps <= 1 else "says so" if not found.decided else f"**{steps} steps off**"
-    return [found.variant, verdict]
 
 
-def _percent(name: str) -> int:
-    return 100 if name == "dense" else int(name.removeprefix("t").partition("-")[0]) if name != "sparsest" else 0
+def measure_beside(subject: Subject, quiet: Row, hogs: int) -> Row:
+    """The choice of the same milliseconds while others compute."""
+    row: Row = {"model": subject.name, "share": quiet["share"], "hogs": hogs, "cpu": cpu_words()}
+    with tempfile.TemporaryDirectory() as folder, busy(hogs):
+        found = described(*choose(subject, quiet["budget_ms"], Path(folder) / "family"))
+    row |= {"budget_ms": quiet["budget_ms"], **found, "quiet_seconds": quiet["seconds"]}
+    return row | {"time_ratio": row["seconds"] / quiet["seconds"]}
+
+
+def cells(row: Row) -> list[str]:
+    """Return the cells of a budget that was given alone."""
+    if row["variant"] is None:
+        chosen = ["nothing fits", "", "", "", "", ""]
+    else:
+        (low, high), (least, most) = row["between_ms"], row["again_between_ms"]
+        chosen = [row["variant"], f"{row['latency_ms']:.2f} ({low:.2f} to {high:.2f})"]
+        chosen += ["yes" if row["decided"] else "no", f"{row['again_ms']:.2f} ({least:.2f} to {most:.2f})"]
+        chosen += [row["within"], str(row["timed"])]
+    longest = sorted(row["stages"].items(), key=lambda stage: -stage[1])[:3]
+    of_which = ", ".join(f"{name} {seconds:.0f}" for name, seconds in longest)
+    return [row["model"], f"{row['share']:g} %", f"{row['budget_ms']:.2f}", *chosen, f"{row['seconds']:.0f}", of_which]
+
+
+def hog_cells(row: Row) -> list[str]:
+    """Return the cells of a budget that was given beside other work."""
+    decided = "" if row["decided"] is None else "yes" if row["decided"] else "no"
+    start = [row["model"], f"{row['share']:g} %", f"{row['budget_ms']:.2f}", row["variant"] or "nothing fits", decided]
+    took = [f"{row['seconds']:.0f}", f"{row['quiet_seconds']:.0f}", f"**{row['time_ratio']:.2f}**"]
+    return [*start, row["doubt"] or "", *took]
+
+
+def report(rows: Sequence[Row]) -> str:
+    """Return the section of the docs."""
+    alone = [row for row in rows if not row["hogs"]]
+    beside = [row for row in rows if row["hogs"]]
+    kept = [row for row in alone if row["variant"] is not None]
+    counts = {word: sum(row["within"] == word for row in kept) for word in ("yes", "interval", "no")}
+    decided = sum(bool(row["decided"]) for row in kept)
+    cpus = "; ".join(sorted({row["cpu"] for row in rows}))
+    summary = f"Within the budget in a new process: {counts['yes']} of {len(kept)}"
+    summary += f", with the interval alone {counts['interval']}, above it {counts['no']}. Decided: {decided}."
+    parts = [INTRODUCTION.format(cpu=cpus), summary, table(COLUMNS, [cells(row) for row in alone])]
+    if beside:
+        parts.append(f"Beside {beside[0]['hogs']} processes that only compute:")
+        parts.append(table(HOG_COLUMNS, [hog_cells(row) for row in beside]))
+    return "\n\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--models", default=BUNDLED)
+    parser.add_argument("--checkpoint", help="of models other than the bundled one")
+    parser.add_argument("--data", help="images for models other than the bundled one")
+    parser.add_argument("--images", type=int)
+    parser.add_argument("--shares", default="80,65,50,40,30")
+    parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--hogs", type=int, default=0)
+    parser.add_argument("--hog-share", type=float, default=50)
+    parser.add_argument("--write", type=Path, help="folder of benchmarks.md")
+    given = parser.parse_args()
+    rows = Rows(given.results, "budget.jsonl", ("model", "share", "hogs"))
+    fewer = () if given.images is None else ("--images", str(given.images))
+    print(cpu_words() + "\n\n" + table(COLUMNS, []), flush=True)
+    for name in given.models.split(","):
+        named = () if name == BUNDLED else ("--model", name, "--checkpoint", given.checkpoint, "--data", given.data)
+        if None in named:
+            parser.error(f"{name} needs --checkpoint and --data")
+        subject = Subject(name, (*named, *fewer), given.results / name)
+        prepare(subject)
+        for share in map(float, given.shares.split(",")):
+            if not rows.has(model=name, share=share, hogs=0):
+                print(line(cells(rows.add(measure(subject, share, given.seconds)))), flush=True)
+        quiet = [r for r in rows.all() if (r["model"], r["share"], r["hogs"]) == (name, given.hog_share, 0)]
+        if given.hogs and not rows.has(model=name, share=given.hog_share, hogs=given.hogs):
+            if not quiet:
+                parser.error(f"--hogs compares with the share of {given.hog_share:g} %: measure that one too")
+            print(line(hog_cells(rows.add(measure_beside(subject, quiet[-1], given.hogs)))), flush=True)
+    if given.write:
+        write_section(given.write, "budget", "Budgets", report(rows.all()))
 
 
 if __name__ == "__main__":

@@ -22,9 +22,10 @@ from .open_source import open_source
 from .preprocessing import Preprocessing
 from .sampling import equal_parts, mixed, shuffled, without_repeats
 from .source import Source as Source
-from .source import UnreadableImage
+from .source import UnreadableImage, decoded_once
 
 MOST_UNREADABLE = 0.05  # share of the images: a few damaged files are common, more are a mistake
+OTHER_SIZES = 8  # of the same images that are kept, beside their own: candidates of a choice go to and fro
 SHOWN_UNREADABLE = 5  # names of images; the others are counted
 
 
@@ -86,15 +87,19 @@ class Images:
 
 
 def calibration_and_held_out(
-    data: str | Sequence[str], count: int, seed: int, most_held_out: int
+    data: str | Sequence[str], count: int, seed: int, most_held_out: int, least_held_out: int = 0
 ) -> tuple[Source, Source]:
     """Split one source or several by seed: `count` images to calibrate on, and others, never the same, to report on.
 
-    Several sources give equal parts, and no labels.
+    Several sources give equal parts, and no labels. `least_held_out`: so many are held out, but at most a quarter of
+    all, even if that leaves fewer to calibrate on.
     """
     if count < 1:
         raise UsageError(f"{count} calibration images are too few. Give --images 1 or more, such as 256")
     sources = _opened([data] if isinstance(data, str) else data)
+    if not any(source.held_out for source in sources):
+        total = sum(source.count for source in sources)
+        count = max(1, min(count, total - min(least_held_out, total // 4)))
     parts = equal_parts(count, [source.count for source in sources])
     chosen, rests = zip(*(_split(source, part, seed) for source, part in zip(sources, parts)))
     if len(sources) == 1 and sources[0].held_out:
@@ -143,7 +148,7 @@ def prepare(
         on_unreadable(tuple(unreadable))
         _refuse_many(list(unreadable.values()), source.count)
     labels = None if source.labels is None else np.array([source.labels[i] for i in readable], np.int64)
-    again = lru_cache(maxsize=1)(partial(prepare, source))  # of one other size at a time: they take much memory
+    again = lru_cache(maxsize=OTHER_SIZES)(partial(prepare, source))
     pixels = pixels[: len(readable)]
     return Images(pixels, labels, preprocessing, source.name, source.classes, tuple(unreadable), again)
 
@@ -155,11 +160,32 @@ def _refuse_many(unreadable: Sequence[str], count: int) -> None:
     raise SnapvitError(f"{unreadable[0]} ({share})")
 
 
-def read_images(split: Sequence[Source], preprocessing: Preprocessing, progress: Progress) -> list[Images]:
-    """Decode the images of each source once."""
+def read_images(
+    split: Sequence[Source], preprocessing: Preprocessing, progress: Progress, in_many_sizes: bool = False
+) -> list[Images]:
+    """Decode the images of each source once; `in_many_sizes`: they will be asked for in other sizes too."""
     progress.phase("reading images", sum(part.count for part in split))
     left_out = partial(_note_unreadable, progress)
-    return [prepare(part, preprocessing, progress.advance, left_out) for part in split]
+    parts = [decoded_once(part) for part in split] if in_many_sizes else split
+    return [prepare(part, preprocessing, progress.advance, left_out) for part in parts]
+
+
+def in_two_parts(source: Source, most: tuple[int, int], least: int) -> tuple[Source, Source]:
+    """Split held-out images for a race of candidates and for the report of the best; both all of them if they are few.
+
+    Every third image is raced on: sources may have their classes in order. `most` of each; `least` of both together.
+    """
+    rows = range(source.count)
+    if len(rows) < least:
+        return source, source
+    race = [row for row in rows if row % 3 == 0]
+    report = [row for row in rows if row % 3]
+    return tuple(source.subset(_spread(part, limit)) for part, limit in zip((race, report), most))  # type: ignore[return-value]
+
+
+def _spread(rows: Sequence[int], most: int) -> list[int]:
+    """Return at most so many of them, evenly spread."""
+    return [rows[i * len(rows) // most] for i in range(most)] if len(rows) > most else list(rows)
 
 
 def _note_unreadable(progress: Progress, names: Sequence[str]) -> None:

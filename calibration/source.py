@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from ..errors import SnapvitError, first_line
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+MOST_DECODED = 400_000_000  # bytes of pixels that stay in memory, of one source
 MOST_CLASSES = 100_000  # a larger number is an identity or a mistake, not a class
 
 
@@ -49,6 +50,24 @@ class Source:
             classes=self.classes,
             held_out=self.held_out,
         )
+
+
+def decoded_once(source: Source, most_bytes: int = MOST_DECODED) -> Source:
+    """The same source, whose images stay in memory once they are decoded, as many as fit: for many sizes of them."""
+    kept: dict[int, Image] = {}
+    used = 0
+
+    def open_kept(i: int) -> Image:
+        nonlocal used
+        if i in kept:
+            return kept[i]
+        image = source.open(i)
+        size = 3 * image.width * image.height
+        if used + size <= most_bytes:
+            kept[i], used = image, used + size
+        return image
+
+    return replace(source, open=open_kept)
 
 
 def open_image(path: str | Path) -> Image:

@@ -55,7 +55,7 @@ class SingleValueCommand(TyperCommand):
 
 app = typer.Typer(
     name="snapvit",
-    help="Prune a Vision Transformer to the densest model that was measured to fit your device.",
+    help="Make a Vision Transformer fit your device: the most faithful model that was measured to.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,

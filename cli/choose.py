@@ -1,4 +1,4 @@
-"""`snapvit choose`: the densest variant of a family that meets a budget on this machine."""
+"""`snapvit choose`: the most faithful variant of a family that meets a budget on this machine."""
 
 from __future__ import annotations
 
@@ -26,6 +26,17 @@ def choose(
     resolution: Annotated[
         Optional[str], typer.Option(help="With --elastic, also cut variants of smaller images: 192,160 or 192x160.")
     ] = None,
+    levers: Annotated[
+        Optional[str],
+        typer.Option(help="With --elastic, what new variants may use: some of precision,tokens,width,depth; all."),
+    ] = None,
+    data: Annotated[
+        Optional[str],
+        typer.Option(help="Images to compare variants on, not those calibrated on: folder, list or .npz."),
+    ] = None,
+    prefer: Annotated[
+        str, typer.Option(help="Of what fits: the best 'fidelity' to the dense model, or 'accuracy' by labels.")
+    ] = "fidelity",
     profile: Annotated[
         Optional[Path], typer.Option(help="Latencies that `snapvit profile` took here, instead of timing them again.")
     ] = None,
@@ -37,7 +48,8 @@ def choose(
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Time a family here and choose the densest variant that meets the budget, with the proof in its manifest."""
+    """Time a family here and choose the most faithful variant that meets the budget, with the proof in its manifest."""
+    from ..allocation.levers import parse_levers
     from ..budget import Budget
     from ..runtimes.device import pin_to
     from ..selection.known_profiles import FamilyProfile
@@ -48,11 +60,14 @@ def choose(
 
     limits, wanted = parsing.limits(at, max_size, max_params), Budget.parse(budget)
     merged, sizes = parsing.fractions(tokens, "--tokens"), parsing.resolutions(resolution, "--resolution")
+    used, preferred = None if levers is None else parse_levers(levers), parsing.preference(prefer)
     pin_to(pin)
     timing = TimingOptions(None if runtime is None else check_runtime(runtime), threads, batch, pause)
     known = None if profile is None else FamilyProfile.load(profile)
     with shown(quiet) as progress:
-        manifest = choose_in_family(family, wanted, limits, timing, progress, elastic, known, merged, sizes)
+        manifest = choose_in_family(
+            family, wanted, limits, timing, progress, elastic, known, merged, sizes, used, data, preferred
+        )
     if as_json:
         from ..storage.json import to_json
 
@@ -60,4 +75,4 @@ def choose(
         return
     from ..report.terminal import print_family
 
-    print_family(manifest)
+    print_family(manifest, folder=family)

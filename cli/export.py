@@ -33,6 +33,13 @@ def export(
     resolution: Annotated[
         Optional[str], typer.Option(help="Pixels of smaller input images: 192,160 or 192x160.")
     ] = None,
+    levers: Annotated[
+        Optional[str],
+        typer.Option(help="What a budget, or --flops, may use: some of precision,tokens,width,depth; a budget: all."),
+    ] = None,
+    prefer: Annotated[
+        str, typer.Option(help="Of what fits: the best 'fidelity' to the dense model, or 'accuracy' by labels.")
+    ] = "fidelity",
     ranking: Annotated[Optional[Path], typer.Option(help="Use this ranking instead of scoring anew.")] = None,
     card: Annotated[str, typer.Option(help="Kind of device: cpu, raspberry-pi-5, jetson-orin-nano, ...")] = "cpu",
     threads: Annotated[
@@ -66,7 +73,10 @@ def export(
     ] = None,
     precision: Annotated[
         Optional[str],
-        typer.Option(help="Precision to compute in: fp32, fp16, int8 (the runtime's kind), int8-dynamic, int8-static."),
+        typer.Option(
+            help="Precision to compute in: fp32, fp16, int8 (the runtime's kind), int8-dynamic, int8-static; "
+            "or auto: a budget takes what is best."
+        ),
     ] = None,
     flavour: Annotated[
         Optional[str],
@@ -87,12 +97,13 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
 ) -> None:
-    """Write the densest variant that fits the budget, timed on this machine, and the proof beside it."""
+    """Write the most faithful variant that fits the budget, timed on this machine, and the proof beside it."""
     import msgspec
 
     from .. import profiles
+    from ..allocation.levers import parse_levers
     from ..allocation.recipe import correcting_settings
-    from ..target import check_runtime, parse_precision
+    from ..target import check_runtime
     from ..workflows.export import Request
     from ..workflows.export import export as run
     from . import parsing
@@ -100,12 +111,13 @@ def export(
 
     known = profiles.load(card)
     used = known.target.runtime if runtime is None else check_runtime(runtime)
+    free = precision in (None, "auto")
     target = msgspec.structs.replace(
         known.target,
         batch=batch or known.target.batch,
         threads=threads or known.target.threads,
         runtime=used,
-        precision=parse_precision(precision or known.target.precision, used),
+        precision=parsing.own_precision(precision, known.target.precision, used, budget is not None),
     )
     settings = correcting_settings(
         recipe,
@@ -134,6 +146,9 @@ def export(
         clock=known.clock,
         settings=settings,
         depth=depth,
+        levers=None if levers is None else parse_levers(levers),
+        mixes_precisions=free,
+        prefer=parsing.preference(prefer),
         ranking=ranking,
         flavour=flavour,
         single_file=single_file,
@@ -151,6 +166,6 @@ def export(
         return
     from ..report.terminal import print_family
 
-    print_family(manifest)
+    print_family(manifest, folder=out)
     files = [variant.file for variant in manifest.variants] + [weights.file for weights in manifest.weights]
     print(f"Written to {out}: {', '.join(files)}, manifest.json")

@@ -16,7 +16,7 @@ def fleet(
     at: Annotated[str, typer.Option(help="Percentile that must meet the budget: p50, p90 or p99.")] = "p50",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Pick the densest variant for each device by the latencies that were taken there."""
+    """Pick the most faithful variant for each device by the latencies that were taken there."""
     from ..family.folder import read_family
     from ..profiling.profile import check_percentile
     from ..selection.known_profiles import parse_budgets, pick_all
@@ -30,7 +30,7 @@ def fleet(
         return
     from ..report.terminal import print_rows
 
-    columns = ("device", "budget ms", "variant", f"{at} ms", "next denser", "ms")
+    columns = ("device", "budget ms", "variant", f"{at} ms", "next better", "ms")
     rows = [
         (
             pick.device,
@@ -42,4 +42,4 @@ def fleet(
         )
         for pick in picks
     ]
-    print_rows(columns, rows, left={"device", "variant", "next denser"})
+    print_rows(columns, rows, left={"device", "variant", "next better"})

@@ -19,6 +19,10 @@ def pack(
     out: Annotated[Path, typer.Option(help="Folder to write; replaced if it is an Elastic.")] = Path("snapvit-elastic"),
     recipe: Annotated[str, typer.Option(help="Of the ranking: default, snapvit (as released) or local.")] = "default",
     no_correct: Annotated[bool, typer.Option("--no-correct", help="Pack weights only, without factors.")] = False,
+    no_fidelity: Annotated[
+        bool,
+        typer.Option("--no-fidelity", help="Measure no table of fidelity, by which devices without images choose."),
+    ] = False,
     damping: Annotated[
         Optional[str], typer.Option(help="Of the statistics: mean:0.01, max:0.1 or percentile:0.01.")
     ] = None,
@@ -34,6 +38,8 @@ def pack(
 
     With factors beside them, which correct any plan without images and without torch.
     """
+    from msgspec import UNSET
+
     from ..allocation.recipe import correcting_settings
     from ..workflows.pack import PackRequest, pack_model
     from .progress import shown
@@ -48,6 +54,7 @@ def pack(
             recipe, not no_correct, damping=damping, images=images, seed=seed, evaluations=evaluations
         ),
         correct=not no_correct,
+        fidelity=not no_fidelity,
     )
     with shown(quiet, as_json) as progress:
         packed = pack_model(request, progress)
@@ -63,10 +70,12 @@ def pack(
             "weights_bytes": packed.weights.size_bytes,
             "correction_bytes": correction.buffer.size_bytes if correction else 0,
             "corrected": correction is not None,
+            "fidelity_plans": 0 if packed.fidelity is UNSET else len(packed.fidelity.values),
         }
         print(to_json(summary).decode(), end="")
         return
     size = f"{packed.weights.size_bytes / 1e6:.1f} MB"
     corrected = f"correction {correction.buffer.size_bytes / 1e6:.1f} MB" if correction else "no correction"
     print(f"{out}: {packed.model}, {len(packed.anatomy.blocks)} blocks, {len(packed.weights.tensors)} tensors, {size}")
-    print(f"  {corrected}")
+    table = "no table" if packed.fidelity is UNSET else f"of {len(packed.fidelity.values)} Plans"
+    print(f"  {corrected}, fidelity {table}")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError
 
 if TYPE_CHECKING:
-    from ..family.manifest import Limits
+    from ..family.manifest import Limits, Prefer
+    from ..target import Precision, Runtime
 
 SIZES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 COUNTS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
@@ -85,3 +86,22 @@ def _number(text: str, option: str, example: str) -> float:
         return float(text)
     except ValueError:
         raise UsageError(f"{option} '{text}' is not a number. Write it like {example}") from None
+
+
+def preference(text: str) -> Prefer:
+    """Parse what a choice prefers among the variants that fit."""
+    if text not in ("fidelity", "accuracy"):
+        raise UsageError(f"--prefer '{text}' is neither fidelity nor accuracy. Give one of them")
+    return text  # type: ignore[return-value]
+
+
+def own_precision(asked: str | None, of_card: Precision, runtime: Runtime, has_budget: bool) -> Precision:
+    """Return the precision of the dense variant.
+
+    Left to us, it is the card's; but under a budget on a CPU the choice begins with fp32, and tries the others.
+    """
+    from ..target import ON_CPU, parse_precision
+
+    if asked not in (None, "auto"):
+        return parse_precision(str(asked), runtime)
+    return "fp32" if has_budget and runtime in ON_CPU else parse_precision(of_card, runtime)

@@ -1,4 +1,4 @@
-"""Progress on standard error: a live bar in a terminal, plain lines elsewhere, nothing with --quiet."""
+"""Progress on standard error: a live line in a terminal, plain lines elsewhere, nothing with --quiet."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from ..progress import Intervals, Progress, Silent
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 DRAWN_EVERY = 0.2  # seconds
+BAR_WIDTH = 24
+BESIDE = len("* ") + len(" 10000/10000, 1:00:00 left") + 2  # letters of a line that are not of its phase
 
 
 @contextmanager
@@ -74,50 +80,79 @@ class _JsonLines:
         self._print(latencies_ms=found, budget_ms=budget_ms)
 
 
+def how_far(done: float, total: float | None, elapsed: float | None, left: float | None) -> str:
+    """Write how far a phase is: steps and the time left, or the time so far where its steps are not known.
+
+    >>> how_far(30, 120, 10.0, 31.0), how_far(0, None, 75.0, None)
+    ('30/120, 0:31 left', '1:15')
+    """
+    if total is None:
+        return "" if elapsed is None or elapsed < 1 else clock(elapsed)
+    steps = f"{done:.0f}/{total:.0f}"
+    return steps if left is None else f"{steps}, {clock(left)} left"
+
+
+def clock(seconds: float) -> str:
+    """Write a duration: 0:41, or 1:02:11 from an hour on."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def shortened(what: str, room: int) -> str:
+    """Cut a text to its room, so that a phase stays on one line."""
+    return what if len(what) <= max(room, 12) else f"{what[: max(room, 12) - 1]}…"
+
+
 @contextmanager
-def _live() -> Iterator[Progress]:
+def _live(on: Console | None = None) -> Iterator[Progress]:
     from rich.console import Console, Group
     from rich.live import Live as Screen
-    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TextColumn
     from rich.progress import Progress as Bars
+    from rich.text import Text
 
-    bars = Bars(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True, highlight=False)
+    class HowFar(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(how_far(task.completed, task.total, task.elapsed, task.time_remaining))
+
+    what = TextColumn("{task.description}", markup=False)
+    bars = Bars(SpinnerColumn(), what, BarColumn(bar_width=BAR_WIDTH), HowFar(), get_time=time.monotonic)
+    without_bar = Bars(SpinnerColumn(), what, HowFar(), get_time=time.monotonic)  # for steps that are not known
+    console = on or Console(stderr=True, highlight=False)
     # Drawn only when something is reported: a refresh thread of its own would disturb what is timed.
-    screen = Screen(bars, console=console, transient=True, auto_refresh=False)
+    screen = Screen(without_bar, console=console, transient=True, auto_refresh=False)
 
     class Live:
-        task = bars.add_task("starting", total=None)
+        line = without_bar
+        task = without_bar.add_task("starting", total=None)
         drawn = time.monotonic()
 
+        def room(self) -> int:
+            """Return the letters that a line has for the phase, beside the bar and the steps."""
+            return console.width - BESIDE - (BAR_WIDTH if self.line is bars else 0)
+
         def phase(self, what: str, total: int | None = None) -> None:
-            bars.remove_task(self.task)  # a reset would keep the old total where there is none
-            self.task = bars.add_task(what, total=total)
-            screen.update(bars, refresh=True)
+            self.line.remove_task(self.task)  # a reset would keep the old total where there is none
+            self.line = without_bar if total is None else bars
+            self.task = self.line.add_task(shortened(what, self.room()), total=total)
+            screen.update(self.line, refresh=True)
 
         def advance(self, steps: int = 1) -> None:
-            bars.advance(self.task, steps)
+            self.line.advance(self.task, steps)
             if time.monotonic() - self.drawn > DRAWN_EVERY:
                 screen.refresh()
                 self.drawn = time.monotonic()
 
         def describe(self, what: str) -> None:
-            bars.update(self.task, description=what)
+            self.line.update(self.task, description=shortened(what, self.room()))
             screen.refresh()
 
         def note(self, text: str) -> None:
             console.print(text, style="dim", markup=False)
 
         def latencies(self, found: Intervals, budget_ms: float | None) -> None:
-            from rich.text import Text
-
-            screen.update(Group(bars, Text("\n".join(drawn(found, budget_ms)))), refresh=True)
+            screen.update(Group(self.line, Text("\n".join(drawn(found, budget_ms)))), refresh=True)
 
     with screen:
         yield Live()

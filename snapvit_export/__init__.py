@@ -1,4 +1,4 @@
-"""snapvit: the densest Vision Transformer that was measured to fit a device.
+"""snapvit: the most faithful form of a Vision Transformer that was measured to fit a device.
 
 Public names are loaded on first use, so that importing the package costs nothing and never needs torch.
 """

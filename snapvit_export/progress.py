@@ -1,11 +1,17 @@
-"""Progress of long work: the library reports to a `Progress`, and the command line decides what is shown."""
+"""Progress of long work: the library reports to a `Progress`, and the command line decides what is shown.
+
+`Stages` stands between the two and measures where the time goes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Protocol
 
 Intervals = Mapping[str, tuple[float, float, float]]  # by candidate: milliseconds, and the interval they lie in
+OTHER = "other"  # time that belongs to no stage
 
 
 class Progress(Protocol):
@@ -39,3 +45,61 @@ class Silent:
 
     def latencies(self, found: Intervals, budget_ms: float | None) -> None:
         pass
+
+
+class Stages:
+    """A Progress that passes everything on, and measures the seconds of each stage of the work.
+
+    >>> stages = Stages(progress)
+    >>> with stages.stage("ranking"):
+    ...     stages.phase("observing the dense model")
+    >>> list(stages.rounded())
+    ['ranking']
+    """
+
+    def __init__(self, progress: Progress | None = None) -> None:
+        self.seconds: dict[str, float] = {}  # by stage, in the order in which they began
+        self._progress: Progress = progress or Silent()
+        self._running: list[str] = []  # the innermost last
+        self._began = self._since = time.monotonic()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the time until the end of the block; a stage inside it counts for itself alone."""
+        self._count()
+        self.seconds.setdefault(name, 0.0)
+        self._running.append(name)
+        try:
+            yield
+        finally:
+            self._count()
+            self._running.pop()
+
+    def _count(self) -> None:
+        """Add the time since the last change to the innermost stage."""
+        now = time.monotonic()
+        if self._running:
+            self.seconds[self._running[-1]] += now - self._since
+        self._since = now
+
+    def rounded(self) -> dict[str, float]:
+        """Return the seconds so far to a tenth, and what belongs to no stage as "other": together the wall clock's."""
+        self._count()
+        outside = self._since - self._began - sum(self.seconds.values())
+        found = {**self.seconds, OTHER: self.seconds.get(OTHER, 0.0) + outside}
+        return {name: round(seconds, 1) for name, seconds in found.items() if name != OTHER or round(seconds, 1) > 0}
+
+    def phase(self, what: str, total: int | None = None) -> None:
+        self._progress.phase(what, total)
+
+    def advance(self, steps: int = 1) -> None:
+        self._progress.advance(steps)
+
+    def describe(self, what: str) -> None:
+        self._progress.describe(what)
+
+    def note(self, text: str) -> None:
+        self._progress.note(text)
+
+    def latencies(self, found: Intervals, budget_ms: float | None) -> None:
+        self._progress.latencies(found, budget_ms)

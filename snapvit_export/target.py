@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+import msgspec
+
 from .errors import UsageError
 from .storage.json import Size, Value
 
@@ -19,6 +21,14 @@ TAKES: dict[Runtime, tuple[Precision, ...]] = {
     "openvino": ("fp32", "int8-static"),  # fp16 would be computed in fp32
     "tensorrt": ("fp32", "fp16", "int8-static"),  # it has no dynamic quantisation
 }
+# What a choice may try beside fp32: the precisions that the kind of device computes in, not only stores.
+FASTER: dict[Runtime, tuple[Precision, ...]] = {
+    "onnxruntime": ("int8-dynamic", "int8-static"),  # its CPU kernels compute fp16 in fp32
+    "onnxruntime-cuda": ("fp16",),
+    "onnxruntime-tensorrt": ("fp16", "int8-static"),
+    "openvino": ("int8-static",),
+    "tensorrt": ("fp16", "int8-static"),
+}
 ON_CPU: tuple[Runtime, ...] = ("onnxruntime", "openvino")  # CPU time measures their work
 
 
@@ -29,6 +39,11 @@ class Target(Value, frozen=True, kw_only=True):
     precision: Precision
     batch: Size
     threads: Size
+
+
+def in_precision(target: Target, precision: Precision) -> Target:
+    """Return a target in another precision: families may mix them."""
+    return msgspec.structs.replace(target, precision=precision)
 
 
 def parse_precision(name: str, runtime: Runtime = "onnxruntime") -> Precision:
@@ -52,3 +67,9 @@ def check_precision(name: str) -> Precision:
     if name not in get_args(Precision):
         raise UsageError(f"no precision is called '{name}'. Known: {', '.join(get_args(Precision))}")
     return name  # type: ignore[return-value]
+
+
+def faster_than(own: Precision, runtime: Runtime) -> tuple[Precision, ...]:
+    """Return the precisions that a choice may try beside a family's own: those with fewer bits."""
+    bits = {"fp32": 32, "fp16": 16}
+    return tuple(other for other in FASTER[runtime] if bits.get(other, 8) < bits.get(own, 8))

@@ -151,10 +151,10 @@ def test_nobody_goes_round_the_layers_by_the_public_names():
     assert found == set()
 
 
-def test_the_way_of_an_export_is_at_most_45_files_and_they_exist():
+def test_the_way_of_an_export_is_at_most_50_files_and_they_exist():
     shown = re.search(r"<!-- call chain -->\n(.*?)<!-- end of call chain -->", PAGE, re.DOTALL).group(1)
     files = re.findall(r"^\| `(.*?\.py)` \|", shown, re.MULTILINE)
-    assert 30 < len(files) == len(set(files)) <= 45
+    assert 30 < len(files) == len(set(files)) <= 50
     for file in files:
         assert (ROOT / file).is_file() or (ROOT / "snapvit_export" / file).is_file(), file
 

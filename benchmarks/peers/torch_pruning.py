@@ -8,7 +8,8 @@ It needs an environment of its own, without snapvit. images.npz holds `calibrati
 float32 and already normalised, with `calibration_labels` and `held_out_labels`. Every importance and fraction appends
 one line {"row", "seed", "flops", "flops_ratio", "top1", "dense_top1", "cosine"} to --out; top-1 is between 0 and 1, and
 the cosine is the mean over held_out of the pre-logits embedding against the dense model's. The seed is only written
-down: nothing here is random.
+down: nothing here is random. `--onnx DIR` also writes every pruned model there, by the standard export of torch, and
+its name as "file" into the line: `benchmarks/levers.py` times them.
 
 The peer is used as its own examples/transformers/prune_timm_vit.py does with --bottleneck --global_pruning
 --prune_num_heads: whole heads and hidden units of the MLP, ranked globally, each kind among its own; the embedding
@@ -165,6 +166,27 @@ def search(
 
 
 @torch.no_grad()
+def write_onnx(model: nn.Module, image: Tensor, path: Path) -> None:
+    """Write a model by the tracing exporter, with attention spelled out: for ViTs that gives the faster graph."""
+    twin = deepcopy(model)
+    for block in twin.blocks:
+        block.attn.fused_attn = False
+    axes = {"images": {0: "batch"}, "logits": {0: "batch"}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            twin,
+            (image,),
+            str(path),
+            opset_version=17,
+            input_names=["images"],
+            output_names=["logits"],
+            dynamic_axes=axes,
+            dynamo=False,
+        )
+
+
+@torch.no_grad()
 def outputs(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
     """Pre-logits embeddings and logits."""
     embedded = [model.forward_head(model.forward_features(batch), pre_logits=True) for batch in images.split(BATCH)]
@@ -183,6 +205,7 @@ def main() -> None:
     parser.add_argument("--normalizer", choices=("mean", "none"), default="mean", help="of a group's importances")
     parser.add_argument("--multivariable", action="store_true", help="Taylor sums before it takes absolute values")
     parser.add_argument("--mean-hessian", action="store_true", help="also Hessian rows from all images, not the last")
+    parser.add_argument("--onnx", type=Path, help="folder for the pruned models as ONNX")
     args = parser.parse_args()
 
     torch.manual_seed(0)
@@ -227,6 +250,9 @@ def main() -> None:
                 "images": len(held_out),
                 "cosine": cosine_similarity(seen, embedding).double().mean().item(),
             }
+            if args.onnx is not None:
+                line["file"] = f"{row.replace(' ', '-')}-{flops:g}.onnx"
+                write_onnx(model, images[:1], args.onnx / line["file"])
             with args.out.open("a") as out:
                 out.write(json.dumps(line) + "\n")
             shape = [(block.attn.num_heads, block.mlp.fc1.out_features) for block in model.blocks]

@@ -55,13 +55,22 @@ class Schedule(Value, frozen=True, kw_only=True):
 
     def within(self, anatomy: Anatomy, plan: Plan, flops: float) -> tuple[int, ...] | None:
         """Return the least merging with which the blocks need this fraction of the dense FLOPs; None: out of reach."""
+        found = self.least(anatomy, plan, lambda merging: merging.flops_ratio(anatomy) <= flops)
+        return None if found is None else found.merged
 
-        def fits(merged: list[int]) -> bool:
-            return plan.with_tokens(merged, plan.grid).flops_ratio(anatomy) <= flops
-
+    def least(self, anatomy: Anatomy, plan: Plan, fits: Callable[[Plan], bool]) -> Plan | None:
+        """Return a Plan's heads, neurons and grid with the least merging that fits; None: out of reach."""
         blocks = merging_blocks(anatomy, plan)[self.first :: self.step]
-        merged = self._scaled(len(plan.heads), blocks, anatomy.patches_of(plan), fits)
-        return None if merged is None else tuple(merged)
+        merged = self._scaled(
+            len(plan.heads), blocks, anatomy.patches_of(plan), lambda merged: fits(plan.with_tokens(merged, plan.grid))
+        )
+        return None if merged is None else plan.with_tokens(merged, plan.grid)
+
+    def most(self, anatomy: Anatomy, plan: Plan) -> Plan:
+        """Return a Plan's heads, neurons and grid with as much merging as the shape allows."""
+        blocks = merging_blocks(anatomy, plan)[self.first :: self.step]
+        patches = anatomy.patches_of(plan)
+        return plan.with_tokens(self._at(float(patches), len(plan.heads), blocks, patches), plan.grid)
 
     def _scaled(
         self, depth: int, blocks: list[int], patches: int, enough: Callable[[list[int]], bool]

@@ -18,14 +18,19 @@ the images, W or S again: the Factors of all layers are everything that a correc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import SnapvitError
+from ..model.plan import Plan
 from ..model.ranking import Ranking
 from .moments import Array, Damping, Moments
+
+Array32 = npt.NDArray[np.float32]
+WIDTHS_KEPT = 8  # whose corrected layers stay in memory: candidates of one width differ in their tokens
 
 BLOCK = 96  # columns solved at once, the fastest size on one and on two threads: larger solves wait for each other
 
@@ -138,6 +143,22 @@ class Factors:
     order_sha256: str  # of the ranking's order, `Ranking.order_sha256`
     damping: Damping
     images: int  # that the statistics were taken from
+
+    def corrected_layers(self, plan: Plan, dense: Mapping[str, Array32]) -> dict[str, Array32]:
+        """Return the corrected weight and bias of every proj and fc2 that a Plan cuts, in rank order.
+
+        `dense`: the model's own tensors under their canonical names (`model.tensor_names`).
+        """
+        found: dict[str, Array32] = {}
+        for layer, factors, kept in (("proj", self.proj, plan.heads), ("fc2", self.fc2, plan.neurons)):
+            for i, (factor, keep) in enumerate(zip(factors, kept)):
+                if keep < factor.structures:
+                    name = f"blocks.{i}.{layer}"
+                    weight, shift = factor.corrected(keep)  # (E, kept), (E,)
+                    bias = shift + dense.get(f"{name}.bias", np.float32(0))
+                    found[f"{name}.weight"] = np.ascontiguousarray(weight.T, np.float32)
+                    found[f"{name}.bias"] = bias.astype(np.float32)
+        return found
 
     def check_made_for(self, ranking: Ranking) -> None:
         """Refuse a ranking of another order: its kept columns would get the weights of other columns."""

@@ -30,6 +30,7 @@ from ..model.ranking import Ranking
 from ..model.tensor_names import factor_shapes, stored_shapes, weight_shapes
 from ..storage.atomic import inside, sha256
 from ..storage.mapped import Array, Tensor, check_hash, map_buffer
+from .fidelity_table import FidelityTable
 from .format import CORRECTION, ELASTIC, PARTS, STORED, Description, leading_factor, read_description
 from .resolution import at_resolution
 
@@ -80,6 +81,12 @@ class Elastic:
         """The schedule by which tokens are merged: that which was measured to suit the model, or the default."""
         measured = self.description.merging
         return SCHEDULES[DEFAULT] if measured is UNSET else measured
+
+    @property
+    def fidelity(self) -> FidelityTable | None:
+        """What was measured of some Plans; None if nothing was."""
+        measured = self.description.fidelity
+        return None if measured is UNSET else measured
 
     @property
     def corrects(self) -> bool:

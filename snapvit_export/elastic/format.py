@@ -31,6 +31,7 @@ from ..model.positions import Rotary
 from ..storage.json import Count, Value, read_json, to_json, write_json
 from ..storage.mapped import Array as Stored
 from ..storage.mapped import Buffer, DataType
+from .fidelity_table import FidelityTable
 
 ELASTIC, RANKING, WEIGHTS, CORRECTION = "elastic.json", "ranking.safetensors", "weights.bin", "correction.bin"
 STORED: DataType = "float32"  # of the Factors
@@ -78,6 +79,7 @@ class Description(Value, frozen=True, kw_only=True):
     weights: Buffer
     correction: Correction | None = None
     merging: Schedule | UnsetType = UNSET  # the schedule that suits the model, if it was measured
+    fidelity: FidelityTable | UnsetType = UNSET  # of some Plans, if it was measured; older folders lack it
     seal: str = ""  # SHA-256 of this file while this field is empty
 
     def with_checksum(self) -> Description:

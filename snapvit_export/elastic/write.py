@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import msgspec
 from msgspec import UNSET
 
 from ..allocation.tokens import Schedule
@@ -16,6 +17,8 @@ from ..model.ranking import Ranking
 from ..model.tensor_names import stored_shapes
 from ..storage.atomic import sha256, staged_folder
 from ..storage.mapped import Array, write_buffer
+from .fidelity_table import FidelityTable
+from .folder import Elastic
 from .format import (
     CORRECTION,
     RANKING,
@@ -43,8 +46,12 @@ def write_elastic(
     weights: Iterable[tuple[str, Array]],
     factors: Factors | None,
     merging: Schedule | None = None,
+    measure: Callable[[Elastic], FidelityTable | None] | None = None,
 ) -> Description:
-    """Write the folder; `weights` come one by one under their canonical names, in rank order."""
+    """Write the folder; `weights` come one by one under their canonical names, in rank order.
+
+    `measure`: gives the fidelity of some Plans, from the folder as devices will read it.
+    """
     ranking.check_fits(anatomy)
     if factors is not None:
         check_factors(factors, ranking, anatomy)
@@ -62,6 +69,10 @@ def write_elastic(
             merging=UNSET if merging is None else merging,
         )
         write_description(stage, description)
+        measured = None if measure is None else measure(Elastic.load(stage))
+        if measured is not None:
+            description = msgspec.structs.replace(description, fidelity=measured)
+            write_description(stage, description)
     return description
 
 

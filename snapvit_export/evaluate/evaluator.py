@@ -23,10 +23,10 @@ from ..calibration.masks import UNKNOWN, check_masks, numbered, prepare_masks
 from ..calibration.preprocessing import Preprocessing
 from ..errors import SnapvitError, UsageError, needs
 from ..family.evaluation import Evaluation, MeasuredValues, share
+from ..family.fidelity import measures as fidelity
 from ..progress import Progress, Silent
 from . import linear, segmentation
 from .features import Array, Features, MadeBy, Split
-from .fidelity import fidelity
 from .head import Columns, columns_for, head_right
 from .knn import NEIGHBOURS, neighbours_right
 from .linear import linear_right

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from ..allocation.levers import Lever
 from ..calibration.preprocessing import Preprocessing
 from ..errors import SnapvitError
 from ..graph.format import GraphFormat
@@ -20,8 +21,11 @@ from ..profiling.latency_model import LatencyModel
 from ..profiling.profile import Percentile, Profile
 from ..runtimes.device import DeviceCard
 from ..storage.json import Count, Kept, Ratio, Size, Value
-from ..target import Precision, SumBits, Target
+from ..target import Precision, SumBits, Target, in_precision
 from .evaluation import Evaluation
+from .fidelity import Fidelity
+
+Prefer = Literal["fidelity", "accuracy"]
 
 
 class WeightFile(Value, frozen=True, kw_only=True):
@@ -59,6 +63,7 @@ class Variant(Value, frozen=True, kw_only=True):
     parity: float | None = None  # largest difference to the torch module in float32, in units of the largest output
     profile: Profile | None = None
     evaluation: Evaluation | None = None
+    fidelity: Fidelity | None = None  # to the dense model in fp32; None in older files, or without images for it
     dominated_by: str | None = None  # a variant that is no worse in speed and quality, and better in one of them
 
     def plan_of(self, anatomy: Anatomy) -> Plan:
@@ -90,6 +95,12 @@ class Measurement(Value, frozen=True, kw_only=True):
     profile: Profile  # of the last timing run
     evaluation: Evaluation | None
     fits: bool  # in size too, and with its whole interval
+    fidelity: Fidelity | None = None
+    precision: Precision | None = None  # None in older files, as what follows: the family's, and that of its model
+    tokens: tuple[Size, ...] | UnsetType = UNSET  # after each block, as a Variant has them
+    image_size: tuple[Size, Size] | UnsetType = UNSET
+    removed: Count | None = None  # attentions and MLPs that it lacks
+    levers: tuple[Lever, ...] = ()  # that it uses
 
 
 class Limits(Value, frozen=True, kw_only=True):
@@ -100,17 +111,42 @@ class Limits(Value, frozen=True, kw_only=True):
     max_params: Count | None = None
 
 
+class Alternative(Value, frozen=True, kw_only=True):
+    """The best that one lever alone reaches within the budget."""
+
+    lever: Lever
+    variant: str
+    latency_ms: float  # those of its Measurement, which has the rest
+    between_ms: tuple[float, float]
+    fidelity: Fidelity | None
+
+
+class DroppedPrecision(Value, frozen=True, kw_only=True):
+    """A precision that no candidate was made in, since another is at least as good here."""
+
+    precision: Precision
+    ratio: float  # latency of the dense model in it, relative to fp32
+    reason: str  # completes "fp16 is ..."
+
+
 class Choice(Value, frozen=True, kw_only=True):
-    """The densest variant that fits, the next denser one that does not, and every measurement that led there."""
+    """The most faithful variant that fits, the next better one that does not, and every measurement that led there.
+
+    Where width and depth are the only levers, the most faithful is the densest.
+    """
 
     variant: str
     budget_ms: float
-    next_denser: str | None  # None: the dense model fits
+    next_denser: str | None  # the next better one, which did not fit; None: the dense model fits
     decided: bool  # False: the machine was too noisy to tell the two apart, and the sparser one was taken
     doubt: str | None = None  # the reason why it is not decided, and advice
     limits: Limits = Limits()
-    model: LatencyModel | None = None  # proposed what to build; it decides nothing
+    model: LatencyModel | None = None  # proposed what to build, in the chosen precision; it decides nothing
     measurements: tuple[Measurement, ...]
+    levers: tuple[Lever, ...] = ()  # that the choice could use; empty in older files: width and depth
+    prefer: Prefer | None = None  # what "better" means; None in older files: denser
+    alternatives: tuple[Alternative, ...] = ()  # of each single lever that reaches the budget
+    dropped: tuple[DroppedPrecision, ...] = ()
 
 
 class MeasuredOn(Target, frozen=True, kw_only=True):
@@ -158,6 +194,9 @@ class Manifest(Value, frozen=True, kw_only=True):
     weights: tuple[WeightFile, ...] = ()  # all files that graphs point into
     input: Input = Input()
     labels: tuple[str, ...] = ()  # names of the classes, in the order of the outputs; empty: not known
+    seconds: dict[str, float] = msgspec.field(
+        default_factory=dict
+    )  # that each stage of the export or choice took, in order
 
     def __post_init__(self) -> None:
         names = [variant.name for variant in self.variants]
@@ -199,6 +238,10 @@ class Manifest(Value, frozen=True, kw_only=True):
     def preprocessing_of(self, variant: Variant) -> Preprocessing:
         """Return how a variant's images are prepared: as the model's, in its own size."""
         return self.preprocessing.at(variant.image_of(self.anatomy))
+
+    def target_of(self, variant: Variant) -> Target:
+        """Return the target of a variant: the family's, in the variant's own precision."""
+        return in_precision(self.target.target, variant.precision)
 
     def variant(self, name: str) -> Variant:
         """Return the variant of that name."""

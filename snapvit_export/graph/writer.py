@@ -6,6 +6,7 @@
 
     NAME.onnx             the graph, tens of kilobytes that point into these files; a variant's own vectors are in it
     weights.bin           the dense model as `weights.prepare` folds it: every variant reads prefixes of it
+    weights-int8-dynamic.bin   the same in another precision, in a family that mixes them
     corrected-HASH.bin    proj and fc2 of a variant that was corrected
     positions-HASH.bin    positions, rotary tables and prefix of another resolution, or without the first sub-layer
 
@@ -16,6 +17,7 @@ file of that name is never changed. Whoever removes variants removes what none o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -53,7 +55,8 @@ from .weights import (
     takes_bytes,
 )
 
-WEIGHTS = "weights.bin"
+WEIGHTS = "weights.bin"  # of the family's own precision
+_SHARED = re.compile(r"weights(-[a-z0-9-]+)?\.bin")
 HASH_DIGITS = 12  # in the names of files: enough for far more files than a folder has
 PROTOBUF_LIMIT = 2_000_000_000  # bytes: the largest message that protobuf writes, and so the largest single file
 IR_VERSIONS = {17: 8, 23: 11}  # of the file, by opset: the one that came with it
@@ -82,6 +85,16 @@ class Sources:
 
     placed: Mapping[str, PlacedTensor] = field(default_factory=dict)
     inside: Mapping[str, Array] = field(default_factory=dict)
+
+
+def shared_file(precision: Precision, own: Precision) -> str:
+    """Return the name of the weight file that all variants of a precision read; `own`: the family's."""
+    return WEIGHTS if precision == own else f"weights-{precision}.bin"
+
+
+def is_shared(path: Path) -> bool:
+    """Return True for a weight file that all variants of a precision read, by its name."""
+    return _SHARED.fullmatch(path.name) is not None
 
 
 def rows_kept(name: str, anatomy: Anatomy, plan: Plan, rows: int) -> int:
@@ -219,7 +232,7 @@ class WrittenGraph:
 
     def remove(self) -> None:
         """Remove the graph and its own matrices, where no other graph reads them."""
-        for path in (self.graph, *(path for path in self.weights if path.name != WEIGHTS)):
+        for path in (self.graph, *(path for path in self.weights if not is_shared(path))):
             path.unlink(missing_ok=True)
 
 
@@ -233,11 +246,14 @@ class GraphWriter:
         takes_bytes: bool = False,
         precision: Precision = "fp32",
         sum_bits: SumBits = 16,
+        shared: str = WEIGHTS,
     ) -> None:
         """`takes_bytes`: graphs take images as (B, H, W, C) bytes, and their weights do the normalising.
 
-        `sum_bits`: 32 to add to a family whose int8 weights are not exact on every CPU (`precision`).
+        `sum_bits`: 32 to add to a family whose int8 weights are not exact on every CPU (`precision`). `shared`: the
+        name of the weight file that all of these graphs read (`shared_file`).
         """
+        self.shared_name = shared
         self.blueprint, self.folder, self.takes_bytes = blueprint, Path(folder), takes_bytes
         self.precision = precision
         self.int8_sum_bits: SumBits | None = sum_bits if precision.startswith("int8") else None
@@ -273,7 +289,7 @@ class GraphWriter:
     @cached_property
     def buffer(self) -> Buffer:
         """The index of `weights.bin`, which is written now."""
-        return write_buffer(self.folder / WEIGHTS, self.shared.items())
+        return write_buffer(self.folder / self.shared_name, self.shared.items())
 
     def write(
         self,
@@ -316,7 +332,7 @@ class GraphWriter:
 
     def _hash(self, path: Path) -> str:
         """Return the hash that the graph names for a weight file; the shared file is hashed once."""
-        return self.weights_sha256 if path.name == WEIGHTS else sha256(path)
+        return self.weights_sha256 if path.name == self.shared_name else sha256(path)
 
     @cached_property
     def weights_sha256(self) -> str:

@@ -143,6 +143,11 @@ class Protection(Value, frozen=True, kw_only=True):
     heads: Ratio = 0.2
     sublayers: bool = True
 
+    @property
+    def of_whole_parts(self) -> Protection:
+        """The protection under which a sub-layer is kept whole, or removed whole where that is allowed."""
+        return msgspec.structs.replace(self, heads=1.0, neurons=1.0)
+
     def kept_neurons(self, total: int) -> int:
         return min(total, max(1, int(total * self.neurons)))  # 0 where the model lacks the sub-layer
 

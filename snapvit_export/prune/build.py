@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -36,20 +35,18 @@ from ..checks.gates import (
 )
 from ..checks.merging import Matches
 from ..checks.quantisation import calibrate
-from ..evaluate.exported_model import top1
-from ..family.evaluation import Evaluation
 from ..graph.format import OPSETS, GraphFormat
 from ..graph.precision import GraphPrecision
-from ..graph.writer import GraphWriter, WrittenGraph
+from ..graph.writer import GraphWriter, WrittenGraph, shared_file
 from ..model.plan import Plan
 from ..progress import Progress
 from ..runtimes.device import usable_cores
-from ..runtimes.ort import OrtSession
-from ..runtimes.session import Session, open_session
-from ..selection.candidates import DENSE, BuiltVariant, SampleGraphs, write_samples
+from ..runtimes.session import open_session
+from ..selection.candidates import BuiltVariant, Probe, SampleGraphs, write_samples
+from ..selection.point import Point
 from ..storage.atomic import sha256
 from ..storage.json import to_json
-from ..target import Target
+from ..target import Precision, Target, in_precision
 from .blocks.merging import outputs_and_matches
 from .blocks.timm_blocks import block_outputs
 from .correct.policy import Corrector
@@ -75,7 +72,7 @@ class GateImages:
 
 
 class VariantBuilder:
-    """Builds variants of one model into one folder."""
+    """Builds variants of one model into one folder, in one precision or several."""
 
     def __init__(
         self,
@@ -84,14 +81,13 @@ class VariantBuilder:
         target: Target,
         format: GraphFormat,
         calibration: Images,
-        held_out: Images,
         folder: Path,
         exact_folder: Path,
         provenance: Mapping[str, object],
         progress: Progress,
         runs_target: bool = True,
     ) -> None:
-        """`folder` gets the variants, `exact_folder` their float32 graphs where the target has another precision.
+        """`folder` gets the variants, `exact_folder` float32 graphs that those in another precision are compared with.
 
         `runs_target`: False if the target's runtime cannot run here.
         """
@@ -99,14 +95,10 @@ class VariantBuilder:
         self.target, self.format, self.folder, self.runs_target = target, format, folder, runs_target
         self.calibration = calibration
         self._gate_images: dict[tuple[int, int], GateImages] = {}
-        drawn, reduced = blueprint(model, corrector.ranking), target.precision != "fp32"
-        self.quantises = target.runtime == "openvino" and reduced  # then graphs here are only fp32
-        self.exact = GraphWriter(drawn, exact_folder if reduced else folder, format.takes_bytes)
-        self.writer = self.exact
-        if reduced and not self.quantises:
-            self.writer = GraphWriter(drawn, folder, format.takes_bytes, target.precision)
-        self.dense_precision = GraphPrecision(target.precision)  # more is known once the dense variant is built
-        self.held_out = held_out if _labels_suit(held_out, model) else None
+        self.blueprint = blueprint(model, corrector.ranking)
+        self._exact_folder = exact_folder
+        self._writers: dict[Precision, GraphWriter] = {}
+        self._calibrated: dict[Precision, GraphPrecision] = {}  # of the dense variant
         others = calibration.only(slice(GATE_IMAGES, None))  # not used by the gates
         self.ranging_images = (others if len(others) >= GATE_IMAGES else calibration).first(RANGING_IMAGES)
 
@@ -115,6 +107,24 @@ class VariantBuilder:
         """The end of the error message if no variant meets a budget: what would help."""
         smaller = "use --precision int8, " if self.target.precision in ("fp32", "fp16") else "use "
         return f"{smaller}a smaller model or more --threads"
+
+    def quantises(self, precision: Precision) -> bool:
+        """Return True if another program quantises graphs that are written here in fp32."""
+        return self.target.runtime == "openvino" and precision != "fp32"
+
+    def writer(self, precision: Precision) -> GraphWriter:
+        """Return the writer of variants in a precision."""
+        if precision not in self._writers:
+            name = shared_file(precision, self.target.precision)
+            self._writers[precision] = GraphWriter(
+                self.blueprint, self.folder, self.format.takes_bytes, precision, shared=name
+            )
+        return self._writers[precision]
+
+    @cached_property
+    def exact(self) -> GraphWriter:
+        """The writer of float32 graphs that variants in another precision are compared with."""
+        return GraphWriter(self.blueprint, self._exact_folder, self.format.takes_bytes)
 
     def gate_images(self, image: tuple[int, int] | None = None) -> GateImages:
         """Return the images of the gates, in the model's own size or in another."""
@@ -125,53 +135,70 @@ class VariantBuilder:
             self._gate_images[size] = GateImages(next(few.batches(GATE_IMAGES)), inputs)
         return self._gate_images[size]
 
-    def build(self, name: str, plan: Plan, keep: bool, before: BuiltVariant | None = None) -> BuiltVariant:
-        """Cut, correct, write, check and evaluate a variant; `keep`: by the chosen correction, not as a probe."""
+    def build(self, name: str, point: Point, keep: bool, before: BuiltVariant | None = None) -> BuiltVariant:
+        """Cut, correct, write and check a variant; `keep`: by the chosen correction, not as a probe."""
         self.progress.phase(f"building {name}")
+        plan, precision = point.plan, point.precision
         module, correction = self.corrector.kept(plan) if keep else self.corrector.probe(plan)
         if before is not None and correction == before.correction and not plan.changes_tokens:
             return replace(before, kept=True)  # with other tokens, a probe is corrected by statistics of all of them
         image = self.model.anatomy.image_of(plan)
         gate = self.gate_images(image)
         wanted, matches = self._checked_outputs(name, plan, module, gate)
-        corrected = corrected_layers(module, self.corrector.ranking, plan, self.writer.blueprint.dense)
+        corrected = corrected_layers(module, self.corrector.ranking, plan, self.blueprint.dense)
         metadata = {"snapvit.correction": correction or "none", "snapvit.recipe": to_json(self.provenance).decode()}
-        write = partial(self.exact.write, name, plan, corrected, metadata=metadata)
-        written, parity = self._checked_graphs(name, module, wanted, matches, gate, write)
+        exact = self.writer("fp32") if precision == "fp32" else self.exact
+        write = partial(exact.write, name, plan, corrected, metadata=metadata)
+        written, parity = self._checked_graphs(name, precision, module, wanted, matches, gate, write)
         cosine = None
-        if self.quantises:
-            path, weights, cosine = self._in_openvino_int8(name, written, image)
+        if self.quantises(precision):
+            path, weights, cosine = self._in_openvino_int8(name, precision, written, image)
             size = sum(file.stat().st_size for file in (path, *weights))
         else:
-            if self.exact is not self.writer:
-                write = partial(self.writer.write, name, plan, corrected, metadata=metadata)
-                written, cosine = self._in_reduced_precision(name, written, image, write)
+            if precision != "fp32":
+                write = partial(self.writer(precision).write, name, plan, corrected, metadata=metadata)
+                is_dense = plan == Plan.dense(self.model.anatomy)
+                written, cosine = self._in_reduced_precision(name, precision, written, image, write, is_dense)
             path, weights, size = written.graph, written.weights, written.size_bytes
         if self.runs_target:
-            require_same_in_runtime(name, path, self.target, gate.inputs)
+            require_same_in_runtime(name, path, self._target(precision), gate.inputs)
         return BuiltVariant(
             name=name,
             path=path,
             weights=weights,
             plan=plan,
+            precision=precision,
             sha256=sha256(path),
             size_bytes=size,
-            evaluation=self._evaluate(name, path, image),
             correction=correction,
             precision_cosine=cosine,
             kept=keep,
             parity=parity,
-            int8_sum_bits=self.writer.int8_sum_bits,  # None for OpenVINO, whose int8 NNCF makes
+            # None for OpenVINO, whose int8 NNCF makes
+            int8_sum_bits=None if self.quantises(precision) else self.writer(precision).int8_sum_bits,
         )
 
-    def write_samples(self, plans: Mapping[str, Plan]) -> SampleGraphs | None:
+    def write_samples(self, plans: Mapping[str, Plan], precision: Precision) -> SampleGraphs | None:
         """Write graphs of uncorrected weights; None where each would have to be quantised with images first."""
-        if self.quantises:
+        if self.quantises(precision):
             return None
-        return write_samples(self.writer, plans, self.format, self.dense_precision)
+        known = self._calibrated.get(precision, GraphPrecision(precision))
+        return write_samples(self.writer(precision), plans, self.format, known)
+
+    def write_probe(self, name: str, point: Point) -> Probe:
+        """Write a graph to be compared on images, corrected from factors; in float32 if its own needs calibration."""
+        plan, own = point.plan, point.precision in ("fp32", "int8-dynamic")
+        precision: Precision = point.precision if own else "fp32"
+        corrected = self.corrector.probe_layers(plan, self.blueprint.dense)
+        writer = self.writer(precision) if own else self.exact
+        written = writer.write(name, plan, corrected, format=self.format, precision=GraphPrecision(precision))
+        return Probe(written.graph, written.weights, precision)
+
+    def _target(self, precision: Precision) -> Target:
+        return in_precision(self.target, precision)
 
     def _in_openvino_int8(
-        self, name: str, exact: WrittenGraph, image: tuple[int, int]
+        self, name: str, precision: Precision, exact: WrittenGraph, image: tuple[int, int]
     ) -> tuple[Path, tuple[Path, ...], float]:
         """Quantise with NNCF; return the graph, its weights and its cosine to the graph in float32."""
         from ..runtimes.openvino_nncf import quantise
@@ -179,10 +206,10 @@ class VariantBuilder:
         self.progress.phase(f"quantising {name}")
         images, gate = self._ranging_inputs(image), self.gate_images(image)
         path, weights = quantise(exact.graph, self.folder / name, images, usable_cores())
-        with open_session(path, self.target) as session:
+        with open_session(path, self._target(precision)) as session:
             outputs = session.run(gate.inputs)
         what = f"{name}: int8 in OpenVINO and fp32 in ONNX Runtime"
-        found = require_close_elsewhere(what, exact.graph, outputs, gate.inputs, self.target.precision)
+        found = require_close_elsewhere(what, exact.graph, outputs, gate.inputs, precision)
         self.progress.note(f"{name}: cosine to fp32 {found.cosine:.6f}")
         exact.remove()
         return path, (weights,), found.cosine
@@ -193,6 +220,7 @@ class VariantBuilder:
     def _checked_graphs(
         self,
         name: str,
+        precision: Precision,
         module: torch.nn.Module,
         wanted: npt.NDArray[np.float32],
         matches: Mapping[int, Matches],
@@ -201,8 +229,8 @@ class VariantBuilder:
     ) -> tuple[WrittenGraph, float]:
         """Write both flavours in float32 through their gates; return the wanted one and its largest difference."""
         format = self.format
-        if self.target.precision != "fp32":  # float32 is then only the reference, and calibration needs it portable
-            format = GraphFormat("portable", batch=format.batch if self.quantises else None)
+        if precision != "fp32":  # float32 is then only the reference, and calibration needs it portable
+            format = GraphFormat("portable", batch=format.batch if self.quantises(precision) else None)
         for flavour in sorted(OPSETS, key=lambda flavour: flavour == format.flavour):  # the wanted one last
             written = write(format=replace(format, flavour=flavour))
             found = require_same_graph(
@@ -216,15 +244,20 @@ class VariantBuilder:
         return written, found.max_abs
 
     def _in_reduced_precision(
-        self, name: str, exact: WrittenGraph, image: tuple[int, int], write: Callable[..., WrittenGraph]
+        self,
+        name: str,
+        precision: Precision,
+        exact: WrittenGraph,
+        image: tuple[int, int],
+        write: Callable[..., WrittenGraph],
+        is_dense: bool,
     ) -> tuple[WrittenGraph, float]:
-        """Write the graph in the target's precision; return it and its cosine to the one in float32."""
-        precision = self.target.precision
+        """Write the graph in a reduced precision; return it and its cosine to the one in float32."""
         images, gate = self._ranging_inputs(image), self.gate_images(image)
         symmetric = self.format.flavour == "portable"
         calibrated = calibrate(precision, exact, images, symmetric, usable_cores())
-        if name == DENSE:
-            self.dense_precision = calibrated
+        if is_dense:
+            self._calibrated[precision] = calibrated
         if calibrated.wide:
             parts = ", ".join(sorted(calibrated.wide))
             self.progress.note(f"{name}: fp16 would overflow in {parts}, which stay in float32")
@@ -270,24 +303,3 @@ class VariantBuilder:
                 where=lambda: first_difference(block_outputs(dense, images), block_outputs(sliced, images)),
             )
         return outputs_and_matches(module, torch.from_numpy(gate.normalised))
-
-    def _evaluate(self, name: str, path: Path, image: tuple[int, int]) -> Evaluation | None:
-        if self.held_out is None:
-            return None
-        self.progress.phase(f"evaluating {name}")
-        with self._open_to_evaluate(path) as session:
-            return top1(session.run, self.held_out.at(image), self.format.takes_bytes)
-
-    def _open_to_evaluate(self, path: Path) -> Session:
-        """Open a graph in the target's runtime, on all cores; in ONNX Runtime where the target's cannot run here."""
-        if not self.runs_target:
-            return OrtSession(path, usable_cores())
-        return open_session(path, msgspec.structs.replace(self.target, threads=usable_cores()))
-
-
-def _labels_suit(images: Images, model: Model) -> bool:
-    """Return True if a source has the classes of the model: as many, and of the same names if the model has any."""
-    if images.labels is None or not len(images) or len(images.classes) != model.anatomy.classes:
-        return False
-    known = model.description.labels
-    return not known or tuple(images.classes) == known

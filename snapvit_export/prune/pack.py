@@ -7,7 +7,7 @@ with their positions added, rotary tables at the model's own input size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from ..allocation.tokens import Schedule
 from ..correction.cholesky import Factors, columns_of
+from ..elastic.fidelity_table import FidelityTable
+from ..elastic.folder import Elastic
 from ..elastic.format import Description, Wiring
 from ..elastic.write import write_elastic
 from ..errors import ModelNotUnderstood, SnapvitError
@@ -48,10 +50,12 @@ def pack(
     factors: Factors | None = None,
     progress: Progress | None = None,
     merging: Schedule | None = None,
+    measure: Callable[[Elastic], FidelityTable | None] | None = None,
 ) -> Description:
     """Write the Elastic folder of a model; with `factors` of the same ranking it can correct its weights.
 
-    `merging`: the schedule by which devices merge tokens; None: the default one.
+    `merging`: the schedule by which devices merge tokens; None: the default one. `measure`: gives the fidelity of some
+    Plans, which devices without images choose by.
 
     A timm module gets its name and preprocessing from timm's configuration (`as_model`).
 
@@ -72,6 +76,7 @@ def pack(
         weights=_weights(model, ranking, progress or Silent()),
         factors=factors,
         merging=merging,
+        measure=measure,
     )
 
 

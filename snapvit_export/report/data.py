@@ -11,20 +11,24 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
+from ..allocation.levers import Lever
 from ..budget import Budget
 from ..errors import SnapvitError, UsageError
 from ..evaluate.pareto import Tradeoff, dominated
-from ..family.evaluation import HEADLINE, Evaluation, Measure
-from ..family.manifest import Manifest, Measurement, Variant
+from ..family.evaluation import Evaluation, Measure
+from ..family.fidelity import Fidelity
+from ..family.manifest import Alternative, Choice, DroppedPrecision, Manifest, Measurement, Variant
 from ..family.validation import Validation
 from ..profiling.conditions import worst_warnings
 from ..profiling.profile import Percentile, Profile
 from ..storage.json import Value
+from .quality import QualityMeasure, best_of, fidelity_of, measure_of
+from .variant_words import Verdict, levers, measured_verdict, verdict
 
 MOST_SAMPLES = 2000  # in the plot of all variants; more would only be slower
 _CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufffe\uffff]")
@@ -48,6 +52,7 @@ class Point(Value, frozen=True, kw_only=True):
 
     family: str
     name: str
+    levers: str  # in words
     precision: str
     runtime: str
     sparsity: float
@@ -62,25 +67,47 @@ class Point(Value, frozen=True, kw_only=True):
     p90_ms: float | None
     quality: float | None  # by the measure of the report
     error: float | None
-    agreement: float | None
+    fidelity: Fidelity | None  # of the dense model in fp32: full, by definition
+    agreement: float | None  # on the images of an evaluation, as is the cosine
     cosine: float | None
     parity: float | None
     dominated_by: str | None
     is_dense: bool
     is_chosen: bool  # in the report's own family; others may have been chosen for another budget
+    verdict: Verdict | None  # on the budget of the report
 
 
 class MeasurementRow(Value, frozen=True, kw_only=True):
     """A candidate that was timed on the way to the choice."""
 
     name: str
+    levers: str
+    precision: str
     sparsity: float
+    flops: int
+    size_bytes: int
     latency_ms: float
     between_ms: tuple[float, float]
     quality: float | None
     error: float | None
+    fidelity: Fidelity | None
     correction: str | None
     fits: bool
+    verdict: Verdict
+    is_dense: bool
+    is_chosen: bool
+
+
+class AlternativeRow(Value, frozen=True, kw_only=True):
+    """The best that one lever alone reaches within the budget."""
+
+    lever: Lever
+    name: str
+    levers: str
+    latency_ms: float
+    between_ms: tuple[float, float]
+    fidelity: Fidelity | None
+    verdict: Verdict
 
 
 class Generation(Value, frozen=True, kw_only=True):
@@ -124,6 +151,8 @@ class ReportData(Value, frozen=True, kw_only=True):
     model: str
     families: tuple[str, ...]  # the first is the report's own
     measure: Measure | None  # of quality; None: nothing was evaluated
+    by_fidelity: bool  # True: no quality by labels is known, and `agreement` is that of the fidelity
+    compares: Literal["predictions", "neighbours"] | None  # what fidelity compares; None where it is not known
     judged: str | None  # the images that quality was measured on
     at: Percentile
     budget_ms: float | None
@@ -131,6 +160,9 @@ class ReportData(Value, frozen=True, kw_only=True):
     next_denser: str | None
     decided: bool
     doubt: str | None
+    best: str  # what the choice took of all that fits: the "most faithful", the "most accurate" or the "densest"
+    alternatives: tuple[AlternativeRow, ...]
+    dropped: tuple[DroppedPrecision, ...]
     points: tuple[Point, ...]
     looks: tuple[MeasurementRow, ...]  # candidates that were timed for the choice; a key of report.json
     dense_heads: tuple[int, ...]
@@ -140,6 +172,7 @@ class ReportData(Value, frozen=True, kw_only=True):
     search: Search | None
     sublayers: tuple[SubLayerRow, ...]
     warnings: tuple[str, ...]
+    seconds: dict[str, float]  # that each stage of the export or choice took
 
     @property
     def own(self) -> tuple[Point, ...]:
@@ -180,26 +213,33 @@ def collect(own: LoadedFamily, beside: Sequence[LoadedFamily] = (), budget: Budg
     families = [own, *beside]
     labels = _labels(families)
     at: Percentile = manifest.choice.limits.at if manifest.choice else "p50"
-    measure = _measure([v for family in families for v in family.manifest.variants])
+    measure, by_fidelity = measure_of([family.manifest for family in families])
     choice = manifest.choice
+    budget_ms = _budget_ms(manifest, budget)
+    measured_by = QualityMeasure(at, measure, by_fidelity, budget_ms)
     points = [
         point
         for family, label in zip(families, labels)
-        for point in _points(family.manifest, label, at, measure, choice.variant if choice and family is own else None)
+        for point in _points(family.manifest, label, measured_by, choice if family is own else None)
     ]
     return ReportData(
         model=plain(manifest.model),
         families=tuple(labels),
         measure=measure,
-        judged=_evaluated_on(manifest, measure),
+        by_fidelity=by_fidelity,
+        compares=next((v.fidelity.by for v in manifest.variants if v.fidelity is not None), None),
+        judged=_held_out(manifest) if by_fidelity else _evaluated_on(manifest, measure),
         at=at,
-        budget_ms=_budget_ms(manifest, budget),
+        budget_ms=budget_ms,
         chosen=plain(choice.variant) if choice else None,
         next_denser=plain(choice.next_denser) if choice and choice.next_denser else None,
         decided=choice.decided if choice else True,
         doubt=plain(choice.doubt) if choice and choice.doubt else None,
+        best=best_of(choice),
+        alternatives=tuple(_alternative(found, manifest, choice) for found in choice.alternatives) if choice else (),
+        dropped=tuple(msgspec.structs.replace(d, reason=plain(d.reason)) for d in choice.dropped) if choice else (),
         points=tuple(points),
-        looks=tuple(_measurement_row(m, measure, manifest) for m in choice.measurements) if choice else (),
+        looks=tuple(_measurement_row(m, measured_by, manifest, choice) for m in choice.measurements) if choice else (),
         dense_heads=tuple(block.heads for block in manifest.anatomy.blocks),
         dense_neurons=tuple(block.hidden for block in manifest.anatomy.blocks),
         widths=tuple(Widths(name=plain(v.name), heads=v.heads, neurons=v.neurons) for v in _ordered(manifest)),
@@ -207,13 +247,13 @@ def collect(own: LoadedFamily, beside: Sequence[LoadedFamily] = (), budget: Budg
         search=_search(manifest.recipe),
         sublayers=_sublayers(manifest.recipe),
         warnings=tuple(worst_warnings(v.profile.conditions for v in manifest.variants if v.profile)),
+        seconds={plain(stage): seconds for stage, seconds in manifest.seconds.items()},
     )
 
 
 def _labels(families: Sequence[LoadedFamily]) -> list[str]:
     """Label the families by precision and runtime, and by folder where those are the same."""
-    targets = [family.manifest.target for family in families]
-    labels = [f"{target.precision}, {target.runtime}" for target in targets]
+    labels = [f"{precisions(family.manifest)}, {family.manifest.target.runtime}" for family in families]
     named = [
         f"{label} ({plain(family.folder.resolve().name)})" if labels.count(label) > 1 else label
         for label, family in zip(labels, families)
@@ -222,52 +262,51 @@ def _labels(families: Sequence[LoadedFamily]) -> list[str]:
 
 
 def _ordered(manifest: Manifest) -> list[Variant]:
-    """Return the variants from dense to sparse."""
+    """Return the variants from dense to sparse, or the most faithful first where that is known of all."""
+    cut = [variant for variant in manifest.variants if variant.name != manifest.dense]
+    if cut and all(variant.fidelity is not None for variant in cut):
+        faithful = sorted(cut, key=lambda v: (v.fidelity.divergence if v.fidelity else 0.0, v.sparsity, -v.flops))
+        return [manifest.variant(manifest.dense), *faithful]
     return sorted(manifest.variants, key=lambda v: (v.name != manifest.dense, v.sparsity, -v.flops))
 
 
-def _measure(variants: Sequence[Variant]) -> Measure | None:
-    """Return the best measure that all evaluated variants have, or else the best that one has."""
-    taken = [set(v.evaluation.measures) for v in variants if v.evaluation is not None and v.evaluation.measures]
-    if not taken:
-        return None
-    everywhere = set.intersection(*taken)
-    return next((m for m in HEADLINE if m in everywhere), next((m for m in HEADLINE if m in set.union(*taken)), None))
+def precisions(manifest: Manifest) -> str:
+    """Write the precisions of a family's variants, that of the dense model first."""
+    return " + ".join(dict.fromkeys(variant.precision for variant in _ordered(manifest)))
 
 
-def _quality(evaluation: Evaluation | None, measure: Measure | None) -> tuple[float | None, float | None]:
-    value = None if evaluation is None or measure is None else evaluation.value(measure)
-    if evaluation is None or measure is None or value is None:
-        return None, None
-    return value, evaluation.error(measure)
-
-
-def _points(manifest: Manifest, label: str, at: Percentile, measure: Measure | None, chosen: str | None) -> list[Point]:
+def _points(manifest: Manifest, label: str, measured_by: QualityMeasure, choice: Choice | None) -> list[Point]:
     rows: list[tuple[Variant, float | None, tuple[float, float] | None]] = []
     for variant in _ordered(manifest):
-        found = manifest.latency(variant.name, at)
+        found = manifest.latency(variant.name, measured_by.at)
         rows.append((variant, *(found or (None, None))))
-    qualities = {v.name: _quality(v.evaluation, measure)[0] for v, _, _ in rows}
+    qualities = {
+        v.name: measured_by.quality(v.evaluation, fidelity_of(v.name, v.fidelity, manifest))[0] for v, _, _ in rows
+    }
     by = dominated(
         {v.name: Tradeoff(ms, q) for v, ms, _ in rows if ms is not None and (q := qualities[v.name]) is not None}
     )
-    return [_point(manifest, label, row, measure, by.get(row[0].name), row[0].name == chosen) for row in rows]
+    return [_point(manifest, label, row, measured_by, by.get(row[0].name), choice) for row in rows]
 
 
 def _point(
     manifest: Manifest,
     label: str,
     row: tuple[Variant, float | None, tuple[float, float] | None],
-    measure: Measure | None,
+    measured_by: QualityMeasure,
     dominated_by: str | None,
-    is_chosen: bool,
+    choice: Choice | None,
 ) -> Point:
     variant, latency, between = row
-    quality, error = _quality(variant.evaluation, measure)
+    fidelity = fidelity_of(variant.name, variant.fidelity, manifest)
+    quality, error = measured_by.quality(variant.evaluation, fidelity)
     by = dominated_by
+    measured = {m.variant: measured_verdict(m, choice) for m in choice.measurements} if choice else {}
+    unmeasured = None if between is None or measured_by.budget_ms is None else verdict(between, measured_by.budget_ms)
     return Point(
         family=label,
         name=plain(variant.name),
+        levers=plain(levers(variant, manifest)),
         precision=variant.precision,
         runtime=manifest.target.runtime,
         sparsity=variant.sparsity,
@@ -282,28 +321,54 @@ def _point(
         p90_ms=variant.profile.p90_ms if variant.profile else None,
         quality=quality,
         error=error,
+        fidelity=fidelity,
         agreement=variant.evaluation.agreement if variant.evaluation else None,
         cosine=variant.evaluation.cosine if variant.evaluation else None,
         parity=variant.parity,
         dominated_by=plain(by) if by else None,
         is_dense=variant.name == manifest.dense,
-        is_chosen=is_chosen,
+        is_chosen=choice is not None and variant.name == choice.variant,
+        verdict=measured.get(variant.name, unmeasured),
     )
 
 
-def _measurement_row(measurement: Measurement, measure: Measure | None, manifest: Manifest) -> MeasurementRow:
+def _measurement_row(
+    measurement: Measurement, measured_by: QualityMeasure, manifest: Manifest, choice: Choice
+) -> MeasurementRow:
     """Make a row; its quality is left out if the family was validated on other images since."""
     same = _images(measurement.evaluation) in {_images(v.evaluation) for v in manifest.variants}
-    quality, error = _quality(measurement.evaluation if same else None, measure)
+    fidelity = fidelity_of(measurement.variant, measurement.fidelity, manifest)
+    quality, error = measured_by.quality(measurement.evaluation if same else None, fidelity)
     return MeasurementRow(
         name=plain(measurement.variant),
+        levers=plain(levers(measurement, manifest)),
+        precision=measurement.precision or manifest.target.precision,
         sparsity=measurement.sparsity,
+        flops=measurement.flops,
+        size_bytes=measurement.size_bytes,
         latency_ms=measurement.latency_ms,
         between_ms=measurement.between_ms,
         quality=quality,
         error=error,
+        fidelity=fidelity,
         correction=plain(measurement.correction) if measurement.correction else None,
         fits=measurement.fits,
+        verdict=measured_verdict(measurement, choice),
+        is_dense=measurement.variant == manifest.dense,
+        is_chosen=measurement.variant == choice.variant,
+    )
+
+
+def _alternative(found: Alternative, manifest: Manifest, choice: Choice) -> AlternativeRow:
+    measured = next((m for m in choice.measurements if m.variant == found.variant), None)
+    return AlternativeRow(
+        lever=found.lever,
+        name=plain(found.variant),
+        levers=found.lever if measured is None else plain(levers(measured, manifest)),
+        latency_ms=found.latency_ms,
+        between_ms=found.between_ms,
+        fidelity=found.fidelity,
+        verdict=verdict(found.between_ms, choice.budget_ms) if measured is None else measured_verdict(measured, choice),
     )
 
 
@@ -316,6 +381,12 @@ def _evaluated_on(manifest: Manifest, measure: Measure | None) -> str | None:
     if measure is None or not seen:
         return None
     return "; ".join(f"{images} images of {plain(source)}" for images, source in sorted(seen))
+
+
+def _held_out(manifest: Manifest) -> str | None:
+    """Write how many images the fidelity was measured on."""
+    counts = sorted({v.fidelity.images for v in manifest.variants if v.fidelity is not None})
+    return f"{counts[0]} held-out images" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} held-out images"
 
 
 def _budget_ms(manifest: Manifest, budget: Budget | None) -> float | None:

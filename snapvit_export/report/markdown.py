@@ -21,7 +21,7 @@ def markdown(report: ReportData, plot: str | None) -> str:
     if report.doubt:
         lines += [f"Not decided: {text(report.doubt)}.", ""]
     if plot is not None:
-        title = f"{words.measure_title(report)} against latency of {report.model}"
+        title = f"{'fidelity' if report.by_fidelity else words.measure_title(report)} against latency of {report.model}"
         lines += [f"![{text(title)}](<{quote(plot)}>)", ""]
     columns = table["columns"]
     lines.append(line([text(column["title"]) for column in columns]))
@@ -29,7 +29,11 @@ def markdown(report: ReportData, plot: str | None) -> str:
     for row in table["rows"]:
         cells = [text(cell["text"]) for cell in row["cells"]]
         lines.append(line([f"**{cell}**" if row["chosen"] else cell for cell in cells]))
-    return "\n".join([*lines, "", text(table["caption"]), ""])
+    lines += ["", text(table["caption"]), ""]
+    if report.chosen and report.looks:
+        proof = [words.decision(report), words.alone(report), *(f"{words.dropped(found)}." for found in report.dropped)]
+        lines += [part for sentence in filter(None, proof) for part in (text(sentence), "")]
+    return "\n".join(lines)
 
 
 def line(cells: list[str]) -> str:

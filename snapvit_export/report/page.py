@@ -24,9 +24,9 @@ from ..family.validation import MergedPatches, Prediction, Sample, Validation
 from . import text as words
 from .charts import all_charts
 from .charts.style import DARK, LIGHT
-from .data import LoadedFamily, ReportData, plain
+from .data import LoadedFamily, ReportData, plain, precisions
 from .draw import as_data, inline_svg, javascript
-from .variants import measurement_rows, variant_table
+from .variants import alternative_rows, measurement_rows, variant_table
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -60,6 +60,9 @@ def page(family: LoadedFamily, report: ReportData) -> str:
         },
         table=variant_table(report),
         measurements=measurement_rows(report),
+        alternatives=alternative_rows(report),
+        decision=_tight(words.decision(report)) if report.chosen and report.looks else "",
+        dropped=[f"{words.dropped(found)}." for found in report.dropped],
         samples=_samples(family, report),
         samples_note=_samples_note(family.validation),
         merges=_merges(family.validation),
@@ -115,10 +118,7 @@ def _tiles(report: ReportData) -> list[dict[str, str]]:
     dense = next(p for p in report.own if p.is_dense)
     point = words.best_variant(report)
     shown = point or dense
-    kept = f"sparsity {shown.sparsity:.2f}"
-    if shown.tokens != dense.tokens:
-        kept += f", tokens {words.tokens(shown.tokens)}"
-    tiles = [("variant" if point else "dense model", shown.name, kept)]
+    tiles = [("variant" if point else "dense model", shown.name, "" if shown.is_dense else shown.levers)]
     if shown.latency_ms is not None:
         detail = f"{words.interval(shown.between_ms)} ms" if shown.between_ms else ""
         tiles.append((f"latency {report.at}", words.ms(shown.latency_ms), detail))
@@ -128,7 +128,11 @@ def _tiles(report: ReportData) -> list[dict[str, str]]:
     if report.measure is not None:
         value, _, error = words.quality(report.measure, shown.quality, shown.error).partition(" ± ")
         unit = " %" if error.endswith(" %") else ""
-        known = "" if shown.is_dense else f"dense {words.quality(report.measure, dense.quality, dense.error)}"
+        known = (
+            ""
+            if shown.is_dense or report.by_fidelity
+            else f"dense {words.quality(report.measure, dense.quality, dense.error)}"
+        )
         detail = "; ".join(filter(None, [error and f"± {error}", known]))
         tiles.append((words.measure_title(report), value + unit, detail))
     tiles.append(("parameters", words.millions(shown.params), _of(shown.params, dense.params)))
@@ -147,12 +151,9 @@ def _notes(manifest: Manifest, report: ReportData) -> list[tuple[str, str]]:
         notes.append(("Not decided", f"{report.doubt}."))
     chosen = report.point(report.chosen) if report.chosen else None
     if chosen is not None and chosen.dominated_by and report.measure:
-        text = (
-            f"on these images {chosen.dominated_by} is as fast and as good or better than {chosen.name}. The densest "
-        )
-        notes.append(
-            ("Note", f"{text}variant that fits was chosen; differences within the standard error prove nothing.")
-        )
+        text = f"on these images {chosen.dominated_by} is as fast and as good or better than {chosen.name}. The "
+        text += f"{report.best} variant that fits was chosen; differences within the standard error prove nothing."
+        notes.append(("Note", text))
     if report.warnings:
         notes.append(("Beware", "; ".join(report.warnings) + "."))
     return [(kind, _tight(text)) for kind, text in notes]
@@ -160,7 +161,7 @@ def _notes(manifest: Manifest, report: ReportData) -> list[tuple[str, str]]:
 
 def _tight(text: str) -> str:
     """Keep numbers and their units on one line."""
-    return re.sub(r"(?<=[0-9±]) (?=ms|±|%|[0-9M])", "\u00a0", text).replace("top-1", "top\u20111")
+    return re.sub(r"(?<=[0-9±]) (?=ms|±|%|[0-9M])|(?<=%) (?=width)", "\u00a0", text).replace("top-1", "top\u20111")
 
 
 def _samples_note(validation: Validation | None) -> str:
@@ -291,7 +292,7 @@ def _provenance(family: LoadedFamily, report: ReportData) -> list[dict[str, Any]
     runs = f"{min(p.runs for p in timed)} to {max(p.runs for p in timed)} of each variant" if timed else "none"
     measured = [
         ("runtime", f"{target.runtime} {device.runtime_version}"),
-        ("precision", target.precision),
+        ("precision", precisions(manifest)),
         ("batch, threads", f"{target.batch}, {target.threads}"),
         ("processor", f"{device.cpu}, {device.cores} usable cores, governor {device.governor}"),
         ("memory", f"{device.memory_bytes / 2**30:.1f} GiB"),
@@ -299,6 +300,8 @@ def _provenance(family: LoadedFamily, report: ReportData) -> list[dict[str, Any]
         ("runs", runs),
         ("compared at", f"{report.at} of the wall clock, with {words.interval_title(report)}s"),
     ]
+    if report.seconds:
+        measured.append(("time", words.seconds(report.seconds)))
     if device.accelerator is not None:
         software = ", ".join(f"{name} {version}" for name, version in device.accelerator.software.items())
         measured.insert(3, ("accelerator", f"{device.accelerator.name}, {software}, {device.accelerator.power_mode}"))

@@ -6,14 +6,16 @@ Bars are drawn in eighths of a character where the stream can write them, with `
 from __future__ import annotations
 
 import io
+import re
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from ..checks.inspect import Inspection
 from ..family.evaluation import TITLES, Evaluation, Measure
-from ..family.manifest import Manifest, Measurement, Variant
+from ..family.manifest import Manifest
 from ..model.ranking import Ranking
 from ..profiling.conditions import worst_warnings
 from . import text as words
@@ -31,23 +33,62 @@ EIGHTHS = " ▏▎▍▌▋▊▉█"
 BAR_WIDTH = 12  # characters
 
 
-def print_family(manifest: Manifest, file: TextIO | None = None) -> None:
-    """Print one row per candidate that was timed; the chosen one is marked, and the last line gives the reason."""
+def print_family(
+    manifest: Manifest, file: TextIO | None = None, folder: Path | None = None, width: int | None = None
+) -> None:
+    """Print a row per candidate that was timed, best first, the chosen one marked; then the decision in a sentence.
+
+    `folder` is where the family lies, for the commands that go on from here; `width` is the stream's own by default.
+    """
+    from .data import LoadedFamily, collect
+    from .summary import GAP, lines_below, table
+
+    stream = file or sys.stdout
+    report = collect(LoadedFamily(folder or Path(), manifest))
+    columns_wide = width or _width(stream)
+    rows, columns = table(report, columns_wide)
+    shown = _table([], left=set(), gap=GAP)
+    top = max(column.title.count("\n") for column in columns)
+    for column in columns:
+        title = "\n" * (top - column.title.count("\n")) + _writable(column.title, stream)
+        justify: Literal["left", "right"] = "left" if column.is_words else "right"
+        shown.add_column(title, justify=justify, no_wrap=not column.is_words, overflow="fold")
+    for i, row in enumerate(rows):
+        cells = [_writable(column.cells[i], stream) for column in columns]
+        shown.add_row(*map(_literal, cells), style="bold" if row.is_chosen else None)
+    print_table(shown, file, columns_wide)
+    sentences, commands = lines_below(report, len(rows), _warnings(manifest), folder)
+    wrapped = width is not None or stream.isatty()
+    print(file=stream)
+    for sentence in sentences:
+        text = _writable(sentence, stream)
+        print(_wrapped(text, columns_wide) if wrapped else text, file=stream)
+    for command in commands:
+        print(command, file=stream)
+
+
+def _warnings(manifest: Manifest) -> list[str]:
+    """Return warnings about the machine from the two measurements that the choice is between."""
     choice = manifest.choice
-    rows: Sequence[Variant | Measurement] = choice.measurements if choice else manifest.variants
-    tokens = _shown_tokens({v.name: (manifest.tokens_of(v), v.image_of(manifest.anatomy)) for v in manifest.variants})
-    columns = ("variant", "sparsity", *tokens, "params", "GFLOPs", "p50 ms", "p90 ms", "size MB", "top-1 %", "fits")
-    table = _table(columns, left={"variant", "fits"})
-    for row in rows:
-        name = row.variant if isinstance(row, Measurement) else row.name
-        chosen = choice is not None and name == choice.variant
-        first, second, *others = _cells(row, name)
-        of_tokens = [by_name.get(name, by_name[manifest.dense]) for by_name in tokens.values()]
-        cells = [first, second, *of_tokens, *others, _verdict(row, chosen)]
-        table.add_row(*map(_literal, cells), style="bold" if chosen else None)
-    print_table(table, file)
-    if choice:
-        print(_sentence(manifest), file=file or sys.stdout)
+    if choice is None:
+        return []
+    compared = [row for row in choice.measurements if row.variant in (choice.variant, choice.next_denser)]
+    return worst_warnings(row.profile.conditions for row in compared)
+
+
+def _wrapped(sentence: str, width: int) -> str:
+    """Break a sentence into lines, but never within a number and its unit, error or interval."""
+    whole = re.sub(
+        r"(?<=[0-9±–(]) (?=[0-9±–(%]|ms\b|px\b|of\b|s\b)|(?<=of) (?=[0-9])|(?<=%) (?=width)", "\u00a0", sentence
+    )
+    return textwrap.fill(whole, width, break_long_words=False, break_on_hyphens=False).replace("\u00a0", " ")
+
+
+def _writable(text: str, stream: TextIO) -> str:
+    """Replace what the stream cannot write."""
+    if can_write(stream, "±–"):
+        return text
+    return text.replace("±", "+-").replace("–", "-").replace("…", "...")
 
 
 def _shown_tokens(counts: Mapping[str, tuple[Sequence[int], tuple[int, int]]]) -> dict[str, dict[str, str]]:
@@ -179,18 +220,29 @@ def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], left: set[
     print_table(table)
 
 
-def print_table(table: Table, file: TextIO | None = None) -> None:
+def print_table(table: Table, file: TextIO | None = None, width: int | None = None) -> None:
     from rich.console import Console
 
     stream = file or sys.stdout
-    Console(file=stream, width=None if stream.isatty() else PLAIN_WIDTH, highlight=False, markup=False).print(table)
+    Console(file=stream, width=width or _width(stream), highlight=False, markup=False).print(table)
 
 
-def _table(columns: Sequence[str], left: set[str]) -> Table:
+def _width(stream: TextIO) -> int:
+    """Return the columns of a terminal, or a fixed number elsewhere."""
+    from rich.console import Console
+
+    return Console(file=stream).width if stream.isatty() else PLAIN_WIDTH
+
+
+def _table(columns: Sequence[str], left: set[str], gap: int | None = None) -> Table:
+    """Make a table; with a gap its columns stand that many letters apart, and nothing stands at its sides."""
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    if gap is not None:
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
+    else:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(column, justify="left" if column in left else "right", overflow="fold")
     return table
@@ -203,60 +255,11 @@ def _literal(cell: str) -> Text:
     return Text(cell)
 
 
-def _cells(row: Variant | Measurement, name: str) -> list[str]:
-    profile, evaluation = row.profile, row.evaluation
-    return [
-        name,
-        f"{row.sparsity:.3f}",
-        f"{row.params / 1e6:.2f} M",
-        f"{row.flops / 1e9:.2f}",
-        f"{profile.p50_ms:.2f}" if profile else "-",
-        f"{profile.p90_ms:.2f}" if profile else "-",
-        f"{row.size_bytes / 1e6:.1f}",
-        _percent(evaluation, "top1"),
-    ]
-
-
 def _percent(evaluation: Evaluation | None, measure: Measure) -> str:
     value = None if evaluation is None else evaluation.value(measure)
     if evaluation is None or value is None:
         return "-"
     return f"{100 * value:.1f} ± {100 * evaluation.error(measure):.1f}"
-
-
-def _verdict(row: Variant | Measurement, chosen: bool) -> str:
-    if not isinstance(row, Measurement):
-        return "-"
-    return "yes, chosen" if chosen else "yes" if row.fits else "no"
-
-
-def _sentence(manifest: Manifest) -> str:
-    choice = manifest.choice
-    assert choice is not None
-    by_name = {row.variant: row for row in choice.measurements}
-    chosen = by_name[choice.variant]
-    at = choice.limits.at
-    text = f"{choice.variant}: {at} {_between(chosen)} fits {choice.budget_ms:.4g} ms"
-    compared = [chosen]
-    if choice.next_denser is None:
-        text += "; it is the dense model, nothing had to be cut."
-    else:
-        denser = by_name[choice.next_denser]
-        compared.append(denser)
-        text += f"; the next denser, {choice.next_denser}, takes {_between(denser)}"
-        meets_budget = denser.between_ms[1] <= choice.budget_ms
-        text += ", but is too large." if meets_budget and not denser.fits else "."
-    if choice.doubt is not None:
-        names = " and ".join(filter(None, [choice.next_denser, choice.variant]))
-        text += f" Too noisy to decide between {names}: {choice.doubt}."
-    return " ".join(
-        [text, *(f"Beware: {warning}." for warning in worst_warnings(m.profile.conditions for m in compared))]
-    )
-
-
-def _between(row: Measurement) -> str:
-    low, high = row.between_ms
-    return f"{row.latency_ms:.2f} ms ({low:.2f} to {high:.2f})"
 
 
 def can_write(file: TextIO, text: str = EIGHTHS) -> bool:

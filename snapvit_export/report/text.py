@@ -1,15 +1,20 @@
-"""The wording of a report: numbers with units and intervals, and the sentence with the result. Light."""
+"""The wording of a report: numbers with units and intervals, and the sentences with the result. Light."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from ..family.evaluation import TITLES, Measure
+from ..family.fidelity import Fidelity
+from ..family.manifest import DroppedPrecision
 from ..profiling.drift import BEYOND
 from ..profiling.sampling import COVERS
-from .data import Point, ReportData
+from .data import MeasurementRow, Point, ReportData
+from .variant_words import precision_word
 
 UNKNOWN = "–"
+SAME = {"predictions": "same top answer", "neighbours": "same nearest image"}  # what agreement of a fidelity counts
 
 
 def ms(value: float | None) -> str:
@@ -51,6 +56,44 @@ def quality(measure: Measure | None, value: float | None, error: float | None) -
     return f"{100 * value:.1f} ± {100 * error:.1f} %" if error else f"{100 * value:.1f} %"
 
 
+def same(fidelity: Fidelity | None) -> str:
+    """Write of how many in a hundred held-out images the answer is the dense model's: 98.4 ± 0.6."""
+    if fidelity is None:
+        return UNKNOWN
+    about = "~" if fidelity.estimated else ""
+    value, error = 100 * fidelity.agreement, 100 * fidelity.agreement_error
+    return f"{about}{value:.1f} ± {error:.1f}" if error else f"{about}{value:.1f}"
+
+
+def divergence(fidelity: Fidelity | None) -> str:
+    """Write the divergence with its standard error, to the digits that this one allows: 0.012 ± 0.001."""
+    if fidelity is None:
+        return UNKNOWN
+    value, error = fidelity.divergence, fidelity.standard_error
+    about = "~" if fidelity.estimated else ""
+    if not error:
+        return f"{about}{value:.3g}"
+    digits = min(max(-math.floor(math.log10(error)), 2), 6)
+    return f"{about}{value:.{digits}f} ± {error:.{digits}f}"
+
+
+def same_title(report: ReportData) -> str:
+    """Return what the answers of a model are that its fidelity compares."""
+    return SAME[report.compares or "predictions"]
+
+
+def seconds(stages: Mapping[str, float]) -> str:
+    """Write where the time went: Took 61 s: ranking 14, timing 15.
+
+    Stages of less than half a second say nothing beside others and are left out, if the whole took longer.
+    """
+    total = sum(stages.values())
+    digits = 0 if total >= 10 else 1
+    shown = [f"{name} {value:.{digits}f}" for name, value in stages.items() if value >= 0.5 * 10**-digits]
+    minutes = f" ({total / 60:.1f} min)" if total >= 120 else ""
+    return f"Took {total:.{digits}f} s{minutes}" + (f": {', '.join(shown)}" if shown else "")
+
+
 def millions(count: int) -> str:
     return f"{count / 1e6:.2f} M"
 
@@ -86,6 +129,9 @@ def pixels(image: tuple[int, int]) -> str:
 
 
 def measure_title(report: ReportData) -> str:
+    """Return the title of the quality that the report shows."""
+    if report.by_fidelity:
+        return f"{same_title(report)} as dense"
     return TITLES[report.measure] if report.measure else "FLOPs kept"
 
 
@@ -106,13 +152,16 @@ def headline(report: ReportData) -> str:
     if best is None:
         return f"No variant surely meets {budget(report.budget_ms)}."
     return (
-        f"{best.name} is the densest variant that meets {budget(report.budget_ms)}: "
+        f"{_with_levers(best)} is the {report.best} variant that meets {budget(report.budget_ms)}: "
         f"{latency(best.latency_ms, best.between_ms)}{_against(best, dense, report)}. No choice was proved."
     )
 
 
 def best_variant(report: ReportData) -> Point | None:
-    """Return the chosen variant; without a choice the densest that surely meets the budget, if there is one."""
+    """Return the chosen variant; without a choice the densest that surely meets the budget, if there is one.
+
+    Densest is by FLOPs, which are known of every variant.
+    """
     if report.chosen is not None:
         return report.point(report.chosen)
     limit = report.budget_ms
@@ -131,13 +180,83 @@ def _choice(report: ReportData) -> str:
     )
     if chosen.is_dense:
         return f"{text}: it is the dense model, nothing had to be cut."
-    return f"{text}{_against(chosen, dense, report)}."
+    return f"{text}: {chosen.levers}{_against(chosen, dense, report)}."
+
+
+def _with_levers(row: Point | MeasurementRow) -> str:
+    return row.name if row.levers in (row.name, "dense") else f"{row.name} ({row.levers})"
+
+
+def decision(report: ReportData) -> str:
+    """Write the choice in one sentence: what was taken, what it costs and keeps, and what was next and too slow.
+
+    Latencies are those that decided: of all runs, corrected for machine drift.
+    """
+    assert report.budget_ms is not None
+    by_name = {row.name: row for row in report.looks}
+    if report.chosen not in by_name:
+        return headline(report)  # by the profiles of the variants: how the choice came about is not recorded
+    chosen, better = by_name[report.chosen], by_name.get(report.next_denser or "")
+    within = f"{budget(report.budget_ms)}{'' if report.at == 'p50' else f' at {report.at}'}"
+    if chosen.is_dense:
+        text = f"{chosen.name} takes {latency(chosen.latency_ms, chosen.between_ms)} and fits {within}"
+        text += ": it is the dense model, nothing had to be cut"
+    else:
+        text = f"{_with_levers(chosen)} is the {report.best} that {_fits(chosen)} {within}: "
+        text += f"{latency(chosen.latency_ms, chosen.between_ms)}{_kept(chosen, report)}"
+    if better is not None:
+        than = "denser" if report.best == "densest" else "better"
+        text += f"; the next {than}, {_with_levers(better)}, takes {latency(better.latency_ms, better.between_ms)}"
+        text += ", but is too large" if better.verdict == "no" and better.between_ms[1] <= report.budget_ms else ""
+    if report.doubt is not None:
+        names = " and ".join(filter(None, [report.next_denser, report.chosen]))
+        text += f"; too noisy to decide between {names}: {report.doubt}"
+    return f"{text}."
+
+
+def _fits(row: MeasurementRow) -> str:
+    return "fits" if row.verdict == "yes" else "is within, but not surely,"
+
+
+def _kept(row: MeasurementRow, report: ReportData) -> str:
+    """Write what a variant keeps: the dense model's answers, and quality by labels where it is known."""
+    found = []
+    if row.fidelity is not None:
+        found.append(f"the {same_title(report)} as the dense model in {same(row.fidelity)} of 100 held-out images")
+    if not report.by_fidelity and row.quality is not None:
+        dense = next((r for r in report.looks if r.is_dense and r.quality is not None), None)
+        known = report.measure not in ("agreement", "cosine") and dense is not None
+        beside = f" (dense {quality(report.measure, dense.quality, dense.error)})" if known and dense else ""
+        found.append(f"{measure_title(report)} {quality(report.measure, row.quality, row.error)}{beside}")
+    return f", with {' and '.join(found)}" if found else ""
+
+
+def alone(report: ReportData) -> str | None:
+    """Write in one line what single levers reach within the budget; None if nothing is known of them."""
+    found = [
+        f"{row.lever} {same(row.fidelity)} % ({row.name}, {ms(row.latency_ms)}{_unless_yes(row.verdict)})"
+        for row in report.alternatives
+    ]
+    return f"With one lever alone, {same_title(report)}: {', '.join(found)}." if found else None
+
+
+def _unless_yes(verdict: str) -> str:
+    return {"yes": "", "no": ", too slow", "unsure": ", unsure"}[verdict]
+
+
+def dropped(found: DroppedPrecision) -> str:
+    """Write why no variant has a precision: fp16 is not faster here: 1.07 of the dense latency."""
+    reason = found.reason.removeprefix("is ")
+    return f"{precision_word(found.precision)} is {reason}: {found.ratio:.2f} of the dense latency"
 
 
 def _against(point: Point, dense: Point, report: ReportData) -> str:
     """Write the quality of a variant, beside that of the dense model."""
     if point.quality is None or point is dense:
         return ""
+    if report.by_fidelity:
+        kept = quality(report.measure, point.quality, point.error)
+        return f", with the {same_title(report)} as the dense model in {kept} of the images"
     text = f", with {measure_title(report)} {quality(report.measure, point.quality, point.error)}"
     known = dense.quality is not None and report.measure not in ("agreement", "cosine")
     return f"{text} where the dense model has {quality(report.measure, dense.quality, dense.error)}" if known else text

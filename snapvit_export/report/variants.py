@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import text as words
-from .data import Point, ReportData
+from .data import MeasurementRow, Point, ReportData
 
 Reader = Callable[[Point], tuple[Any, str]]  # a sort key, and the text
 
@@ -24,9 +24,17 @@ def variant_table(report: ReportData) -> dict[str, Any]:
     dense = " Agreement and cosine are with the dense model." if _any(report, "cosine") else ""
     torch = " Parity is the largest difference to torch, of the largest output." if _any(report, "parity") else ""
     between = words.interval_title(report)
+    cut = [point for point in report.points if not point.is_dense]
+    known = bool(cut) and all(point.fidelity is not None for point in cut)
+    order = "the most faithful first" if known and len(report.families) == 1 else "from dense to sparse"
     on = f" Quality on {report.judged}." if report.judged else ""
+    if _any(report, "fidelity"):
+        on += (
+            f" Fidelity is to the dense model in fp32, on images that nothing was fitted on: in how many of a hundred "
+            f"the {words.same_title(report)}, and the KL divergence in nats, each with its standard error."
+        )
     return {
-        "caption": f"All variants, from dense to sparse; latency with its {between}.{on}{dense}{torch}",
+        "caption": f"All variants, {order}; latency with its {between}.{on}{dense}{torch}",
         "columns": [{"title": title, "words": is_words} for title, is_words, _ in columns],
         "rows": rows,
     }
@@ -42,20 +50,29 @@ def _columns(report: ReportData) -> list[tuple[str, bool, Reader]]:
     measure, title = report.measure, words.measure_title(report)
     candidates: list[tuple[bool, str, bool, Reader]] = [
         (True, "variant", True, lambda p: (p.name, p.name)),
-        (report.budget_ms is not None, "fits", True, lambda p: _verdict(p, report)),
+        (True, "levers", True, lambda p: (p.levers, p.levers)),
+        (report.budget_ms is not None, "fits", True, _verdict),
         (len(report.families) > 1, "family", True, lambda p: (p.family, p.family)),
+        (_any(report, "latency_ms"), report.at, False, lambda p: (p.latency_ms, words.ms(p.latency_ms))),
+        (_any(report, "between_ms"), "interval, ms", False, _interval),
+        (
+            measure is not None and not report.by_fidelity,
+            title,
+            False,
+            lambda p: (p.quality, words.quality(measure, p.quality, p.error)),
+        ),
+        (_any(report, "fidelity"), f"{words.same_title(report)}, %", False, _same),
+        (_any(report, "fidelity"), "divergence", False, _divergence),
+        (True, "size", False, lambda p: (p.size_bytes, words.megabytes(p.size_bytes))),
         (True, "sparsity", False, lambda p: (p.sparsity, f"{p.sparsity:.3f}")),
+        (_differ(report, "precision"), "precision", True, lambda p: (p.precision, p.precision)),
         (_differ(report, "tokens"), "tokens", False, lambda p: (p.tokens[-1], words.tokens(p.tokens))),
         (_differ(report, "image_size"), "pixels", False, lambda p: (p.image_size[0], words.pixels(p.image_size))),
         (True, "params", False, lambda p: (p.params, words.millions(p.params))),
         (True, "GFLOPs", False, lambda p: (p.flops, words.gflops(p.flops))),
-        (True, "size", False, lambda p: (p.size_bytes, words.megabytes(p.size_bytes))),
-        (_any(report, "latency_ms"), report.at, False, lambda p: (p.latency_ms, words.ms(p.latency_ms))),
-        (_any(report, "between_ms"), "interval, ms", False, _interval),
-        (_any(report, "p90_ms"), "p90", False, lambda p: (p.p90_ms, words.ms(p.p90_ms))),
-        (measure is not None, title, False, lambda p: (p.quality, words.quality(measure, p.quality, p.error))),
+        (_any(report, "p90_ms"), "p90, last run", False, lambda p: (p.p90_ms, words.ms(p.p90_ms))),
         (
-            _any(report, "agreement") and measure != "agreement",
+            _any(report, "agreement") and (measure != "agreement" or report.by_fidelity),
             "agreement",
             False,
             lambda p: (p.agreement, words.share(p.agreement)),
@@ -89,40 +106,58 @@ def _interval(point: Point) -> tuple[float | None, str]:
     return (point.between_ms[0] if point.between_ms else None), words.interval(point.between_ms)
 
 
-def _verdict(point: Point, report: ReportData) -> tuple[str | None, str]:
-    """Return yes if the whole interval meets the budget, or no; the choice's own verdict where there is one."""
-    assert report.budget_ms is not None
-    verdicts = {row.name: row.fits for row in report.looks} if point.family == report.families[0] else {}
-    if point.name in verdicts:
-        fits = verdicts[point.name]
-    elif point.between_ms is None:
+def _same(row: Point) -> tuple[float | None, str]:
+    return (row.fidelity.agreement if row.fidelity else None), words.same(row.fidelity)
+
+
+def _divergence(row: Point) -> tuple[float | None, str]:
+    return (row.fidelity.divergence if row.fidelity else None), words.divergence(row.fidelity)
+
+
+def _verdict(point: Point) -> tuple[str | None, str]:
+    if point.verdict is None:
         return None, words.UNKNOWN
-    else:
-        fits = point.between_ms[1] <= report.budget_ms
-    text = "yes" if fits else "no"
-    text += ", chosen" if point.is_chosen else ""
+    text = f"{point.verdict}{', chosen' if point.is_chosen else ''}"
     return text, text
 
 
 def measurement_rows(report: ReportData) -> dict[str, Any]:
     """Return columns and rows of all measurements on the way to the choice."""
-    columns = [
-        "variant",
-        "sparsity",
-        f"latency {report.at}",
-        f"{words.interval_title(report)}, ms",
-        words.measure_title(report),
+    labelled = report.measure is not None and not report.by_fidelity
+    compared = any(row.fidelity is not None for row in report.looks)
+    candidates: list[tuple[bool, str, Callable[[MeasurementRow], str]]] = [
+        (True, "variant", lambda row: row.name),
+        (True, "levers", lambda row: row.levers),
+        (True, "precision", lambda row: row.precision),
+        (True, "sparsity", lambda row: f"{row.sparsity:.3f}"),
+        (True, f"latency {report.at}", lambda row: words.ms(row.latency_ms)),
+        (True, f"{words.interval_title(report)}, ms", lambda row: words.interval(row.between_ms)),
+        (True, "size", lambda row: words.megabytes(row.size_bytes)),
+        (compared, f"{words.same_title(report)}, %", lambda row: words.same(row.fidelity)),
+        (compared, "divergence", lambda row: words.divergence(row.fidelity)),
+        (labelled, words.measure_title(report), lambda row: words.quality(report.measure, row.quality, row.error)),
+        (True, "correction", lambda row: row.correction or "none"),
+        (True, "fits", lambda row: f"{row.verdict}{', chosen' if row.is_chosen else ''}"),
     ]
+    wanted = [(title, read) for shown, title, read in candidates if shown]
+    rows = [tuple(read(row) for _, read in wanted) for row in report.looks]
+    return {"columns": [title for title, _ in wanted], "rows": rows}
+
+
+def alternative_rows(report: ReportData) -> dict[str, Any]:
+    """Return columns and rows of the best that each single lever reaches within the budget."""
+    columns = ["lever", "variant", "levers", f"latency {report.at}", f"{words.interval_title(report)}, ms"]
     rows = [
         (
+            row.lever,
             row.name,
-            f"{row.sparsity:.3f}",
+            row.levers,
             words.ms(row.latency_ms),
             words.interval(row.between_ms),
-            words.quality(report.measure, row.quality, row.error),
-            row.correction or "none",
-            "yes" if row.fits else "no",
+            words.same(row.fidelity),
+            words.divergence(row.fidelity),
+            row.verdict,
         )
-        for row in report.looks
+        for row in report.alternatives
     ]
-    return {"columns": [*columns, "correction", "fits"], "rows": rows}
+    return {"columns": [*columns, f"{words.same_title(report)}, %", "divergence", "fits"], "rows": rows}

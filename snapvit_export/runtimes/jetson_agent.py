@@ -340,6 +340,7 @@ class Variant(NamedTuple):
     path: Path
     sha256: str
     graph: Graph
+    precision: str
 
 
 @dataclass(frozen=True)
@@ -349,7 +350,7 @@ class Family:
     folder: Path
     model: str
     dense: str
-    precision: str
+    precision: str  # of the dense variant; others may have their own
     batch: int
     threads: int
     fixed_batch: int | None
@@ -373,8 +374,8 @@ def read_family(folder: Path) -> Family:
         listed = [*manifest["weights"], *manifest["variants"]]
         for entry in listed:
             _check_hash(_inside(folder, entry["file"]), entry["sha256"])
-        variants = tuple(_variant(folder, entry) for entry in manifest["variants"])
         target, fixed = manifest["target"], manifest["input"]["batch"]
+        variants = tuple(_variant(folder, entry, target["precision"]) for entry in manifest["variants"])
         return Family(
             folder=folder,
             model=manifest["model"],
@@ -389,13 +390,14 @@ def read_family(folder: Path) -> Family:
         raise AgentError(f"{path}: not the manifest of a family: {_short(error)}. Copy the family again") from error
 
 
-def _variant(folder: Path, entry: Mapping[str, Any]) -> Variant:
+def _variant(folder: Path, entry: Mapping[str, Any], precision: str) -> Variant:
+    """One entry of the manifest; `precision`: the family's, which an entry that names none has."""
     if not re.fullmatch(r"[\w.+-]+", entry["name"]) or entry["name"].startswith("."):
         raise AgentError(f"{folder / 'manifest.json'}: '{entry['name']}' cannot name a file. Copy the family again")
     path = _inside(folder, entry["file"])
     if path.suffix != ".onnx":
         raise AgentError(f"{path}: not an ONNX graph, which TensorRT needs. Export it with --flavour portable")
-    return Variant(entry["name"], path, entry["sha256"], read_graph(path))
+    return Variant(entry["name"], path, entry["sha256"], read_graph(path), entry.get("precision", precision))
 
 
 def _inside(folder: Path, name: str) -> Path:
@@ -521,14 +523,14 @@ def refuse_untaken(family: Family, version: Version) -> None:
     """Refuse, before anything is built, what this TensorRT does not take."""
     if version < LEAST_VERSION:
         raise AgentError(f"TensorRT {version} is too old: {LEAST_VERSION} or newer is needed, which JetPack 6 brings")
-    if family.precision == "int8-dynamic":
-        raise AgentError(
-            f"{family.folder}: in int8-dynamic, which scales its inputs while it runs, and TensorRT does not. "
-            "Export it with --precision int8-static or fp16"
-        )
     highest = highest_opset(version)
     for variant in family.variants:
         graph = variant.graph
+        if variant.precision == "int8-dynamic":
+            raise AgentError(
+                f"{variant.path}: in int8-dynamic, which scales its inputs while it runs, and TensorRT does not. "
+                "Export it with --precision int8-static or fp16"
+            )
         if graph.opset > highest:
             newer = next((kind for kind in graph.operators if SINCE.get(kind, 0) > highest), None)
             node = f", node {graph.operators[newer] or newer} is {newer}" if newer else ""
@@ -536,7 +538,7 @@ def refuse_untaken(family: Family, version: Version) -> None:
                 f"{variant.path}: opset {graph.opset}{node}, and TensorRT {version} reads up to {highest}. "
                 "Export it with --flavour portable"
             )
-        if "Attention" in graph.operators and family.precision == "fp32":  # parses, and then fails to build
+        if "Attention" in graph.operators and variant.precision == "fp32":  # parses, and then fails to build
             raise AgentError(
                 f"{variant.path}: node {graph.operators['Attention'] or 'Attention'} is Attention, which TensorRT does "
                 "not build in fp32. Export it with --flavour portable"
@@ -853,7 +855,8 @@ class Agent:
     def work(self) -> dict[str, Any]:
         """Build, time, write; what was written comes back."""
         gpu = self.card["accelerator"]
-        say(f"{self.family.model} in {self.family.precision} on {gpu['name']}, TensorRT {self.version}")
+        precisions = " and ".join(dict.fromkeys(variant.precision for variant in self.variants))
+        say(f"{self.family.model} in {precisions} on {gpu['name']}, TensorRT {self.version}")
         for warning in self.warnings:
             say(f"warning: {warning}")
         engines = {variant.name: self.build(variant) for variant in self.variants}
@@ -896,7 +899,7 @@ class Agent:
 
     def build_arguments(self, variant: Variant, onnx: Path, engine: Path, folder: Path) -> list[str]:
         """Return trtexec's arguments; the timing cache is of one device, version and precision."""
-        kind = f"{_plain(self.card['accelerator']['name'])}-{self.version}-{self.family.precision}"
+        kind = f"{_plain(self.card['accelerator']['name'])}-{self.version}-{variant.precision}"
         cache, shape = folder / f"timing-{kind}.cache", self.shape(variant.name)
         return build_arguments(self.version, onnx, engine, cache, shape, self.asked.workspace, self.asked.layers)
 
@@ -907,7 +910,7 @@ class Agent:
             "onnx_sha256": variant.sha256,
             "tensorrt": str(self.version),
             "device": self.card["accelerator"]["name"],
-            "precision": self.family.precision,
+            "precision": variant.precision,
             "batch": self.batch,
             "arguments": self.build_arguments(variant, *names),
         }
@@ -1061,7 +1064,7 @@ class Agent:
             burst=burst,
             pause_ms=0.0,
             conditions={"noise": noise(bursts), "drift": drift(samples), "waited": 0.0, "others": None},
-            precision=self.family.precision,
+            precision=variant.precision,
             batch=self.batch,
             threads=self.family.threads,
             sha256=variant.sha256,

@@ -1,1 +1,1 @@
-"""Selection of the densest variant that meets a budget: bracketed, built, timed and proved. Light: never torch."""
+"""Selection of the most faithful variant that meets a budget: raced, built, timed and proved. Light: never torch."""

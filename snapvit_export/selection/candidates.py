@@ -1,7 +1,8 @@
-"""The candidates of a selection: variants of one model that are built and timed side by side. Light.
+"""The candidates of a selection: variants of one model that are built, compared and timed side by side. Light.
 
-Two collaborators are passed in. A `Builder` makes the file of a Plan: with torch (`prune.build`) or from an Elastic
-folder (`elastic_builder`). A `Timer` times files. Where all files and latencies exist already, neither is needed.
+Three collaborators are passed in. A `Builder` makes the file of a point: with torch (`prune.build`) or from an Elastic
+folder (`elastic_builder`). A `Judge` compares it with the dense model (`judge`). A `Timer` times files. Where all files
+and latencies exist already, none is needed.
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from msgspec import UNSET
 
 from ..allocation.recipe import ADDS_BIASES
 from ..family.evaluation import Evaluation
+from ..family.fidelity import Fidelity, NotFinite
 from ..family.manifest import Limits, Measurement, Variant, WeightFile
 from ..graph.format import GraphFormat
 from ..graph.forward import can_reorder
 from ..graph.precision import GraphPrecision
-from ..graph.writer import WEIGHTS, GraphWriter
+from ..graph.writer import GraphWriter, is_shared
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
 from ..profiling.drift import DriftCorrection, Latency
@@ -31,14 +35,26 @@ from ..profiling.profile import Percentile, Profile
 from ..profiling.sample_plans import held_out_plans, sample_plans
 from ..profiling.sampling import Report, Samples
 from ..profiling.timer import File, Timer
-from ..progress import Progress
+from ..progress import Progress, Stages
 from ..runtimes.tensorrt.engine_file import engine_files
 from ..storage.atomic import sha256
 from ..target import Precision, SumBits, Target
+from .point import Point
 
 DENSE = "dense"  # the name of the variant that cuts nothing
 SHOWN_EVERY = 0.5  # seconds
-FIT_SECONDS = 0.5  # of every sample configuration that the latency model is fitted to
+PROBE = ".probe"  # the name of a graph that is only compared with the dense model
+FIT_SECONDS, FIT_RUNS = 0.2, 24  # of every sample configuration that the latency model is fitted to
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True, eq=False)
+class Losses:
+    """What a variant loses, image by image: divergence from the dense model, and wrong answers where labels are."""
+
+    divergence: npt.NDArray[np.float64]  # (N,)
+    wrong: npt.NDArray[np.float64] | None = None  # (N,): 1 where its answer is not the label
 
 
 @dataclass(frozen=True)
@@ -49,12 +65,15 @@ class BuiltVariant:
     path: Path
     weights: tuple[Path, ...]  # that it reads; others may read them too
     plan: Plan
+    precision: Precision
     sha256: str
     size_bytes: int
-    evaluation: Evaluation | None
     correction: str | None
     precision_cosine: float | None
     kept: bool  # made as well as it can be, not only to be timed
+    evaluation: Evaluation | None = None
+    fidelity: Fidelity | None = None
+    losses: Losses | None = None  # image by image; None: known from a table or a manifest, or not at all
     profile: Profile | None = None  # of the last timing run
     parity: float | None = None  # largest difference to torch, in units of the largest output
     int8_sum_bits: SumBits | None = None  # None: not known, or not int8
@@ -68,9 +87,11 @@ class BuiltVariant:
             path=folder / variant.file,
             weights=tuple(folder / name for name in variant.weights),
             plan=variant.plan_of(anatomy),
+            precision=variant.precision,
             sha256=variant.sha256,
             size_bytes=variant.size_bytes,
             evaluation=variant.evaluation,
+            fidelity=variant.fidelity,
             correction=variant.correction,
             precision_cosine=variant.precision_cosine,
             kept=True,
@@ -85,7 +106,11 @@ class BuiltVariant:
 
     def file(self, anatomy: Anatomy) -> File:
         """Return the graph as a timer takes it."""
-        return File(self.path, self.sha256, anatomy.image_of(self.plan))
+        return File(self.path, self.sha256, anatomy.image_of(self.plan), self.precision)
+
+    @property
+    def point(self) -> Point:
+        return Point(self.plan, self.precision)
 
     def params(self, anatomy: Anatomy) -> int:
         """Return the number of parameters; a correction gives a bias to layers that had none."""
@@ -113,15 +138,45 @@ def write_samples(
     return SampleGraphs(paths, weights, last_makes_keys=not can_reorder(writer.anatomy, last, precision))
 
 
-class Builder(Protocol):
-    """Makes the file of a Plan."""
+@dataclass(frozen=True)
+class Probe:
+    """A graph that is only compared with the dense model, not timed: nothing is checked that a variant must be."""
 
-    def build(self, name: str, plan: Plan, keep: bool, before: BuiltVariant | None) -> BuiltVariant:
+    path: Path
+    weights: tuple[Path, ...]
+    precision: Precision  # that it is written in, which may be fp32 where its own would need calibration
+
+
+class Builder(Protocol):
+    """Makes the file of a point."""
+
+    def build(self, name: str, point: Point, keep: bool, before: BuiltVariant | None) -> BuiltVariant:
         """Build a variant; `keep`: as well as can be, not only to be timed. `before`: the same, built to be timed."""
         ...
 
-    def write_samples(self, plans: Mapping[str, Plan]) -> SampleGraphs | None:
+    def write_samples(self, plans: Mapping[str, Plan], precision: Precision) -> SampleGraphs | None:
         """Write graphs of these Plans, to be timed and removed; None if each would take longer than it saves."""
+        ...
+
+    def write_probe(self, name: str, point: Point) -> Probe:
+        """Write a graph to be compared with the dense model."""
+        ...
+
+
+class Judge(Protocol):
+    """Compares with the dense model in fp32, on images that nothing was fitted on."""
+
+    def looked_at(self, probe: Probe | None, point: Point, few: bool) -> npt.NDArray[np.float64]:
+        """Return the losses of a candidate, image by image; `few`: on some images, to begin with."""
+        ...
+
+    def measured(self, built: BuiltVariant) -> BuiltVariant:
+        """Return a variant with its fidelity, and its accuracy where labels suit."""
+        ...
+
+    @property
+    def needs_probes(self) -> bool:
+        """False if a point alone tells its losses."""
         ...
 
 
@@ -135,45 +190,118 @@ class Candidates:
         progress: Progress,
         builder: Builder | None = None,  # None: nothing new can be built
         timer: Timer | None = None,  # None: latencies were taken elsewhere, and nothing is timed here
+        judge: Judge | None = None,  # None: nothing is compared here
         built: Iterable[BuiltVariant] = (),  # that exist already
         advice: str = "",  # what helps if no variant fits a budget: ends an error message
     ) -> None:
-        self.anatomy, self.target, self.progress, self.advice = anatomy, target, progress, advice
+        self.anatomy, self.target, self.advice = anatomy, target, advice
+        self.progress = progress if isinstance(progress, Stages) else Stages(progress)  # how long what takes
         self.built = {variant.name: variant for variant in built}
         self.drift = DriftCorrection(DENSE)
-        self._builder, self._timer = builder, timer
+        self.judge, self._builder, self._timer = judge, builder, timer
 
-    def add(self, name: str, plan: Plan, keep: bool = False) -> None:
-        """Build a variant, unless it exists already; `keep`: as well as can be, not only to be timed."""
+    def add(self, name: str, point: Point | Plan, keep: bool = False) -> None:
+        """Build a variant and compare it, unless it exists already; `keep`: as well as can be, not only to be timed.
+
+        A Plan alone means the family's own precision.
+        """
         before = self.built.get(name)
         if before is not None and (before.kept or not keep):
             return
         assert self._builder is not None, f"{name} does not exist, and there is no builder"
-        self.built[name] = self._builder.build(name, plan, keep, before)
+        point = point if isinstance(point, Point) else Point(point, self.target.precision)
+        with self.progress.stage("building"):
+            built = self._builder.build(name, point, keep, before)
+        if before is not None and built.sha256 == before.sha256:  # what was measured of the file holds
+            built = replace(before, kept=keep)
+        elif self.judge is not None:
+            self.progress.phase(f"comparing {name} with the dense model")
+            with self.progress.stage("comparing"):
+                built = self.judge.measured(built)
+        self.built[name] = built
         self._remove_unread(() if before is None else before.weights)
+
+    def losses(self, points: Mapping[Key, Point], few: bool) -> dict[Key, npt.NDArray[np.float64]]:
+        """Compare points with the dense model; their graphs are removed. Those without finite outputs are left out."""
+        assert self.judge is not None
+        found: dict[Key, npt.NDArray[np.float64]] = {}
+        with self.progress.stage("candidates"):
+            for key, point in points.items():
+                try:
+                    found[key] = self._looked_at(point, few)
+                except NotFinite:
+                    self.progress.note(f"{point.name(self.anatomy, self.target.precision)}: outputs are not finite")
+        return found
+
+    def _looked_at(self, point: Point, few: bool) -> npt.NDArray[np.float64]:
+        assert self.judge is not None
+        if not self.judge.needs_probes:
+            return self.judge.looked_at(None, point, few)
+        assert self._builder is not None
+        probe = self._builder.write_probe(PROBE, point)
+        try:
+            return self.judge.looked_at(probe, point, few)
+        finally:
+            self._remove_probe(probe)
+            self.progress.advance()
+
+    def _remove_probe(self, probe: Probe) -> None:
+        for file in (probe.path, *engine_files(probe.path)):
+            file.unlink(missing_ok=True)
+        self._remove_unread(probe.weights)
 
     def update(self, variant: BuiltVariant) -> None:
         """Take a variant that is there already as it is now, such as in another folder."""
         self.built[variant.name] = variant
 
+    def probe_ms(
+        self, points: Mapping[Key, Point], seconds: float, at: Percentile, budget_ms: float
+    ) -> dict[Key, float]:
+        """Time graphs of points side by side with the dense one, and remove them; latencies at the reference speed.
+
+        Points whose precision needs calibration are left out.
+        """
+        assert self._builder is not None
+        assert self._timer is not None
+        probes: dict[str, tuple[Key, Probe]] = {}
+        try:
+            for n, (key, point) in enumerate(points.items()):
+                probes[f"{PROBE}{n}"] = key, self._builder.write_probe(f"{PROBE}{n}", point)
+            files = {DENSE: self.built[DENSE].file(self.anatomy)}
+            for name, (key, probe) in probes.items():
+                if probe.precision == points[key].precision:
+                    image = self.anatomy.image_of(points[key].plan)
+                    files[name] = File(probe.path, sha256(probe.path), image, probe.precision)
+            if len(files) == 1:
+                return {}
+            with self.progress.stage("timing"):
+                run = self._timer.time(files, seconds, live_report(self.progress, budget_ms), at, fresh=True)
+        finally:
+            for _, probe in probes.values():
+                self._remove_probe(probe)
+        self.drift.add({DENSE: run[DENSE]})  # one more run of the reference
+        slower = run[DENSE].at_ms(at) / self.drift.reference_ms(at)
+        return {key: run[name].at_ms(at) / slower for name, (key, _) in probes.items() if name in run}
+
     def time(
-        self, names: Sequence[str], seconds: float = 1.0, at: Percentile = "p50", budget_ms: float | None = None
+        self,
+        names: Sequence[str],
+        seconds: float = 1.0,
+        at: Percentile = "p50",
+        budget_ms: float | None = None,
+        fresh: bool = False,
     ) -> None:
         """Time variants in turns with the dense one, each for `seconds` and often enough to tell the percentile `at`.
 
         A variant timed before gets the newer profile. `budget_ms` is shown beside the latencies while they come in.
+        `fresh`: in a new process, since one file's latency differs from process to process.
         """
         if self._timer is None:
             return
-        self.progress.phase(f"timing {', '.join(names)}")
         together = names if DENSE in names else [DENSE, *names]
         files = {name: self.built[name].file(self.anatomy) for name in together}
-        run = self._timer.time(files, seconds, live_report(self.progress, budget_ms), at)
-        self.record(run)
-        for name in names:
-            profile = run[name]
-            between = "{:.2f} to {:.2f}".format(*profile.intervals_ms["p50"])
-            self.progress.note(f"{name}: p50 {profile.p50_ms:.2f} ms ({between}), p90 {profile.p90_ms:.2f} ms")
+        with self.progress.stage("timing"):
+            self.record(self._timer.time(files, seconds, live_report(self.progress, budget_ms), at, fresh=fresh))
 
     def record(self, run: Mapping[str, Profile]) -> None:
         """Record the profiles of one timing run, the dense variant's among them."""
@@ -182,9 +310,9 @@ class Candidates:
             self.built[name] = replace(self.built[name], profile=profile)
 
     def latency_model(
-        self, removable: bool = False, budget_ms: float | None = None, tokens: bool = False
+        self, precision: Precision, removable: bool = False, budget_ms: float | None = None, tokens: bool = False
     ) -> LatencyModel | None:
-        """Fit a model of this target to sample configurations, which are timed side by side and then removed.
+        """Fit a model of a precision to sample configurations, which are timed side by side and then removed.
 
         `removable`: also to some that lack sub-layers, which show the cost of having one. `tokens`: also to some that
         merge tokens or take smaller images.
@@ -193,14 +321,16 @@ class Candidates:
         assert self._timer is not None
         samples, unseen = sample_plans(self.anatomy, removable, tokens), held_out_plans(self.anatomy) if tokens else []
         plans = {f".fit{n}": plan for n, plan in enumerate([*samples, *unseen])}
-        graphs = self._builder.write_samples(plans)
+        self.progress.phase(f"timing {len(plans)} sample configurations for a latency model of {precision}")
+        graphs = self._builder.write_samples(plans, precision)
         if graphs is None:
             return None
-        self.progress.phase(f"timing {len(plans)} sample configurations for a latency model")
         files = {
-            name: File(path, sha256(path), self.anatomy.image_of(plans[name])) for name, path in graphs.paths.items()
+            name: File(path, sha256(path), self.anatomy.image_of(plans[name]), precision)
+            for name, path in graphs.paths.items()
         }
-        profiles = self._timer.time(files, FIT_SECONDS, live_report(self.progress, budget_ms))
+        with self.progress.stage("latency model"):
+            profiles = self._timer.time(files, FIT_SECONDS, live_report(self.progress, budget_ms), least_runs=FIT_RUNS)
         for path in graphs.paths.values():
             for file in (path, *engine_files(path)):
                 file.unlink(missing_ok=True)
@@ -228,15 +358,19 @@ class Candidates:
 
     def named(self, grid: Mapping[str, Plan]) -> dict[str, Plan]:
         """Name Plans so that none is built twice: one that exists keeps its name, a taken name gets a number."""
-        known = {built.plan: name for name, built in reversed(self.built.items())}  # of equals the first
-        taken = set(self.built)
-        found = {}
+        found: dict[str, Plan] = {}
         for name, plan in grid.items():
-            numbered = (f"{name}-{n}" for n in count(2))
-            new = known.get(plan) or (name if name not in taken else next(n for n in numbered if n not in taken))
-            found[new] = plan
-            taken.add(new)
+            found[self.name_of(Point(plan, self.target.precision), name, found)] = plan
         return found
+
+    def name_of(self, point: Point, name: str | None = None, also: Collection[str] = ()) -> str:
+        """Return the name of a point: that of the variant that exists, or one that is not taken yet, nor in `also`."""
+        for built in self.built.values():  # of equals the first
+            if built.point == point:
+                return built.name
+        name = name or point.name(self.anatomy, self.target.precision)
+        taken = {*self.built, *also}
+        return name if name not in taken else next(n for i in count(2) if (n := f"{name}-{i}") not in taken)
 
     def measurements(self, budget_ms: float, limits: Limits, relative: bool) -> tuple[Measurement, ...]:
         """Return a Measurement of every variant that was built and timed, densest first."""
@@ -258,13 +392,19 @@ class Candidates:
                     profile=built.profile,
                     evaluation=built.evaluation,
                     fits=self.meets_limits(built.name, limits) and latency.high <= budget_ms,
+                    fidelity=built.fidelity,
+                    precision=built.precision,
+                    tokens=self.anatomy.tokens_after(built.plan),
+                    image_size=self.anatomy.image_of(built.plan),
+                    removed=len(built.plan.removed) - len(Plan.dense(self.anatomy).removed),
+                    levers=built.point.levers(self.anatomy, self.target.precision),
                 )
             )
         return tuple(sorted(found, key=lambda m: (-m.flops, m.variant)))
 
     def described(self, names: Collection[str]) -> tuple[Variant, ...]:
         """Describe these variants for the manifest, densest first."""
-        variants = [_described(self.built[name], self.anatomy, self.target.precision) for name in names]
+        variants = [_described(self.built[name], self.anatomy) for name in names]
         return tuple(sorted(variants, key=lambda v: (-v.flops, v.name)))
 
     def weight_files(self, names: Collection[str]) -> tuple[WeightFile, ...]:
@@ -277,17 +417,17 @@ class Candidates:
         gone = [self.built.pop(name) for name in list(self.built) if name not in names]
         for path in (path for built in gone for path in built.files):
             path.unlink(missing_ok=True)
-        self._remove_unread([path for built in gone for path in built.weights])
+        self._remove_unread([path for built in gone for path in built.weights], shared=True)
 
-    def _remove_unread(self, weights: Iterable[Path]) -> None:
-        """Remove those of the weight files that no variant reads; the shared one stays."""
+    def _remove_unread(self, weights: Iterable[Path], shared: bool = False) -> None:
+        """Remove those of the weight files that no variant reads; `shared`: also what more variants might read."""
         read = {path for built in self.built.values() for path in built.weights}
         for path in set(weights) - read:
-            if path.name != WEIGHTS:
+            if shared or not is_shared(path):
                 path.unlink(missing_ok=True)
 
 
-def _described(built: BuiltVariant, anatomy: Anatomy, precision: Precision) -> Variant:
+def _described(built: BuiltVariant, anatomy: Anatomy) -> Variant:
     plan = built.plan
     return Variant(
         name=built.name,
@@ -304,7 +444,7 @@ def _described(built: BuiltVariant, anatomy: Anatomy, precision: Precision) -> V
         size_bytes=built.size_bytes,
         sha256=built.sha256,
         engines=tuple(path.name for path in engine_files(built.path) if path.is_file()),
-        precision=precision,
+        precision=built.precision,
         precision_cosine=built.precision_cosine,
         int8_sum_bits=built.int8_sum_bits or UNSET,
         corrected=built.correction is not None,
@@ -312,6 +452,7 @@ def _described(built: BuiltVariant, anatomy: Anatomy, precision: Precision) -> V
         parity=built.parity,
         profile=built.profile,
         evaluation=built.evaluation,
+        fidelity=built.fidelity,
     )
 
 

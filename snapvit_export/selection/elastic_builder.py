@@ -1,35 +1,41 @@
 """Builds variants on a device from an Elastic folder: corrected, and compared in both flavours. Light: no torch.
 
-They are made in a scratch folder; `adopt` moves those that are kept into the family, whose weight file is the same.
-Other weight files are named by their contents, so one that is there already is the same too.
+They are made in a scratch folder; `adopt` moves those that are kept into the family, whose weight file is the same. So
+is that of another precision, if the family has one already. Other weight files are named by their contents.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec import UNSET
 
 from ..checks.gates import SAME_WEIGHTS, flavour_tolerance, require_same_graph, require_same_in_runtime
 from ..checks.merging import run_and_read
-from ..elastic.folder import Elastic
-from ..errors import FileFormatError
+from ..correction.cholesky import WIDTHS_KEPT
+from ..elastic.folder import Elastic, Weights
+from ..errors import FileFormatError, SnapvitError
 from ..family.manifest import Manifest
 from ..graph.format import OPSETS, GraphFormat
 from ..graph.precision import GraphPrecision
-from ..graph.writer import WEIGHTS, Blueprint, GraphWriter
+from ..graph.writer import Blueprint, GraphWriter, is_shared, shared_file
 from ..model.plan import Plan
 from ..progress import Progress
 from ..runtimes.device import usable_cores
 from ..runtimes.ort import OrtSession
 from ..storage.atomic import sha256
-from ..target import SumBits, Target
-from .candidates import BuiltVariant, SampleGraphs, write_samples
+from ..target import Precision, SumBits, Target
+from .candidates import BuiltVariant, Probe, SampleGraphs, write_samples
+from .point import Point
+
+WITHOUT_IMAGES: tuple[Precision, ...] = ("fp32", "int8-dynamic")  # the others need calibration
 
 
 class ElasticBuilder:
@@ -45,78 +51,125 @@ class ElasticBuilder:
         scratch: Path,
         progress: Progress,
     ) -> None:
-        """`inputs`: some images of a height and width, as the graphs take them; `scratch`: for what is built."""
+        """`inputs`: some images of a height and width, as the graphs take them; `scratch`: for what is built.
+
+        `target`: in the family's own precision.
+        """
         self.packed, self.target, self.format, self.progress = packed, target, format, progress
-        self.inputs = inputs
-        recorded = manifest.variant(manifest.dense).int8_sum_bits
-        sum_bits: SumBits = 32 if recorded is UNSET else recorded  # older families do not record it
-        self.writer = GraphWriter(Blueprint.of(packed), scratch, format.takes_bytes, target.precision, sum_bits)
-        self.precision = GraphPrecision(target.precision)
+        self.inputs, self.scratch, self.manifest = inputs, scratch, manifest
+        self._blueprint = Blueprint.of(packed)
+        self._writers: dict[Precision, GraphWriter] = {}
+        self._corrected = lru_cache(WIDTHS_KEPT)(self._correct)
+
+    def writer(self, precision: Precision) -> GraphWriter:
+        """Return the writer of variants in a precision."""
+        if precision not in WITHOUT_IMAGES:
+            raise SnapvitError(f"variants in {precision} need calibration images. Export them where the images are")
+        if precision not in self._writers:
+            self._writers[precision] = self._make_writer(precision)
+        return self._writers[precision]
+
+    def _make_writer(self, precision: Precision) -> GraphWriter:
+        """Return a new writer; the weight file that its graphs share must be the family's, if that has one."""
+        name, sum_bits = shared_file(precision, self.target.precision), _sum_bits(self.manifest, precision)
+        made = GraphWriter(self._blueprint, self.scratch, self.format.takes_bytes, precision, sum_bits, name)
+        known = next((file.sha256 for file in self.manifest.weights if file.file == name), None)
+        if known not in (None, made.weights_sha256):
+            raise FileFormatError(f"{self.packed.folder}: of other weights than {name} of the family. Pack its model")
+        return made
 
     def require_same_model(self, folder: Path, dense: BuiltVariant) -> None:
         """Refuse an Elastic folder whose dense model is not the family's, before anything is timed."""
-        cut = self.writer.write(dense.name, dense.plan, format=self.format, precision=self.precision)
+        precision = GraphPrecision(dense.precision)
+        cut = self.writer(dense.precision).write(dense.name, dense.plan, format=self.format, precision=precision)
         ours, theirs = (self._outputs(path, dense.plan) for path in (dense.path, cut.graph))
         same = {sha256(path) for path in cut.weights} == {sha256(path) for path in dense.weights}
         if not same or not np.allclose(ours, theirs, atol=SAME_WEIGHTS, rtol=SAME_WEIGHTS):
             raise FileFormatError(f"{self.packed.folder}: of other weights than {folder}. Pack the model of the family")
 
-    def build(self, name: str, plan: Plan, keep: bool, before: BuiltVariant | None = None) -> BuiltVariant:
+    def build(self, name: str, point: Point, keep: bool, before: BuiltVariant | None = None) -> BuiltVariant:
         """Cut a variant, corrected if the folder has factors; it is always as good as this folder can make it.
 
         The factors are of the dense model's stream with all of its tokens, also for a Plan that has fewer.
         """
         self.progress.phase(f"cutting {name}")
-        corrected = self.packed.corrected_layers(plan) if self.packed.corrects else None
+        plan, writer = point.plan, self.writer(point.precision)
+        corrected = self._corrected_layers(plan)
         correction = "elastic" if corrected else None
         stream = {"snapvit.correction_tokens": "all"} if corrected and plan.changes_tokens else {}
         inputs, reference = self._inputs_of(plan), None
         for flavour in sorted(OPSETS, key=lambda flavour: flavour == self.format.flavour):  # the wanted one last
-            written = self.writer.write(
+            written = writer.write(
                 name,
                 plan,
                 corrected,
                 format=replace(self.format, flavour=flavour),
-                precision=self.precision,
+                precision=GraphPrecision(point.precision),
                 metadata={"snapvit.correction": correction or "none", **stream},
             )
             if reference is None:
                 reference = run_and_read(written.graph, inputs)  # the next one takes its place
-        tolerance = flavour_tolerance(self.target.precision)
+        tolerance = flavour_tolerance(point.precision)
         assert reference is not None
         require_same_graph(f"{name}: graphs of both flavours", *reference, written.graph, inputs, tolerance)
-        require_same_in_runtime(name, written.graph, self.target, inputs)
+        target = msgspec.structs.replace(self.target, precision=point.precision)
+        require_same_in_runtime(name, written.graph, target, inputs)
         return BuiltVariant(
             name=name,
             path=written.graph,
             weights=written.weights,
             plan=plan,
+            precision=point.precision,
             sha256=sha256(written.graph),
             size_bytes=written.size_bytes,
-            evaluation=None,
             correction=correction,
             precision_cosine=None,
             kept=True,
-            int8_sum_bits=self.writer.int8_sum_bits,
+            int8_sum_bits=writer.int8_sum_bits,
         )
 
-    def write_samples(self, plans: Mapping[str, Plan]) -> SampleGraphs:
+    def write_samples(self, plans: Mapping[str, Plan], precision: Precision) -> SampleGraphs:
         """Write graphs of uncorrected weights for a latency model."""
-        return write_samples(self.writer, plans, self.format, self.precision)
+        return write_samples(self.writer(precision), plans, self.format, GraphPrecision(precision))
+
+    def write_probe(self, name: str, point: Point) -> Probe:
+        """Write a graph to be compared with the dense model, in its own precision."""
+        precision = GraphPrecision(point.precision)
+        written = self.writer(point.precision).write(
+            name, point.plan, self._corrected_layers(point.plan), format=self.format, precision=precision
+        )
+        return Probe(written.graph, written.weights, point.precision)
+
+    def _corrected_layers(self, plan: Plan) -> Weights | None:
+        return self._corrected(plan.heads, plan.neurons) if self.packed.corrects else None
+
+    def _correct(self, heads: tuple[int, ...], neurons: tuple[int, ...]) -> Weights:
+        return self.packed.corrected_layers(Plan(heads=heads, neurons=neurons))
 
     def _inputs_of(self, plan: Plan) -> npt.NDArray[Any]:
         """Return images of a Plan's size."""
-        return self.inputs(self.writer.anatomy.image_of(plan))
+        return self.inputs(self.packed.anatomy.image_of(plan))
 
     def _outputs(self, path: Path, plan: Plan) -> npt.NDArray[np.float32]:
         with OrtSession(path, usable_cores()) as session:
             return session.run(self._inputs_of(plan))
 
 
+def _sum_bits(manifest: Manifest, precision: Precision) -> SumBits:
+    """Return the kind of int8 that a family has already, since its variants share a weight file; or the newer one."""
+    found = [variant.int8_sum_bits for variant in manifest.variants if variant.precision == precision]
+    if not found:
+        return 16
+    return 32 if found[0] is UNSET else found[0]  # older families do not record it
+
+
 def adopt(folder: Path, built: BuiltVariant) -> BuiltVariant:
-    """Move a new variant into a family folder; its graph points into the family's weight file, which is the same."""
-    for path in {*built.files, *built.weights}:
-        if path.name != WEIGHTS and path.is_file():
-            path.replace(folder / path.name)
+    """Move a new variant into a family folder; a weight file that others share is moved if the family has none yet."""
+    for path in (*built.weights, *built.files):
+        kept = folder / path.name
+        if path == kept or not path.is_file():
+            continue  # of the family already, or moved with another variant
+        if not (is_shared(path) and kept.is_file()):  # the same, as the builder made sure
+            path.replace(kept)
     weights = tuple(folder / path.name for path in built.weights)
     return replace(built, path=folder / built.path.name, weights=weights)

@@ -1,23 +1,25 @@
 """Selection by latencies that were measured before: on another device, or for a fleet of devices at once. Light.
 
 `snapvit profile` and the Jetson agent write a `FamilyProfile`. `known_candidates` makes candidates of one, which are
-neither built nor timed here; `pick_all` gives each of many devices the densest variant that meets its budget.
+neither built nor timed here; `pick_all` gives each of many devices the best variant that meets its budget, by the rule
+of every choice: the most faithful, or the densest where the fidelity of some is not known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from ..budget import Budget
 from ..errors import BudgetNotMet, FileFormatError, UsageError
-from ..family.manifest import Manifest, MeasuredOn
-from ..profiling.drift import DriftCorrection
+from ..family.manifest import Limits, Manifest, MeasuredOn, Variant
 from ..profiling.profile import LEAST_RUNS, Percentile, Profile
 from ..progress import Silent
 from ..storage.json import Value, read_json, write_json
+from ..target import TAKES, Runtime, Target
 from .candidates import BuiltVariant, Candidates
+from .choice import select_among
 
 OWN = "cpu"  # the device that the family's own manifest was measured on
 
@@ -40,10 +42,15 @@ class FamilyProfile(Value, frozen=True, kw_only=True):
         return read_json(Path(path), FamilyProfile)
 
 
+def taken_by(manifest: Manifest, runtime: Runtime) -> list[Variant]:
+    """Return the variants of a family whose precision a runtime computes in."""
+    return [variant for variant in manifest.variants if variant.precision in TAKES[runtime]]
+
+
 def known_candidates(folder: Path, manifest: Manifest, known: FamilyProfile, at: Percentile) -> Candidates:
     """Return the variants of a family with latencies from elsewhere: nothing can be built or timed."""
     profiles = {}
-    for variant in manifest.variants:
+    for variant in taken_by(manifest, known.target.runtime):
         profile = known.profiles.get(variant.name)
         if profile is None or profile.sha256 != variant.sha256:
             raise FileFormatError(
@@ -51,9 +58,15 @@ def known_candidates(folder: Path, manifest: Manifest, known: FamilyProfile, at:
             )
         require_runs(variant.name, profile, at)
         profiles[variant.name] = profile
-    built = [BuiltVariant.of(folder, variant, manifest.anatomy) for variant in manifest.variants]
+    return _timed_candidates(folder, manifest, known.target.target, manifest.variants, profiles)
+
+
+def _timed_candidates(
+    folder: Path, manifest: Manifest, target: Target, variants: Sequence[Variant], profiles: Mapping[str, Profile]
+) -> Candidates:
+    built = [BuiltVariant.of(folder, variant, manifest.anatomy) for variant in variants]
     advice = "export sparser variants and time them there"
-    candidates = Candidates(manifest.anatomy, known.target.target, Silent(), built=built, advice=advice)
+    candidates = Candidates(manifest.anatomy, target, Silent(), built=built, advice=advice)
     candidates.record(profiles)
     return candidates
 
@@ -74,7 +87,7 @@ class Pick(Value, frozen=True, kw_only=True):
     budget_ms: float
     variant: str
     latency_ms: float
-    next_denser: str | None  # None: the densest of the family fits
+    next_denser: str | None  # the next better one, which does not fit; None: the best of the family fits
     next_denser_ms: float | None
 
 
@@ -105,37 +118,26 @@ def profiles_of(name: str, manifest: Manifest) -> FamilyProfile:
 
 
 def pick(device: str, found: FamilyProfile, manifest: Manifest, budget: Budget, at: Percentile) -> Pick:
-    """Return the densest variant of a family that meets a budget on a device."""
-    dense = found.profiles.get(manifest.dense)
-    timed = [
-        (variant, found.profiles[variant.name])
-        for variant in sorted(manifest.variants, key=lambda v: -v.flops)
-        if variant.name in found.profiles
-    ]
-    if dense is None or any(profile.sha256 != variant.sha256 for variant, profile in timed):
+    """Return the best variant of a family that meets a budget on a device, of those that were timed there."""
+    timed = [variant for variant in manifest.variants if variant.name in found.profiles]
+    profiles = {variant.name: found.profiles[variant.name] for variant in timed}
+    if manifest.dense not in profiles or any(profiles[each.name].sha256 != each.sha256 for each in timed):
         raise FileFormatError(
             f"{device}: its latencies are of other files than this family has. Run snapvit profile again"
         )
-    drift = DriftCorrection(manifest.dense)
-    drift.add({variant.name: profile for variant, profile in timed})
-    budget_ms = budget.to_ms(drift.reference_ms(at), found.target.batch)
-    before: tuple[str, float] | None = None
-    for variant, _ in timed:
-        latency = drift.latency(variant.name, at, budget.is_relative)
-        if latency.high <= budget_ms:  # the whole interval, as in a choice
-            name, ms = before or (None, None)
-            return Pick(
-                device=device,
-                budget_ms=budget_ms,
-                variant=variant.name,
-                latency_ms=latency.ms,
-                next_denser=name,
-                next_denser_ms=ms,
-            )
-        before = (variant.name, latency.ms)
-    assert before is not None
-    raise BudgetNotMet(
-        f"{device}: no variant fits {budget_ms:.3g} ms, the smallest takes {before[1]:.3g} ms. Export sparser ones"
+    candidates = _timed_candidates(Path(), manifest, found.target.target, timed, profiles)
+    try:
+        choice = select_among(candidates, budget, Limits(at=at))
+    except BudgetNotMet as error:
+        raise BudgetNotMet(f"{device}: {error}") from error
+    latencies = {measurement.variant: measurement.latency_ms for measurement in choice.measurements}
+    return Pick(
+        device=device,
+        budget_ms=choice.budget_ms,
+        variant=choice.variant,
+        latency_ms=latencies[choice.variant],
+        next_denser=choice.next_denser,
+        next_denser_ms=None if choice.next_denser is None else latencies[choice.next_denser],
     )
 
 

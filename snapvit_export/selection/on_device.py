@@ -2,7 +2,8 @@
 
 The family's files are timed as they are, with noise for images: latency does not depend on what is in an image. If an
 Elastic folder of the same ranking came along, variants that the family does not have are cut from it, corrected, and
-checked against each other in both flavours; they are made beside the family and moved into it when they are whole.
+checked against each other in both flavours; they are made beside the family and moved into it when they are whole. They
+use all levers if something tells what a candidate loses: images that are given here, or the table of the folder.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ..allocation.levers import Lever
 from ..allocation.resolution import Resolution, check_resolution
 from ..allocation.token_target import token_targets
 from ..allocation.tokens import DEFAULT, SCHEDULES, Schedule
@@ -28,7 +30,7 @@ from ..elastic.folder import Elastic
 from ..errors import FileFormatError, SnapvitError, UsageError
 from ..family.folder import read_family, write_manifest
 from ..family.layout import MANIFEST, RANKING
-from ..family.manifest import Choice, Limits, Manifest, MeasuredOn
+from ..family.manifest import Limits, Manifest, MeasuredOn, Prefer, Variant
 from ..graph.format import OPSETS, Flavour, GraphFormat
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
@@ -38,11 +40,18 @@ from ..profiling.timer import File, Timer
 from ..progress import Progress
 from ..runtimes.session import device_for
 from ..storage.atomic import writing
-from ..target import Runtime, Target, parse_precision
-from .candidates import BuiltVariant, Candidates, live_report
-from .elastic_builder import ElasticBuilder, adopt
-from .known_profiles import FamilyProfile, known_candidates, require_runs
-from .select import select, select_among
+from ..target import Runtime, Target, in_precision, parse_precision
+from . import decide
+from .candidates import BuiltVariant, Candidates, Judge, live_report
+from .choice import select_among
+from .device_options import options_for, planner_for, usable_levers
+from .elastic_builder import WITHOUT_IMAGES, ElasticBuilder, adopt
+from .judge import REFERENCE
+from .judge_images import judge_by_images
+from .known_profiles import FamilyProfile, known_candidates, require_runs, taken_by
+from .point import Point
+from .select import RUN_SECONDS, select
+from .table_judge import TableJudge
 
 GATE_IMAGES = 4
 
@@ -73,18 +82,21 @@ class TimingOptions:
 def profile_family(
     folder: Path | str, options: TimingOptions, progress: Progress, seconds: float = 2.0
 ) -> FamilyProfile:
-    """Time all variants of a family side by side on this machine."""
+    """Time all variants of a family side by side on this machine, but for those that the runtime does not take."""
     folder = Path(folder)
     manifest = read_family(folder)
     target = options.target(manifest)
     device = device_for(target.runtime)
-    sizes = {variant.name: variant.image_of(manifest.anatomy) for variant in manifest.variants}
-    files = {v.name: File(folder / v.file, v.sha256, sizes[v.name]) for v in manifest.variants}
+    variants = _taken(manifest, target, progress)
+    sizes = {variant.name: variant.image_of(manifest.anatomy) for variant in variants}
+    files = {v.name: File(folder / v.file, v.sha256, sizes[v.name], v.precision) for v in variants}
     if target.runtime != "onnxruntime":
         progress.phase(f"comparing with ONNX Runtime: {', '.join(files)}")
-        for variant in manifest.variants:
+        for variant in variants:
             images = noise(manifest, manifest.input.batch or GATE_IMAGES, sizes[variant.name])
-            require_same_in_runtime(variant.name, folder / variant.file, target, images)
+            require_same_in_runtime(
+                variant.name, folder / variant.file, in_precision(target, variant.precision), images
+            )
     progress.phase(f"timing {', '.join(files)}")
     timer = Timer(target, device, noise(manifest, target.batch), options.pause_ms)
     profiles = timer.time(files, seconds, live_report(progress, None), "p90", energy=True)
@@ -101,42 +113,50 @@ def choose_in_family(
     known: FamilyProfile | None = None,
     tokens: Sequence[float] = (),
     resolution: Sequence[Resolution] = (),
+    levers: Sequence[Lever] | None = None,
+    data: str | None = None,
+    prefer: Prefer = "fidelity",
 ) -> Manifest:
     """Choose the variant of a family that meets a budget on this machine, and record the choice in its manifest.
 
     `known`: latencies that were taken here before; they must be of these files, this device and this target. Those of a
     GPU, which the Jetson agent takes, decide alone: nothing is timed here. `tokens`, `resolution`: variants of all the
-    heads and neurons are cut with these from the Elastic folder, timed, and kept beside the choice, which is by width.
+    heads and neurons are cut with these from the Elastic folder, timed, and kept. `levers`: that new variants may use;
+    None: all that are possible here. `data`: images to compare on; None: by the table of the Elastic folder.
     """
     folder = Path(folder)
     manifest = read_family(folder)
-    if (tokens or resolution) and elastic is None:
-        raise UsageError("variants of other tokens or resolutions are cut from an Elastic folder. Give --elastic")
-    _with_tokens(manifest.anatomy, tokens, resolution, SCHEDULES[DEFAULT])  # refused before anything is read
+    _check_request(manifest, elastic, tokens, resolution, levers, data, prefer)
     if known is not None and known.target.device.accelerator is not None:
-        if elastic is not None or options != TimingOptions():
+        if elastic is not None or data is not None or options != TimingOptions():
             raise UsageError(
-                "latencies of a GPU decide alone: give --profile without --elastic, --runtime, --batch, ..."
+                "latencies of a GPU decide alone: give --profile without --elastic, --data, --runtime, --batch, ..."
             )
         return _choose_by_known(folder, manifest, budget, limits, known)
     target = options.target(manifest)
     device = device_for(target.runtime)
     packed = None if elastic is None else _same_ranking(Elastic.load(elastic), folder, manifest)
+    used = None if packed is None else usable_levers(packed, target, levers, data is not None, progress)
     names = [variant.name for variant in manifest.variants]
     timer = Timer(target, device, noise(manifest, target.batch), options.pause_ms)
     with writing(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".cut-") as scratch:
-        candidates = _candidates(folder, manifest, timer, packed, Path(scratch), progress)
+        candidates = _candidates(folder, manifest, timer, packed, Path(scratch), progress, data, prefer)
+        runnable = [variant.name for variant in _taken(manifest, target, progress)]
         if known is not None:
-            _require_taken_here(known, candidates, timer, limits.at)
-            candidates.record({name: known.profiles[name] for name in names})
+            _require_taken_here(known, [candidates.built[name] for name in runnable], timer, limits.at)
+            candidates.record({name: known.profiles[name] for name in runnable})
         merging = SCHEDULES[DEFAULT] if packed is None else packed.merging
         asked = candidates.named(_with_tokens(manifest.anatomy, tokens, resolution, merging))
         for name, plan in asked.items():
             candidates.add(name, plan, keep=True)
-        untimed = [name for name, built in candidates.built.items() if built.profile is None]
-        if untimed:
-            candidates.time(untimed, at=limits.at)
-        choice = _choice(candidates, manifest, budget, limits, packed)
+        _time(candidates, [*runnable, *(name for name in asked if name not in runnable)], limits.at)
+        if packed is None or used is None:
+            choice = select_among(candidates, budget, limits, prefer)
+        else:
+            planner = planner_for(packed, used)
+            choice = select(
+                candidates, planner, budget, limits, options_for(packed, target, used, prefer, data is None)
+            )
         wanted = dict.fromkeys([*asked, choice.variant, choice.next_denser])
         new = [name for name in wanted if name is not None and name not in names]
         for name in new:
@@ -148,9 +168,53 @@ def choose_in_family(
             variants=candidates.described(kept),
             weights=candidates.weight_files(kept),
             choice=choice,
+            seconds=candidates.progress.rounded(),
         )
     write_manifest(folder, chosen)
     return chosen
+
+
+def _check_request(
+    manifest: Manifest,
+    elastic: Path | None,
+    tokens: Sequence[float],
+    resolution: Sequence[Resolution],
+    levers: Sequence[Lever] | None,
+    data: str | None,
+    prefer: Prefer,
+) -> None:
+    """Refuse what makes no sense before anything is read."""
+    if (tokens or resolution) and elastic is None:
+        raise UsageError("variants of other tokens or resolutions are cut from an Elastic folder. Give --elastic")
+    if levers is not None and elastic is None:
+        raise UsageError(
+            "levers are what new variants may use, and these are cut from an Elastic folder. Give --elastic"
+        )
+    if prefer == "accuracy" and data is None:
+        raise UsageError("--prefer accuracy needs images with labels of the model's classes. Give --data FOLDER")
+    if data is not None and elastic is None and manifest.variant(manifest.dense).precision != "fp32":
+        raise UsageError(
+            "images are compared with the dense model in fp32, which this family does not have. Give --elastic"
+        )
+    _with_tokens(manifest.anatomy, tokens, resolution, SCHEDULES[DEFAULT])
+
+
+def _time(candidates: Candidates, names: Sequence[str], at: Percentile) -> None:
+    """Time variants that were not yet, in as many new processes as a decision needs at least."""
+    untimed = [name for name in names if candidates.built[name].profile is None]
+    if not untimed:
+        return
+    candidates.progress.phase(f"timing {', '.join(untimed)}")
+    for _ in range(decide.FEWEST_RUNS):
+        candidates.time(untimed, RUN_SECONDS, at, fresh=True)
+
+
+def _taken(manifest: Manifest, target: Target, progress: Progress) -> list[Variant]:
+    """Return the variants that the runtime takes; the others are named in a note."""
+    found = taken_by(manifest, target.runtime)
+    if left_out := [variant.name for variant in manifest.variants if variant not in found]:
+        progress.note(f"left out, since {target.runtime} does not compute in their precision: {', '.join(left_out)}")
+    return found
 
 
 def _with_tokens(
@@ -166,32 +230,58 @@ def _with_tokens(
 
 
 def _candidates(
-    folder: Path, manifest: Manifest, timer: Timer, packed: Elastic | None, scratch: Path, progress: Progress
+    folder: Path,
+    manifest: Manifest,
+    timer: Timer,
+    packed: Elastic | None,
+    scratch: Path,
+    progress: Progress,
+    data: str | None,
+    prefer: Prefer,
 ) -> Candidates:
     """Return the variants of a family, with a builder if an Elastic folder came along; all pass the runtime gate."""
     target, inputs = timer.target, partial(noise, manifest, manifest.input.batch or GATE_IMAGES)
-    built = [BuiltVariant.of(folder, variant, manifest.anatomy) for variant in manifest.variants]
-    builder = None
+    built = {each.name: BuiltVariant.of(folder, each, manifest.anatomy) for each in manifest.variants}
+    dense, builder = built[manifest.dense], None
     if packed is not None:
         builder = ElasticBuilder(packed, manifest, target, _format(folder, manifest), inputs, scratch, progress)
-        builder.require_same_model(folder, next(each for each in built if each.name == manifest.dense))
-    for each in built:
-        require_same_in_runtime(each.name, each.path, target, inputs(manifest.anatomy.image_of(each.plan)))
+        builder.require_same_model(folder, dense)
+    runnable = [built[variant.name] for variant in taken_by(manifest, target.runtime)]
+    for each in runnable:
+        images = inputs(manifest.anatomy.image_of(each.plan))
+        require_same_in_runtime(each.name, each.path, in_precision(target, each.precision), images)
+
+    def reference() -> Path:
+        """Return the dense model in fp32: the family's, or one from the Elastic folder."""
+        if dense.precision == "fp32":
+            return dense.path
+        assert builder is not None
+        return builder.write_probe(REFERENCE, Point(dense.plan, "fp32")).path
+
+    judge: Judge | None = None
+    if data is not None:
+        judge = judge_by_images(data, manifest, target, reference, prefer, progress)
+    elif packed is not None and packed.fidelity is not None:
+        judge = TableJudge(manifest.anatomy, packed.fidelity)
+    for each in runnable:
+        if judge is not None and (data is not None or each.fidelity is None):
+            progress.phase(f"comparing {each.name} with the dense model")
+            built[each.name] = judge.measured(each)
     sparser = "" if packed else "give --elastic to cut sparser ones, "
     advice = f"{sparser}export a family of a smaller model or in int8, or use more --threads"
-    return Candidates(manifest.anatomy, target, progress, builder, timer, built, advice)
+    return Candidates(manifest.anatomy, target, progress, builder, timer, judge, built.values(), advice)
 
 
-def _require_taken_here(known: FamilyProfile, candidates: Candidates, timer: Timer, at: Percentile) -> None:
+def _require_taken_here(known: FamilyProfile, variants: Sequence[BuiltVariant], timer: Timer, at: Percentile) -> None:
     """Refuse latencies that are not of these files, this device and this target, or of too few runs."""
-    for name, built in candidates.built.items():
-        profile = known.profiles.get(name)
-        if profile is None or not profile.belongs_to(built.sha256, timer.target, timer.device, timer.pause_ms):
+    for built in variants:
+        profile, target = known.profiles.get(built.name), in_precision(timer.target, built.precision)
+        if profile is None or not profile.belongs_to(built.sha256, target, timer.device, timer.pause_ms):
             raise FileFormatError(
-                f"the given latencies of {name} are of another file or device, or were taken under other settings. "
-                "Leave --profile out"
+                f"the given latencies of {built.name} are of another file or device, or were taken under other "
+                "settings. Leave --profile out"
             )
-        require_runs(name, profile, at)
+        require_runs(built.name, profile, at)
 
 
 def _choose_by_known(
@@ -199,22 +289,11 @@ def _choose_by_known(
 ) -> Manifest:
     """Choose by latencies that were taken on another device, which the manifest then names."""
     candidates = known_candidates(folder, manifest, known, limits.at)
-    choice = _choice(candidates, manifest, budget, limits, None)
+    choice = select_among(candidates, budget, limits)
     variants = candidates.described(list(candidates.built))
-    chosen = msgspec.structs.replace(manifest, target=known.target, variants=variants, choice=choice)
+    chosen = msgspec.structs.replace(manifest, target=known.target, variants=variants, choice=choice, seconds={})
     write_manifest(folder, chosen)
     return chosen
-
-
-def _choice(
-    candidates: Candidates, manifest: Manifest, budget: Budget, limits: Limits, packed: Elastic | None
-) -> Choice:
-    if packed is not None:
-        return select(candidates, packed.planner, budget, limits)
-    densest_first = sorted(manifest.variants, key=lambda v: -v.flops)
-    grid = {variant.name: manifest.plan(variant) for variant in densest_first}
-    guesses = [candidates.drift.latency(name, limits.at).ms for name in grid]
-    return select_among(candidates, grid, guesses, budget, limits)
 
 
 def _same_ranking(packed: Elastic, folder: Path, manifest: Manifest) -> Elastic:
@@ -222,7 +301,7 @@ def _same_ranking(packed: Elastic, folder: Path, manifest: Manifest) -> Elastic:
     ranking = Ranking.load(folder / RANKING)
     if ranking.order_sha256 != packed.ranking.order_sha256 or packed.anatomy != manifest.anatomy:
         raise FileFormatError(f"{packed.folder}: of another model or ranking than {folder}. Pack with its {RANKING}")
-    if manifest.target.precision not in ("fp32", "int8-dynamic"):
+    if manifest.target.precision not in WITHOUT_IMAGES:
         raise SnapvitError(
             f"{folder / MANIFEST}: new variants in {manifest.target.precision} need calibration images. "
             "Leave --elastic out, or export them where the images are"

@@ -21,7 +21,7 @@ from ..family.folder import own_files, read_family
 from ..family.layout import MANIFEST
 from ..progress import Progress
 from ..storage.json import from_json
-from .known_profiles import FamilyProfile
+from .known_profiles import FamilyProfile, taken_by
 
 CONNECT_SECONDS = 15
 _ADDRESS = re.compile(r"ssh://(?:(?P<user>[\w.-]+)@)?(?P<host>\[[0-9a-fA-F:]+\]|[\w.-]+)(?::(?P<port>\d+))?/?")
@@ -121,7 +121,7 @@ def profile_there(family: Path, host: Host, options: Sequence[str], progress: Pr
         except SnapvitError as error:  # the measurements are worth more than a clean folder
             progress.note(f"{folder} stays on {host.name}: {error}")
     found = from_json(answer, FamilyProfile, f"the answer of {host.name}")
-    wanted = {variant.name: variant.sha256 for variant in manifest.variants}
+    wanted = {variant.name: variant.sha256 for variant in taken_by(manifest, found.target.runtime)}
     if {name: profile.sha256 for name, profile in found.profiles.items()} != wanted:
         raise SnapvitError(f"{host.name}: timed other files than those of {family}")
     return found

@@ -1,157 +1,352 @@
-"""Selects the densest variant that meets a budget: Plans are proposed, built, timed and compared. Light.
+"""Selects the most faithful variant that meets a budget, across all levers, and proves the choice. Light.
 
-`bracket` walks along the line of candidates; here its numbers become variants, and its result becomes the
-proof: the chosen variant, the next denser one, every measurement with all timing runs pooled, and what is in doubt.
+1. The dense model in every precision is timed beside its own (`precisions`); those of no use here are dropped.
+2. A latency model of each precision that is left says what a point costs (`space`); a race on held-out images finds
+   the places of the lattice that lose least at the budget (`race`). With one place there is nothing to race.
+3. The best are built as they will be shipped, aimed a little below the budget by what their probes took; beside them
+   the best of every single lever.
+4. They are timed in new processes until the best that fits is told from the next better one that does not (`decide`).
+
+Chosen is the best by fidelity of all that were measured to fit; where images cannot tell two apart, the denser. Steps
+along a line are as wide as the noise of this machine, since finer ones could not be told apart. All numbers that decide
+are those of the manifest: latencies pooled over all runs, fidelity on images that the race did not see.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
+from ..allocation.levers import Lever
 from ..allocation.planner import Planner
 from ..budget import Budget
-from ..errors import BudgetNotMet
-from ..family.manifest import Choice, Limits, Measurement
-from ..model.anatomy import Anatomy
+from ..errors import BudgetNotMet, SnapvitError
+from ..family.manifest import Choice, DroppedPrecision, Limits
 from ..model.plan import Plan
-from ..profiling.drift import Latency
 from ..profiling.latency_model import LatencyModel
-from ..profiling.sample_plans import SHARES
-from .bracket import OutOfReach, find_bracket
-from .candidates import DENSE, BuiltVariant, Candidates
+from ..target import Precision
+from .candidates import DENSE, Candidates
+from .choice import Chooser, no_variant
+from .decide import decide, time_enough
+from .options import Options
+from .point import Point
+from .precisions import InPrecision, build_dense, of_no_use
+from .race import Values, race
+from .space import FILLED, Cost, Flops, ModelledLatency, Place, Space
 
-MOST_BUILT = 12  # candidates, and sample configurations that lack no sub-layer, that a choice builds and times
-
-
-def select(candidates: Candidates, planner: Planner, budget: Budget, limits: Limits = Limits()) -> Choice:
-    """Find the densest variant that meets a budget; "dense" must have been built and timed."""
-    anatomy = candidates.anatomy
-    budget_ms = budget.to_ms(candidates.drift.reference_ms(limits.at), candidates.target.batch)
-    if candidates.latency(DENSE, limits, budget.is_relative).high <= budget_ms:
-        return select_among(candidates, {DENSE: Plan.dense(anatomy)}, [budget_ms], budget, limits)
-    model = candidates.latency_model(removable=not planner.protection.sublayers, budget_ms=budget_ms)
-    sound = model if model is not None and model.is_sound else None
-    steps = planner.steps_of(sound.costs(anatomy)) if sound and planner.allocates else planner.steps()
-    grid = candidates.named(steps)
-    if limits.max_params or limits.max_size_bytes:
-        grid = _falling(grid, anatomy)
-    guesses = [sound.predict_ms(plan) if sound else plan.flops_ratio(anatomy) for plan in grid.values()]
-    return select_among(candidates, grid, guesses, budget, limits, model)
+STEP = 0.04  # between neighbours of a line, of their latency: what some runs in new processes tell apart
+MOST_STEPS = 4  # up a line, to another Plan
+FINALISTS = 3
+FAR = 2.0  # times the divergence of the best in the race: the refit of what is cut does not make up for that
+MOST_OFF = 1.12  # a latency model is not off by more: the run was disturbed
+RUN_SECONDS = 0.5  # of every file in a run
+SAFE = 0.97  # of a size: what an estimate leaves for the graph itself
 
 
-def _falling(grid: Mapping[str, Plan], anatomy: Anatomy) -> dict[str, Plan]:
-    """Leave out candidates that are faster than an earlier one but larger, so that smaller means later.
+@dataclass(frozen=True)
+class Entrant:
+    """A variant on its line: the place that it came from, and its cost in the units of the space."""
 
-    Behind the last attention MLPs are all but free, so an early last attention may make a model fast and yet large.
-    """
-    found: dict[str, Plan] = {}
-    least = math.inf
-    for name, plan in grid.items():
-        if (params := anatomy.params(plan)) <= least:
-            found[name], least = plan, params
-    return found
+    place: Place
+    point: Point
+    cost: float
 
 
-def select_among(
-    candidates: Candidates,
-    grid: Mapping[str, Plan],
-    guesses: Sequence[float],
-    budget: Budget,
-    limits: Limits,
-    model: LatencyModel | None = None,
-) -> Choice:
-    """Choose among named Plans from dense, the first, to sparse, building and timing what is needed."""
-    names, relative, anatomy = list(grid), budget.is_relative, candidates.anatomy
-    first_dense_ms = candidates.drift.reference_ms(limits.at)
-    first_budget_ms = budget.to_ms(first_dense_ms, candidates.target.batch)
+class Selection(Chooser):
+    """One search for the variant that meets a budget; "dense" must have been built and timed."""
 
-    def timed(numbers: Sequence[int], seconds: float) -> dict[int, Latency]:
-        chosen = [names[number] for number in numbers]
-        for name in chosen:  # two timed together decide, so they must be the files that are kept
-            candidates.add(name, grid[name], keep=len(chosen) > 1)
-        candidates.time(chosen, seconds, limits.at, first_budget_ms)
-        # A budget in percent moves with the machine, so its latencies are brought back to the first dense one.
-        slower = candidates.drift.reference_ms(limits.at) / first_dense_ms if relative else 1.0
-        return {number: candidates.latency(names[number], limits, relative).scaled(1 / slower) for number in numbers}
+    def __init__(
+        self, candidates: Candidates, planner: Planner, budget: Budget, limits: Limits, options: Options
+    ) -> None:
+        super().__init__(candidates, budget, limits, options)
+        self.planner, self.own = planner, candidates.target.precision
+        self.models: dict[Precision, LatencyModel] = {}
+        self.dropped: list[DroppedPrecision] = []
+        self.dense_in: dict[Precision, str] = {self.own: DENSE}  # the dense variant in each precision
+        self.scales: dict[Place, float] = {}  # milliseconds of a unit of cost, where they were measured
+        self.leaders: dict[Place, Values] = {}  # the best of the race, and their losses
+        self.first_losses: dict[Place, float] = {}  # all that were in the race: mean losses on few images
+        self.entrants: dict[str, Entrant] = {}  # by the name of the variant
+        self.alternatives: dict[Lever, str] = {}
 
-    allowed = limits.max_params or math.inf
-    guesses = [ms if anatomy.params(plan) <= allowed else math.inf for ms, plan in zip(guesses, grid.values())]
-    most_timed = MOST_BUILT - 1 - (min(model.nets, len(SHARES)) if model else 0)
-    try:
-        dense = candidates.latency(names[0], limits, relative)
-        bracket = find_bracket(guesses, first_budget_ms, timed, dense, most_timed)
-    except OutOfReach as refused:
-        raise BudgetNotMet(_out_of_reach(candidates, names[-1], first_budget_ms, limits, refused.latency)) from refused
-    budget_ms = budget.to_ms(candidates.drift.reference_ms(limits.at), candidates.target.batch)
-    measurements = candidates.measurements(budget_ms, limits, relative)
-    found = {m.variant: m for m in measurements}
-    number = _with_all_runs(bracket.chosen, [candidates.built.get(name) for name in names], found)
-    chosen, denser = names[number], names[number - 1] if number else None
-    beside = found[denser] if denser is not None and candidates.meets_limits(denser, limits) else None
-    doubt = _doubt(found[chosen], beside, budget_ms)
-    return Choice(
-        variant=chosen,
-        budget_ms=budget_ms,
-        next_denser=denser,
-        decided=doubt is None,
-        doubt=doubt,
-        limits=limits,
-        model=model,
-        measurements=measurements,
-    )
+    @property
+    def aim_ms(self) -> float:
+        return self.budget_ms * (1 - STEP / 2)
 
+    # -- the stages ---------------------------------------------------------------------------------------------------
 
-def _with_all_runs(chosen: int, built: Sequence[BuiltVariant | None], found: Mapping[str, Measurement]) -> int:
-    """Return the choice by all runs pooled: a denser candidate that fits after all, if it was built to be kept."""
+    def run(self) -> Choice:
+        """Search, decide, and return the choice with its proof."""
+        if self.surely_fits(DENSE):
+            time_enough(self, [DENSE])
+        if self.surely_fits(DENSE):
+            return self.choice(DENSE)
+        self._compare_precisions()
+        self._fit_models()
+        entrants = self._enter_all()
+        chosen = decide(self, entrants, list(self.alternatives.values())) or self._likely() or self._smallest()
+        model = self.models.get(self.candidates.built[chosen].precision)
+        return self.choice(chosen, model, self.alternatives, self.dropped)
 
-    def is_kept(number: int) -> bool:
-        candidate = built[number]
-        return candidate is not None and candidate.kept
+    def _compare_precisions(self) -> None:
+        """Build and time the dense model in every precision, and drop those that are of no use here."""
+        self.dense_in = build_dense(self.candidates, self.options.precisions)
+        if len(self.dense_in) == 1:
+            return
+        self.candidates.progress.phase("timing the dense model in every precision")
+        self.time(list(self.dense_in.values()))
+        dense_ms = self.measured_ms(DENSE)
+        close = [n for n in self.dense_in.values() if n != DENSE and abs(self.measured_ms(n) / dense_ms - 1) < 3 * STEP]
+        time_enough(self, close)  # one process could not tell it from fp32
+        dense_ms = self.measured_ms(DENSE)
+        found = {
+            p: InPrecision(self.measured_ms(name) / dense_ms, self._loss(name)) for p, name in self.dense_in.items()
+        }
+        self.dropped = of_no_use(found, self.own, STEP)
+        for each in self.dropped:
+            del self.dense_in[each.precision]
+            self.candidates.progress.note(f"{each.precision}: {each.reason}")
 
-    def fits(number: int) -> bool:
-        candidate = built[number]
-        return candidate is not None and candidate.name in found and found[candidate.name].fits
+    def _loss(self, name: str) -> float:
+        fidelity = self.candidates.built[name].fidelity
+        return math.inf if fidelity is None else fidelity.divergence
 
-    while chosen > 0 and is_kept(chosen - 1) and fits(chosen - 1) and (chosen == 1 or is_kept(chosen - 2)):
-        chosen -= 1
-    return chosen
+    def _fit_models(self) -> None:
+        """Fit a latency model of every precision; where there is none, FLOPs stand for latency."""
+        levers = self.options.levers
+        for precision in self.dense_in:
+            if precision != self.own and self.surely_fits(self.dense_in[precision]):
+                continue  # nothing has to be cut in it
+            model = self.candidates.latency_model(
+                precision,
+                removable="depth" in levers and not self.planner.protection.sublayers,
+                budget_ms=self.budget_ms,
+                tokens="tokens" in levers,
+            )
+            if model is not None and model.is_sound:
+                self.models[precision] = model
 
-
-def _doubt(chosen: Measurement, denser: Measurement | None, budget_ms: float) -> str | None:
-    """Return the reason why a choice is not beyond doubt, and advice; None if it is."""
-    if any(measurement.profile.is_contended for measurement in (chosen, denser) if measurement is not None):
-        return "other work kept the model from its cores. Stop it and choose again"
-    unsure = chosen if chosen.between_ms[1] > budget_ms else denser
-    if unsure is None or unsure.latency_ms > budget_ms:
-        return None
-    low, high = unsure.between_ms
-    if high <= budget_ms:
-        return f"{unsure.variant} was too slow at first and fits at the end. Choose again when the machine is idle"
-    return (
-        f"{unsure.variant} takes {low:.2f} to {high:.2f} ms and may fit or not. Choose again when the machine is idle, "
-        f"or allow {rounded_up(high)}ms"
-    )
-
-
-def _out_of_reach(candidates: Candidates, last: str, budget_ms: float, limits: Limits, smallest: Latency) -> str:
-    dense_ms = candidates.drift.reference_ms(limits.at)
-    if math.isfinite(smallest.ms):
-        return (
-            f"no variant fits {budget_ms:.3g} ms: the smallest reaches {smallest.ms:.3g} ms, dense {dense_ms:.3g} ms. "
-            f"Allow at least {rounded_up(smallest.high)}ms, or {candidates.advice}"
+    @cached_property
+    def space(self) -> Space:
+        costs: dict[Precision, Cost] = {
+            p: ModelledLatency(self.models[p], self.anatomy) if p in self.models else Flops(self.anatomy)
+            for p in self.dense_in
+        }
+        options = self.options
+        return Space(
+            self.planner, options.levers, costs, options.schedule, options.grids, self._allows, self._limiting_widths()
         )
-    built = candidates.built[last]
-    params = candidates.anatomy.params(built.plan)
-    asked = [f"{size / 1e6:.3g} MB" for size in [limits.max_size_bytes] if size]
-    asked += [f"{params / 1e6:.3g} M parameters" for params in [limits.max_params] if params]
-    return (
-        f"no variant is as small as {' and '.join(asked)}: the smallest has {built.size_bytes / 1e6:.3g} MB and "
-        f"{params / 1e6:.3g} M parameters. Allow that, or {candidates.advice}"
-    )
+
+    def _allows(self, point: Point) -> bool:
+        """Return True if a point should meet the limits beside the budget, as far as can be told before it is built."""
+        is_cut = point.plan.with_tokens() != Plan.dense(self.anatomy)
+        after = self.anatomy.with_output_biases() if is_cut and self.planner.corrected else self.anatomy
+        params = after.params(point.plan)
+        size = self.candidates.built[self.dense_in[point.precision]].size_bytes * params / self.anatomy.params()
+        small = size <= SAFE * (self.limits.max_size_bytes or math.inf)
+        return small and params <= (self.limits.max_params or math.inf)
+
+    def _limiting_widths(self) -> list[Plan]:
+        """Return the densest Plans that meet the limits beside the budget: one of them may be what is wanted."""
+        shares = [self.limits.max_params / self.anatomy.params()] if self.limits.max_params else []
+        for name in self.dense_in.values() if self.limits.max_size_bytes else ():
+            shares.append(SAFE * (self.limits.max_size_bytes or 0) / self.candidates.built[name].size_bytes)
+        found = []
+        for share in shares:
+            try:
+                found += [self.planner.params(share)] if share < 1 else []
+            except SnapvitError:  # out of reach
+                continue
+        return found
+
+    # -- candidates ---------------------------------------------------------------------------------------------------
+
+    def _limit(self, place: Place, ms: float) -> float:
+        """Return a latency in the units of the space, by what was measured nearest to the place."""
+        return ms / self._scale(place)
+
+    def _scale(self, place: Place) -> float:
+        """Return the milliseconds of a unit of cost: by what was measured of the place, or of the dense model."""
+        if place in self.scales:
+            return self.scales[place]
+        dense = Plan.dense(self.anatomy)
+        return self.measured_ms(self.dense_in[place.precision]) / self.space.cost(place.precision, dense)
+
+    def _point(self, place: Place, ms: float) -> Point | None:
+        return self.space.point(place, self._limit(place, ms))
+
+    def _enter(self, place: Place, point: Point, keep: bool) -> str | None:
+        """Build a point and compare it with the dense model; None if it turns out too large for another limit."""
+        is_step = place.width == FILLED and place.precision == self.own
+        name = self.candidates.name_of(point, self.space.step_name(point.plan) if is_step else None)
+        self.candidates.add(name, point, keep=keep)
+        self.entrants[name] = Entrant(place, point, self.space.cost(point.precision, point.plan))
+        return name if self.candidates.meets_limits(name, self.limits) else None
+
+    def _enter_all(self) -> list[str]:
+        """Build the finalists and the best of every single lever; return the names of all that may be chosen."""
+        ranked = self._race()
+        single = self._single()
+        self._correct_scales([*ranked, *single.values()])
+        found = [self._enter_at_aim(place, keep=True) for place in ranked]
+        for lever, place in single.items():
+            if (name := self._enter_at_aim(place, keep=place.width != FILLED)) is not None:  # no refit only to be shown
+                self.alternatives[lever] = name
+        fitting = [p for p, name in self.dense_in.items() if p != self.own and self.surely_fits(name)]
+        if fitting and self._shows_alternatives:
+            best = min(fitting, key=lambda p: self._loss(self.dense_in[p]))
+            self.alternatives["precision"] = self._known(best)
+        also = [name for name, built in self.candidates.built.items() if built.kept and self._may_fit(name)]
+        return list(dict.fromkeys(name for name in (*found, *also) if name is not None))
+
+    def _may_fit(self, name: str) -> bool:
+        """Return True if it is not told yet that a variant is too slow; what was asked for takes part in the choice."""
+        return self.candidates.meets_limits(name, self.limits) and (
+            name in self.entrants or (self.runs(name) > 0 and self.latency(name).low <= self.budget_ms)
+        )
+
+    def _enter_at_aim(self, place: Place, keep: bool) -> str | None:
+        point = self._point(place, self.aim_ms)
+        return None if point is None else self._enter(place, point, keep)
+
+    def _known(self, precision: Precision) -> str:
+        """Enter the dense model in a precision, which is built already."""
+        name, place = self.dense_in[precision], Place(precision, 0, 0)
+        point = self.candidates.built[name].point
+        self.entrants[name] = Entrant(place, point, self.space.cost(precision, point.plan))
+        return name
+
+    def _race(self) -> list[Place]:
+        """Return the places that lose least at the budget, best first: one of each kind that is not far behind.
+
+        Of two kinds the race cannot tell the better one: a refit gives back a part of what width has lost.
+        """
+        first = [
+            place for p in self.dense_in for place in self.space.first(p, self._limit(Place(p, 0, 0), self.aim_ms))
+        ]
+        points = {place: point for place in first if (point := self._point(place, self.aim_ms)) is not None}
+        if len(points) <= 1 or self.candidates.judge is None:
+            return list(points) or self._any_place()
+        self.candidates.progress.phase("comparing candidates on a few images")
+        seen: dict[Point, Place] = {}
+
+        def measure(places: Sequence[Place], on_all: bool) -> Mapping[Place, Values]:
+            made = {place: point for place in places if (point := self._point(place, self.aim_ms)) is not None}
+            if not on_all:  # some places have the same Plan at this budget
+                made = {place: point for place, point in made.items() if seen.setdefault(point, place) == place}
+            found = self.candidates.losses(made, few=not on_all)
+            self.first_losses |= {} if on_all else {place: float(losses.mean()) for place, losses in found.items()}
+            return found
+
+        self.leaders = race(first, self.space.neighbours, measure)
+        if not self.leaders:
+            raise SnapvitError("no candidate for this budget has finite outputs. Allow more, or name fewer --levers")
+        least = min(float(losses.mean()) for losses in self.leaders.values())
+        near = [place for place, losses in self.leaders.items() if losses.mean() <= FAR * least]
+        kinds: dict[tuple[bool, bool], Place] = {}  # with all of the width or not, of own images or smaller ones
+        for place in near:
+            kinds.setdefault((place.width == 0, place.grid == 0), place)
+        return list(kinds.values())[:FINALISTS]
+
+    def _any_place(self) -> list[Place]:
+        """Return a place that meets the budget, if there is one among all."""
+        return [place for place in self.space.places() if self._point(place, self.aim_ms) is not None][:1]
+
+    def _correct_scales(self, places: Sequence[Place]) -> None:
+        """Time a first point of every line, all in turns, and correct what the space says of the line."""
+        points = {place: point for place in places if (point := self._point(place, self.aim_ms)) is not None}
+        new = {place: point for place, point in points.items() if not self._is_known(point)}
+        if not new:
+            return
+        self.candidates.progress.phase(f"timing {len(new)} candidates")
+        for place, ms in self.candidates.probe_ms(new, RUN_SECONDS, self.limits.at, self.budget_ms).items():
+            guess = self.space.cost(place.precision, new[place].plan) * self._scale(place)
+            self.scales[place] = self._scale(place) * min(max(ms / guess, 1 / MOST_OFF), MOST_OFF)
+
+    def _is_known(self, point: Point) -> bool:
+        return any(built.point == point and built.profile is not None for built in self.candidates.built.values())
+
+    def _single(self) -> dict[Lever, Place]:
+        """Return the best place of every lever alone that fills the budget: tokens, and width with depth."""
+        if not self._shows_alternatives:
+            return {}
+        found: dict[Lever, Place] = {}
+        if "tokens" in self.options.levers:
+            best_first = [*self.leaders, *sorted(self.first_losses, key=self.first_losses.__getitem__)]
+            alone = [place for place in best_first if place.precision == self.own and place.width == 0]
+            found["tokens"] = alone[0] if alone else Place(self.own, 0, 0)
+        if self.space.cuts:
+            found["width"] = Place(self.own, 0, FILLED)
+        return found
+
+    @property
+    def _shows_alternatives(self) -> bool:
+        mixes = {"precision", "tokens"} & set(self.options.levers)
+        return bool(mixes) and len(self.options.levers) > 1 and self.candidates.judge is not None
+
+    # -- the decision (`decide.Contest`) ------------------------------------------------------------------------------
+
+    def time(self, names: Sequence[str]) -> None:
+        """Time variants in turns with the dense one, in a new process."""
+        self.candidates.time(list(dict.fromkeys(names)), RUN_SECONDS, self.limits.at, self.budget_ms, fresh=True)
+
+    @property
+    def is_contended(self) -> bool:
+        """True if other work kept the last run from its cores."""
+        profile = self.candidates.built[DENSE].profile
+        return profile is not None and profile.is_contended
+
+    def denser(self, name: str) -> str | None:
+        """Build the next better point: a step up a variant's line, or else the next larger place."""
+        if name not in self.entrants:
+            return None
+        leader = self.entrants[name]
+        at_ms = self.measured_ms(name) if self.runs(name) else self.aim_ms
+        above = max(self.budget_ms * (1 + STEP / 2), at_ms * (1 + STEP))
+        for _ in range(MOST_STEPS):  # one is enough but for small models, whose steps are wide
+            point = self.space.point(leader.place, above * leader.cost / at_ms)
+            if point != leader.point:
+                break
+            above *= 1 + STEP
+        if point is None or point == leader.point:
+            point = self.space.larger(leader.place)
+            point = point if point is not None and self._allows(point) else None
+        return None if point is None else self._enter(leader.place, point, keep=True)
+
+    def lower(self, name: str) -> str | None:
+        """Build the point of a variant's line that should fit after all, at least half a step below."""
+        found = self.latency(name)
+        if name not in self.entrants or not math.isfinite(found.ms):
+            return None
+        leader = self.entrants[name]
+        self.scales[leader.place] = found.ms / leader.cost
+        wanted = min(self.aim_ms, found.ms * (1 - STEP / 2), found.ms * self.aim_ms / found.high)
+        point = self._point(leader.place, wanted)
+        return None if point is None or point == leader.point else self._enter(leader.place, point, keep=True)
+
+    def _likely(self) -> str | None:
+        """Return the best that fits by its latency though not by its interval: the machine is too noisy to tell."""
+        kept = [name for name, built in self.candidates.built.items() if built.kept and self.runs(name)]
+        likely = [name for name in kept if self.latency(name).ms <= self.budget_ms]
+        return self.best(likely) if likely else None
+
+    def _smallest(self) -> str:
+        """Build and time the smallest model of all; refuse the budget if not even that fits, and say what it takes."""
+        precision = min(self.dense_in, key=lambda p: self.measured_ms(self.dense_in[p]))
+        point = Point(self.space.smallest(precision), precision)
+        name = self.candidates.name_of(point, "smallest")
+        self.candidates.add(name, point, keep=True)
+        self.candidates.progress.phase("timing the smallest")
+        time_enough(self, [name])
+        if self.surely_fits(name):  # lines end before it where a latency model takes some of what is kept for free
+            return name
+        raise BudgetNotMet(no_variant(self.candidates, name, self.latency(name), self.budget_ms, self.limits))
 
 
-def rounded_up(ms: float) -> str:
-    """Format a latency in three digits, rounded up so that it is enough as a budget."""
-    step = 10.0 ** (math.floor(math.log10(ms)) - 2)
-    return f"{math.ceil(ms / step) * step:.6g}"
+def select(
+    candidates: Candidates, planner: Planner, budget: Budget, limits: Limits = Limits(), options: Options = Options()
+) -> Choice:
+    """Find the most faithful variant that meets a budget; "dense" must have been built and timed."""
+    return Selection(candidates, planner, budget, limits, options).run()

@@ -13,10 +13,12 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from ..errors import FileFormatError, SnapvitError
 
+LARGE = 1 << 24  # bytes: takes far longer to write than the clock of a file system needs for a tick
 _ADVICE = {
     errno.ENOSPC: "the disk is full. Free some space or choose another place",
     errno.EDQUOT: "the disk quota is used up. Free some space or choose another place",
@@ -120,7 +122,19 @@ def inside(folder: Path, name: str, listed_in: str) -> Path:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file without holding it in memory."""
+    """Return the SHA-256 of a file without holding it in memory; a large one that has not changed is read once."""
+    known = os.stat(path)
+    if known.st_size < LARGE:
+        return _digest(str(path))
+    return _digest_once(str(path), known.st_ino, known.st_size, known.st_mtime_ns, known.st_ctime_ns)
+
+
+@lru_cache(maxsize=64)
+def _digest_once(path: str, *_: int) -> str:
+    return _digest(path)
+
+
+def _digest(path: str) -> str:
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(1 << 20):

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from msgspec import UNSET
 
 from .. import profiles
 from ..allocation import recipe
+from ..allocation.levers import LEVERS, PUBLISHED, Lever, in_order
 from ..allocation.planner import Planner, check_fraction, check_ratio, check_reach, check_sparsity
 from ..allocation.recipe import Settings, make_settings
 from ..allocation.resolution import Resolution, check_resolution
@@ -24,31 +27,41 @@ from ..allocation.token_target import TokenTarget, token_targets
 from ..allocation.tokens import DEFAULT as DEFAULT_SCHEDULE
 from ..allocation.tokens import SCHEDULES, Schedule, check_tokens
 from ..budget import Budget
-from ..calibration.images import Images, calibration_and_held_out, read_images
+from ..calibration.images import Images, calibration_and_held_out, in_two_parts, read_images
 from ..calibration.source import Source
 from ..correction.cholesky import Factors
 from ..correction.moments import Damping
-from ..errors import SnapvitError, UsageError, needs
+from ..errors import GateFailed, SnapvitError, UsageError, needs
+from ..family.fidelity import LEAST_NEIGHBOURS
 from ..family.folder import own_files, write_manifest
 from ..family.layout import RANKING
-from ..family.manifest import Choice, Input, Limits, Manifest, MeasuredOn
+from ..family.manifest import Choice, Input, Limits, Manifest, MeasuredOn, Prefer
 from ..graph.format import GraphFormat, flavour_for
+from ..graph.writer import is_shared
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan, Protection
 from ..model.ranking import Ranking
 from ..model.sublayer import KEY as SUBLAYERS
 from ..profiling.timer import Timer
-from ..progress import Progress, Silent
+from ..progress import Progress, Stages
 from ..runtimes.device import DeviceCard, this_device
 from ..runtimes.session import device_for, version_of
 from ..runtimes.tensorrt.session import BuildOnly
 from ..selection.candidates import DENSE, Candidates
+from ..selection.judge import BATCH as JUDGED_BATCH
+from ..selection.judge import REFERENCE, ImageJudge, run_in_threads
+from ..selection.judge_images import LEAST_IMAGES, MOST_RACED, MOST_REPORTED, columns_of
+from ..selection.mixes import SPREAD, best_mix
+from ..selection.options import Options
+from ..selection.point import Point
 from ..selection.select import select
+from ..selection.space import grids_for
 from ..storage.atomic import refuse_foreign, staged_folder
-from ..target import Target, parse_precision
+from ..target import Target, faster_than, in_precision, parse_precision
 from .inputs import BUNDLED_MODEL, MOST_HELD_OUT, checkpoint_of, data_of, refuse_own_folder
 
 if TYPE_CHECKING:
+    from ..prune.build import VariantBuilder
     from ..prune.models.load import Model
 
 
@@ -76,6 +89,9 @@ class Request:
     resolution: Sequence[Resolution] = ()  # pixels of a square input, or height and width
     target: Target = field(default_factory=lambda: profiles.load("cpu").target)
     settings: Settings = field(default_factory=lambda: make_settings(recipe.DEFAULT))
+    levers: Sequence[Lever] | None = None  # that a budget or a FLOPs target may use; None: `default_levers`
+    mixes_precisions: bool = True  # False: all variants compute in the target's precision
+    prefer: Prefer = "fidelity"  # of the variants that fit: the most faithful, or the most accurate
     depth: bool | None = None  # True: sub-layers are removable; None: as the settings or the given ranking have it
     ranking: Path | None = None  # made before; None: ranked anew
     flavour: str | None = None  # of the graphs: ort or portable; None: what suits the target's runtime
@@ -88,8 +104,26 @@ class Request:
     build_only: bool = False  # True: build engines for a GPU that is not here, and time nothing
 
     def __post_init__(self) -> None:
-        if self.depth is not None:  # one answer for ranking, checks and Plans
-            object.__setattr__(self, "settings", replace(self.settings, depth=self.depth))
+        depth = self.depth
+        if depth is None and self.levers is not None:
+            depth = "depth" in self.levers
+        if depth is not None:  # one answer for ranking, checks and Plans
+            object.__setattr__(self, "settings", replace(self.settings, depth=depth))
+
+    @property
+    def used_levers(self) -> tuple[Lever, ...]:
+        """The levers that this export may use: those that were named, or the default ones.
+
+        A budget may use all; but recipes other than the default one are published methods, which cut width (and depth)
+        alone, and so do all other targets.
+        """
+        without = set() if self.mixes_precisions else {"precision"}
+        if self.levers is not None:
+            return in_order(list(set(self.levers) - without))
+        may_be_all = (self.budget is not None or self.build_only) and self.settings.recipe == recipe.DEFAULT
+        found = set(LEVERS if may_be_all else PUBLISHED)
+        found -= set() if self.settings.depth else {"depth"}
+        return in_order(list(found - without))
 
     @property
     def format(self) -> GraphFormat:
@@ -108,42 +142,67 @@ class _PreparedInputs:
 
     model: Model
     calibration: Images
-    held_out: Images
+    race: Images  # on which candidates are compared
+    held_out: Images  # on which the best of them, and what was asked for, are reported
     ranking: Ranking
     factors: Factors | None  # None: made when first needed
     planner: Planner
     plans: Mapping[str, Plan]  # that were requested, by name
+    merging: Schedule
     provenance: Mapping[str, object]
 
 
 def export(request: Request, progress: Progress | None = None) -> Manifest:
     """Rank, cut, export, time and choose; write the family folder and return its manifest."""
     request = replace(request, out=Path(request.out))
-    progress = progress or Silent()
+    stages = progress = Stages(progress)
     budget = Budget.parse(request.budget) if request.budget is not None else None
     given = _check(request, budget)
-    with needs("exporting", extra="all"):
+    with stages.stage("starting"), needs("exporting", extra="all"):
         import torch  # noqa: F401
 
     device = _device(request)
     if request.clock is not None and budget is not None:
         progress.note(f"clocks: {request.clock}")
     progress.phase("finding images")
-    settings = request.settings
-    split = calibration_and_held_out(data_of(request), settings.images, settings.seed, MOST_HELD_OUT)
+    split = _split(request)
     with staged_folder(request.out, replaceable=own_files(request.out)) as stage:
         prepared = _prepare(request, given, split, progress)
         manifest = _fill(stage, request, budget, prepared, device, progress)
+        manifest = msgspec.structs.replace(manifest, seconds=stages.rounded())
         write_manifest(stage, manifest)
     if given is None:
         checkpoint_of(request.out).unlink(missing_ok=True)
     return manifest
 
 
+def _split(request: Request) -> tuple[Source, ...]:
+    """Return the images to calibrate on, those of the race and those of the report; the last two may be the same."""
+    settings, races = request.settings, _races(request)
+    least = LEAST_IMAGES if races else 0  # a published method calibrates on all images that it asks for
+    calibration, held_out = calibration_and_held_out(
+        data_of(request), settings.images, settings.seed, MOST_HELD_OUT, least
+    )
+    if races and not held_out.count:
+        raise UsageError(
+            f"{held_out.name}: has no image left to compare candidates on. Give more images, or --levers width,depth"
+        )
+    parts = in_two_parts(held_out, (MOST_RACED, MOST_REPORTED), LEAST_IMAGES) if races else (held_out, held_out)
+    return calibration, *parts
+
+
+def _races(request: Request) -> bool:
+    """Return True if candidates of several levers are compared on images."""
+    return bool({"precision", "tokens"} & set(request.used_levers))
+
+
 def _check(request: Request, budget: Budget | None) -> Ranking | None:
     """Refuse what can be refused before any work; return the ranking that was given, if one was."""
-    widths = request.sparsity or request.flops or request.params or request.pairs
-    if budget is None and not (widths or request.tokens or request.resolution):
+    if request.levers is not None and request.depth not in (None, "depth" in request.levers):
+        raise UsageError("--levers and --depth or --no-depth contradict each other. Name depth in --levers, or not")
+    if request.flops and budget is None and request.levers is not None and set(request.levers) == {"precision"}:
+        raise UsageError("precision does not change FLOPs. Name other --levers too, or give --budget 10ms")
+    if budget is None and not (_asks_for_plans(request) or request.build_only):
         raise UsageError(
             "nothing to export: give --budget 10ms, --sparsity 0.1,0.3, --flops 0.72, --tokens 0.5 or --pair 0.35:0.2"
         )
@@ -178,7 +237,10 @@ def _check_runtime(request: Request, budget: Budget | None) -> None:
     if runtime != "tensorrt":
         raise UsageError(f"--build-only builds TensorRT engines, not for {runtime}. Give --runtime tensorrt too")
     if budget is not None:
-        raise UsageError("a budget is met by timing, which --build-only does not do. Give --sparsity 0.1,0.3 instead")
+        raise UsageError(
+            "a budget is met by timing, which --build-only does not do. Leave --budget out: a spread of variants is "
+            "built, and the device chooses among them (snapvit choose --profile)"
+        )
     BuildOnly.here()
 
 
@@ -187,29 +249,37 @@ def _device(request: Request) -> DeviceCard:
     return this_device(BuildOnly.here().version) if request.build_only else device_for(request.target.runtime)
 
 
-def _prepare(request: Request, given: Ranking | None, split: Sequence[Source], progress: Progress) -> _PreparedInputs:
+def _prepare(request: Request, given: Ranking | None, split: Sequence[Source], progress: Stages) -> _PreparedInputs:
     """Load the model, read the images, and rank unless a ranking was given."""
     from ..prune.models.load import load_model
     from ..prune.rank.rank import rank_and_factor
     from ..prune.stats.schedules import choose_schedule
 
     progress.phase(f"loading {request.model}")
-    model = load_model(request.model, request.checkpoint)
+    with progress.stage("starting"):
+        model = load_model(request.model, request.checkpoint)
     _refuse_early(request, given, model)
-    calibration, held_out = read_images(split, model.preprocessing, progress)
+    distinct = split if split[1] is not split[2] else split[:2]
+    with progress.stage("reading images"):
+        calibration, race, *rest = read_images(
+            distinct, model.preprocessing, progress, in_many_sizes="tokens" in request.used_levers
+        )
+    held_out = rest[0] if rest else race
     ranking, factors = given, None
     if ranking is None:
         checkpoint = checkpoint_of(request.out)
-        ranking, factors = rank_and_factor(
-            model, calibration, request.settings, checkpoint=checkpoint, progress=progress
-        )
+        with progress.stage("ranking"):
+            ranking, factors = rank_and_factor(
+                model, calibration, request.settings, checkpoint=checkpoint, progress=progress
+            )
     planner = _planner(request, ranking, model)
     provenance = _provenance(request, given, ranking, calibration)
     merging = SCHEDULES[DEFAULT_SCHEDULE]
-    if any(fraction < 1 for fraction in request.tokens):
-        merging, provenance["token_schedule"] = choose_schedule(model, calibration, progress)
+    if any(fraction < 1 for fraction in request.tokens) or "tokens" in request.used_levers:
+        with progress.stage("schedules of merging"):
+            merging, provenance["token_schedule"] = choose_schedule(model, calibration, progress)
     plans = _requested_plans(request, planner, merging)
-    return _PreparedInputs(model, calibration, held_out, ranking, factors, planner, plans, provenance)
+    return _PreparedInputs(model, calibration, race, held_out, ranking, factors, planner, plans, merging, provenance)
 
 
 def _fill(
@@ -218,7 +288,7 @@ def _fill(
     budget: Budget | None,
     prepared: _PreparedInputs,
     device: DeviceCard,
-    progress: Progress,
+    progress: Stages,
 ) -> Manifest:
     """Fill the folder with the variants and the ranking, and describe them."""
     from ..prune.build import VariantBuilder
@@ -237,7 +307,6 @@ def _fill(
             request.target,
             format,
             prepared.calibration,
-            prepared.held_out,
             folder=stage,
             exact_folder=Path(exact),
             provenance=prepared.provenance,
@@ -246,10 +315,12 @@ def _fill(
         )
         batch = builder.gate_images().batch(request.target.batch)
         timer = None if request.build_only else Timer(request.target, device, batch)
-        candidates = Candidates(model.anatomy, request.target, progress, builder, timer, advice=builder.advice)
-        choice = _build_and_choose(request, budget, prepared, candidates)
-    kept = [DENSE, *prepared.plans, *filter(None, (choice.variant, choice.next_denser) if choice else ())]
-    candidates.keep_only(kept)
+        judge = _judge(request, prepared, builder)
+        candidates = Candidates(model.anatomy, request.target, progress, builder, timer, judge, advice=builder.advice)
+        asked = _build_requested(request, prepared, candidates)
+        choice = _time_and_choose(request, budget, prepared, candidates)
+    candidates.keep_only([*asked, *filter(None, (choice.variant, choice.next_denser) if choice else ())])
+    _remove_unread(stage, candidates)
     prepared.ranking.save(stage / RANKING)
     return Manifest(
         model=model.name,
@@ -266,18 +337,114 @@ def _fill(
     )
 
 
-def _build_and_choose(
-    request: Request, budget: Budget | None, prepared: _PreparedInputs, candidates: Candidates
-) -> Choice | None:
-    """Build and time the requested plans, then what the budget needs."""
+def _remove_unread(folder: Path, candidates: Candidates) -> None:
+    """Remove shared weights that only probes have read, such as those of the dense model in fp32."""
+    read = {path for built in candidates.built.values() for path in built.weights}
+    for path in folder.iterdir():
+        if is_shared(path) and path not in read:
+            path.unlink()
+
+
+def _judge(request: Request, prepared: _PreparedInputs, builder: VariantBuilder) -> ImageJudge | None:
+    """Return what compares variants with the dense model; None without images that nothing was fitted on."""
+    from ..prune.models.class_names import class_names
+
+    anatomy = prepared.model.anatomy
+
+    def dense(images: Images) -> npt.NDArray[np.float32]:
+        probe = builder.write_probe(REFERENCE, Point(Plan.dense(anatomy), "fp32"))
+        found = run_in_threads(probe.path, images.inputs(JUDGED_BATCH, request.takes_bytes))
+        probe.path.unlink()
+        return found
+
+    columns = columns_of(prepared.held_out, anatomy, class_names(prepared.model), request.prefer)
+    if len(prepared.held_out) < (1 if anatomy.classes > 1 else LEAST_NEIGHBOURS):
+        return None
+    return ImageJudge(
+        anatomy,
+        request.target,
+        prepared.race,
+        prepared.held_out,
+        dense,
+        request.takes_bytes,
+        columns,
+        by_accuracy=request.prefer == "accuracy",
+        runs_target=not request.build_only,
+    )
+
+
+def _has_one_size(model: Model) -> bool:
+    """Return True for a model whose rotary tables are its own, made for one size of images."""
+    from ..prune.pack import read_wiring
+
+    return model.anatomy.rope != "none" and read_wiring(model.module, model.anatomy).rotary is UNSET
+
+
+def _options(request: Request, prepared: _PreparedInputs) -> Options:
+    """Return what the choice may do with each lever."""
+    anatomy, levers, own = prepared.model.anatomy, request.used_levers, request.target.precision
+    fixed = _has_one_size(prepared.model) or prepared.calibration.again is None
+    # OpenVINO's int8 has a format of its own.
+    fixed_format = request.target.runtime == "openvino" and bool(request.single_file or request.flavour)
+    return Options(
+        levers=levers,
+        precisions=() if "precision" not in levers or fixed_format else faster_than(own, request.target.runtime),
+        grids=(None,) if fixed else grids_for(anatomy),
+        schedule=prepared.merging,
+        prefer=request.prefer,
+    )
+
+
+def _build_requested(request: Request, prepared: _PreparedInputs, candidates: Candidates) -> list[str]:
+    """Build the dense model and what was asked for beside a budget; return their names."""
     candidates.add(DENSE, Plan.dense(candidates.anatomy))
     for name, plan in prepared.plans.items():
         candidates.add(name, plan, keep=True)
+    _add_mixes(request, prepared, candidates)
+    return list(candidates.built)
+
+
+def _time_and_choose(
+    request: Request, budget: Budget | None, prepared: _PreparedInputs, candidates: Candidates
+) -> Choice | None:
+    """Time what was built, then choose what the budget needs; engines for another device are only built."""
     if request.build_only:
         _build_engines(candidates)
         return None
-    candidates.time([DENSE, *prepared.plans], at=request.limits.at)
-    return select(candidates, prepared.planner, budget, request.limits) if budget else None
+    candidates.progress.phase(f"timing {', '.join(candidates.built)}")
+    candidates.time(list(candidates.built), at=request.limits.at, fresh=budget is not None)
+    if budget is None:
+        return None
+    return select(candidates, prepared.planner, budget, request.limits, _options(request, prepared))
+
+
+def _add_mixes(request: Request, prepared: _PreparedInputs, candidates: Candidates) -> None:
+    """Build the mix of levers with the best fidelity for each FLOPs target, or a spread of them for a device."""
+    options = _options(request, prepared)
+    for fraction in _mixed_flops(request):
+        point = best_mix(candidates, prepared.planner, options, fraction)
+        for precision in (request.target.precision, *(options.precisions if request.build_only else ())):
+            name = f"flops{_percent(fraction)}" + ("" if precision == point.precision else f"-{precision}")
+            try:
+                candidates.add(name, Point(point.plan, precision), keep=True)
+            except GateFailed as error:
+                if precision == point.precision:
+                    raise
+                candidates.progress.note(f"{name} is left out: {error}")
+
+
+def _mixed_flops(request: Request) -> Sequence[float]:
+    """Return the FLOPs targets that a mix of levers meets; the others are met by width and depth alone."""
+    if "tokens" not in request.used_levers or request.tokens or request.resolution:
+        return ()
+    if request.build_only and not _asks_for_plans(request):
+        return SPREAD
+    return request.flops if request.levers is not None else ()
+
+
+def _asks_for_plans(request: Request) -> bool:
+    widths = request.sparsity or request.flops or request.params or request.pairs
+    return bool(widths or request.tokens or request.resolution)
 
 
 def _build_engines(candidates: Candidates) -> None:
@@ -285,7 +452,8 @@ def _build_engines(candidates: Candidates) -> None:
     builder, progress = BuildOnly.here(), candidates.progress
     for name, built in candidates.built.items():
         progress.phase(f"building the engine of {name}")
-        products = builder.build(built.path, candidates.target).counts
+        target = in_precision(candidates.target, built.precision)
+        products = builder.build(built.path, target).counts
         by_kind = ", ".join(f"{count} in {kind}" for kind, count in products.items())
         progress.note(f"{name}: matrix products {by_kind}")
 
@@ -304,11 +472,10 @@ def _provenance(request: Request, given: Ranking | None, ranking: Ranking, calib
 def _refuse_early(request: Request, given: Ranking | None, model: Model) -> None:
     """Refuse a ranking of another model, and plans that protection forbids, before any long work."""
     from ..prune.models.load import check_same_weights
-    from ..prune.pack import read_wiring
 
     settings = request.settings
     grids = [tokens.grid for tokens in _requested_tokens(request, model.anatomy).values() if tokens is not None]
-    if any(grids) and model.anatomy.rope != "none" and read_wiring(model.module, model.anatomy).rotary is UNSET:
+    if any(grids) and _has_one_size(model):
         raise SnapvitError(f"{model.name}: its rotary tables are its own, made for one size. Leave --resolution out")
     if given is not None:
         check_same_weights(given, model, f"{request.ranking}: ")
@@ -332,8 +499,10 @@ def _refuse_early(request: Request, given: Ranking | None, model: Model) -> None
 def _planner(request: Request, ranking: Ranking, model: Model) -> Planner:
     """Return the Planner of a ranking; the request decides first if sub-layers are removable."""
     protection = ranking.protection
-    if request.depth is not None:
-        protection = msgspec.structs.replace(protection, sublayers=not request.depth)
+    if request.depth is not None or request.levers is not None:
+        protection = msgspec.structs.replace(protection, sublayers=not request.settings.depth)
+    if "width" not in request.used_levers:  # what is not removed whole stays whole
+        protection = protection.of_whole_parts
     return Planner(
         ranking,
         model.anatomy,
@@ -358,7 +527,7 @@ def _requested_plans(request: Request, planner: Planner, merging: Schedule) -> d
 def _requested_widths(request: Request, planner: Planner) -> dict[str, Plan]:
     by_fraction: list[tuple[str, Sequence[float], Callable[[float], Plan]]] = [
         ("s", request.sparsity, planner.sparsity),
-        ("flops", request.flops, planner.flops),
+        ("flops", () if _mixed_flops(request) else request.flops, planner.flops),
         ("params", request.params, planner.params),
     ]
     plans = {f"{prefix}{_percent(f)}": plan(f) for prefix, fractions, plan in by_fraction for f in fractions}

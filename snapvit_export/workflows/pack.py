@@ -7,17 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from ..allocation.recipe import DEFAULT, Settings, make_settings
 from ..calibration.images import calibration_and_held_out, read_images
+from ..calibration.source import Source
 from ..correction.moments import Damping
 from ..elastic.format import Description, own_files
 from ..errors import needs
 from ..model.ranking import Ranking
 from ..progress import Progress, Silent
+from ..selection.measure_table import LEAST_IMAGES, measure_table
 from ..storage.atomic import check_writable
 from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, refuse_own_folder
+
+MOST_MEASURED = 64  # images that the table of fidelity is measured on: 60 Plans of a DeiT-Tiny in half a minute
+LEAST_MEASURED = 32  # are held out, or a quarter of all if that is fewer
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,7 @@ class PackRequest:
     out: Path = Path("snapvit-elastic")
     settings: Settings = field(default_factory=lambda: make_settings(DEFAULT))
     correct: bool = True  # False: no factors; only uncorrected weights come out
+    fidelity: bool = True  # False: no table of it, so devices need images to choose among all levers
 
     def __post_init__(self) -> None:
         if not self.correct:  # then candidates of a search are not corrected either
@@ -38,12 +45,16 @@ class PackRequest:
 
 
 def pack_model(request: PackRequest, progress: Progress | None = None) -> Description:
-    """Rank if no ranking is given, observe, factor, choose a schedule of merging, and write the folder."""
+    """Rank if no ranking is given, observe, factor, choose a schedule of merging, write, and measure fidelity."""
     progress = progress or Silent()
     settings = request.settings
     ranking = _check(request)
     with needs("packing", extra="prune"):
         import torch  # noqa: F401
+    needs_images = ranking is None or request.correct
+    if request.fidelity and needs_images:
+        with needs("measuring fidelity (leave it out with --no-fidelity)", extra="ort"):
+            import onnxruntime  # noqa: F401
     from ..prune.correct.elastic import make_factors
     from ..prune.models.load import check_same_weights, load_model
     from ..prune.pack import pack
@@ -51,8 +62,7 @@ def pack_model(request: PackRequest, progress: Progress | None = None) -> Descri
     from ..prune.stats.observe import observe
     from ..prune.stats.schedules import choose_schedule
 
-    needs_images = ranking is None or request.correct
-    split = calibration_and_held_out(data_of(request), settings.images, settings.seed, 0)[:1] if needs_images else ()
+    split = _split(request) if needs_images else []
     progress.phase(f"loading {request.model}")
     model = load_model(request.model, request.checkpoint)
     if ranking is not None:
@@ -68,10 +78,26 @@ def pack_model(request: PackRequest, progress: Progress | None = None) -> Descri
     merging = choose_schedule(model, images[0], progress)[0] if images else None
     if merging is None:
         progress.note("no images, so devices merge tokens by the default schedule")
-    packed = pack(model, ranking, request.out, factors if request.correct else None, progress, merging)
+    measure = None
+    if len(images) > 1:
+        measure = partial(measure_table, images=images[1], progress=progress)
+    elif request.fidelity:
+        progress.note("no images to measure fidelity on, so devices need some to choose among all levers")
+    packed = pack(model, ranking, request.out, factors if request.correct else None, progress, merging, measure)
     if request.ranking is None:
         checkpoint_of(request.out).unlink(missing_ok=True)
     return packed
+
+
+def _split(request: PackRequest) -> list[Source]:
+    """Return the images to calibrate on and, if there are enough for it, others to measure fidelity on."""
+    split = partial(calibration_and_held_out, data_of(request), request.settings.images, request.settings.seed)
+    if request.fidelity:
+        calibration, others = split(MOST_MEASURED, LEAST_MEASURED)
+        if others.count >= LEAST_IMAGES:
+            count = min(others.count, MOST_MEASURED)  # evenly: classes may be in order
+            return [calibration, others.subset([row * others.count // count for row in range(count)])]
+    return [split(0)[0]]
 
 
 def _check(request: PackRequest) -> Ranking | None:

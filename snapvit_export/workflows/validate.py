@@ -45,7 +45,7 @@ from ..runtimes.device import DeviceCard
 from ..runtimes.session import device_for
 from ..selection.known_profiles import FamilyProfile
 from ..selection.on_device import TimingOptions, profile_family
-from ..target import Target
+from ..target import Target, in_precision
 from .inputs import BUNDLED_MODEL, BUNDLED_NAME
 
 
@@ -223,7 +223,7 @@ def _evaluate_all(
         sized = evaluator.at(variant.image_of(manifest.anatomy))
         kept = folder / f"{KEPT_FEATURES}{variant.name}.safetensors"
         resumable = replace(sized, options=replace(sized.options, features=kept))
-        with open_exported(folder / variant.file, target, info) as exported:
+        with open_exported(folder / variant.file, in_precision(target, variant.precision), info) as exported:
             features = resumable.features(exported, progress)
         outputs[variant.name] = replace(features, train=None, valid=None)  # those are not needed any more
         measured = sized.measures(features, progress) | fidelity_to(features, outputs[manifest.dense])
@@ -252,7 +252,8 @@ def _parities(
     asked = request.checkpoint is not None or request.model is not None
     if not asked and (name != BUNDLED_MODEL or find_spec("torch") is None):
         return {}
-    if manifest.target.precision != "fp32":  # `precision_cosine` compares reduced precision with float32
+    exact = [v for v in manifest.variants if v.precision == "fp32"]  # `precision_cosine` tells of the others
+    if not exact:
         progress.note(f"torch is compared with files in fp32, not in {manifest.target.precision}")
         return {}
     if not (folder / RANKING).is_file():
@@ -261,7 +262,7 @@ def _parities(
     from ..prune.torch_parity import parities
 
     progress.phase("comparing with torch")
-    plans = {v.name: manifest.plan(v) for v in manifest.variants if not v.corrected}
+    plans = {v.name: manifest.plan(v) for v in exact if not v.corrected}
     plans = {name: plan for name, plan in plans.items() if not any(plan.merged)}  # the others keep that of the export
     found = {name: outputs[name].test for name in plans}
     return parities(name, request.checkpoint, folder / RANKING, plans, evaluator.test, found)
@@ -281,7 +282,8 @@ def _latencies(
     if not request.measure and same_target and len(known) == len(manifest.variants):
         pause = request.timing.pause_ms
         shas = {v.name: v.sha256 for v in manifest.variants}
-        if all(profile.belongs_to(shas[name], target, device, pause) for name, profile in known.items()):
+        targets = {v.name: in_precision(target, v.precision) for v in manifest.variants}
+        if all(profile.belongs_to(shas[name], targets[name], device, pause) for name, profile in known.items()):
             progress.note("latencies are those of the manifest, taken on this machine")
             return known
     return profile_family(folder, request.timing, progress, request.seconds).profiles

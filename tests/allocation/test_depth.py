@@ -47,7 +47,7 @@ from snapvit_export.prune.rank.search.candidate_runner import CandidateRunner
 from snapvit_export.prune.rank.search.damage_fitness import DamageFitness
 from snapvit_export.prune.stats.observe import observe
 from snapvit_export.prune.stats.output_divergence import OutputDivergence
-from snapvit_export.selection import bracket, candidates
+from snapvit_export.selection import candidates
 from snapvit_export.storage.json import as_builtins
 
 SOME = ["deit_tiny_patch16_224", "deit3_small_patch16_224", "vit_base_patch16_siglip_224", "vit_small_patch16_dinov3"]
@@ -418,7 +418,6 @@ def test_a_search_weights_the_loss_of_a_whole_sub_layer_as_its_curve(tiny_model,
 @pytest.mark.slow  # two exports that time their way to the smallest net
 def test_an_impossible_budget_names_the_floor_that_depth_reaches(snapvit, tmp_path, monkeypatch):
     """Width alone keeps a part of every sub-layer; with depth the smallest is smaller by more than noise."""
-    monkeypatch.setattr(bracket, "FIRST_SECONDS", 0.3)
     monkeypatch.setattr(candidates, "FIT_SECONDS", 0.1)
     make_model_folder(
         tmp_path / "model", dict(img_size=96, patch_size=8, embed_dim=96, depth=6, num_heads=6, num_classes=5)

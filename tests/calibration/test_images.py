@@ -12,11 +12,12 @@ from PIL import Image
 from timm.data import create_transform
 
 from snapvit_export.calibration.folder import folder_source
-from snapvit_export.calibration.images import Images, calibration_and_held_out, prepare
+from snapvit_export.calibration.images import Images, calibration_and_held_out, in_two_parts, prepare
 from snapvit_export.calibration.list_file import list_source
 from snapvit_export.calibration.open_source import open_source
 from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.calibration.sampling import equal_parts, shuffled
+from snapvit_export.calibration.source import decoded_once
 from snapvit_export.errors import SnapvitError, UsageError
 
 SMALL = Preprocessing(input_size=(3, 16, 16), mean=(0,) * 3, std=(1,) * 3)
@@ -62,6 +63,44 @@ def test_calibration_and_held_out_never_share_a_picture(image_folder):
     assert (calibration.count, held_out.count) == (40, 20)
     seen = [calibration.open(i).tobytes() for i in range(40)] + [held_out.open(i).tobytes() for i in range(20)]
     assert len(set(seen)) == 60
+
+
+def test_images_for_many_sizes_are_decoded_once_as_far_as_memory_goes(image_folder):
+    source, opened = folder_source(image_folder), []
+
+    def counted(i: int) -> Image.Image:
+        opened.append(i)
+        return source.open(i)
+
+    some = replace(source.subset(range(4)), open=counted)
+    kept = prepare(decoded_once(some), SMALL)
+    again = kept.at((8, 8))
+    assert opened == [0, 1, 2, 3]
+    assert np.array_equal(again.pixels, prepare(some, SMALL.at((8, 8))).pixels)
+    opened.clear()
+    prepare(decoded_once(some, most_bytes=0), SMALL).at((8, 8))
+    assert opened == [0, 1, 2, 3] * 2  # nothing may stay
+
+
+def test_a_part_is_held_out_even_where_all_were_asked_for(image_folder):
+    count = folder_source(image_folder).count
+    calibration, held_out = calibration_and_held_out(str(image_folder), count, 0, 500, least_held_out=count)
+    assert (calibration.count, held_out.count) == (count - count // 4, count // 4)
+    whole, none = calibration_and_held_out(str(image_folder), count, 0, 500)
+    assert (whole.count, none.count) == (count, 0)
+
+
+def test_raced_and_reported_images_are_others_unless_there_are_few(image_folder):
+    source = folder_source(image_folder)
+    race, report = in_two_parts(source, (3, 4), least=6)
+    names = [{part.title(i) for i in range(part.count)} for part in (race, report)]
+    assert [len(each) for each in names] == [
+        min(3, -(-source.count // 3)),
+        min(4, source.count - -(-source.count // 3)),
+    ]
+    assert not names[0] & names[1]
+    both = in_two_parts(source, (3, 4), least=source.count + 1)
+    assert both[0] is both[1] is source
 
 
 def test_sampling_is_by_seed_and_told_by_a_fingerprint(image_folder):

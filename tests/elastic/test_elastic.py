@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.models import make_model
+from helpers.models import make_model, make_model_folder
 from helpers.rankings import random_ranking
 from helpers.reference_forward import Reference
 from snapvit_export.calibration.images import calibration_and_held_out, prepare
@@ -20,10 +20,11 @@ from snapvit_export.correction.moments import Damping, Moments
 from snapvit_export.elastic.folder import Elastic
 from snapvit_export.elastic.format import read_description, write_description
 from snapvit_export.errors import FileFormatError, SnapvitError
+from snapvit_export.family.fidelity import Comparison
 from snapvit_export.model.plan import Plan
 from snapvit_export.model.tensor_names import weight_shapes
 from snapvit_export.prune.blocks.timm_blocks import blocks_of
-from snapvit_export.prune.correct.elastic import make_factors
+from snapvit_export.prune.correct.elastic import correct_module, make_factors
 from snapvit_export.prune.models.load import load_model
 from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.pack import pack
@@ -447,6 +448,7 @@ def test_the_command_packs_and_tells(snapvit, tiny_folder, tmp_path, tiny_model)
         "weights_bytes": (out / "weights.bin").stat().st_size,
         "correction_bytes": 0,
         "corrected": False,
+        "fidelity_plans": 0,
     }
 
 
@@ -493,6 +495,53 @@ def test_the_command_ranks_and_corrects_by_images(snapvit, tiny_folder, image_fo
         bias = block.mlp.fc2.bias.detach().numpy() + shift
         np.testing.assert_allclose(mended[f"blocks.{i}.fc2.bias"], bias, rtol=1e-3, atol=1e-5)
         assert np.abs(mended[f"blocks.{i}.fc2.weight"] - plain[f"blocks.{i}.fc2.weight"]).max() > 1e-3
+
+
+def test_the_command_measures_fidelity_on_images_that_nothing_was_fitted_on(snapvit, image_folder, tmp_path):
+    """The table says what torch says of the same Plans, corrected as the folder corrects them."""
+    out, folder = tmp_path / "e", make_model_folder(tmp_path / "telling", head=30.0)
+    outcome = snapvit("pack", "--model", folder, "--data", image_folder, "--images", 16, "--out", out)
+    assert outcome.code == 0, outcome.err
+    elastic = Elastic.load(out)
+    table, model = elastic.fidelity, load_model(str(folder))
+    assert (table.by, table.images, table.grids[0]) == ("predictions", 60 - 16, model.anatomy.grid)
+    assert f"fidelity of {len(table.values)} Plans" in outcome.out
+    source, others = calibration_and_held_out(str(image_folder), 16, 0, 64)
+    factors = make_factors(model, elastic.ranking, observe(model, prepare(source, model.preprocessing)))
+    (images,) = prepare(others, model.preprocessing).batches(64)
+    with torch.no_grad():
+        dense = model.module(torch.from_numpy(images)).numpy()
+    for number, width in enumerate(table.widths):
+        plan = Plan.dense(model.anatomy) if width == 1 else elastic.planner.flops(width)
+        module = shrink(model, elastic.ranking, plan)
+        correct_module(module, elastic.ranking, plan, factors)
+        with torch.no_grad():
+            outputs = module(torch.from_numpy(images)).numpy()
+        told = table.values[number * len(table.tokens)]  # of the model's own grid, nothing merged
+        # The slope of KL in the logits is p' - p, of 2 at most in sum; graphs equal modules to 1e-4 of the largest.
+        tolerance = 2 * 1e-4 * float(np.abs(dense).max())
+        found = Comparison.of(outputs, dense, classifies=True).fidelity()
+        assert told.divergence == pytest.approx(found.divergence, abs=tolerance)
+    assert told.divergence > 10 * tolerance  # so that it could have failed
+
+
+def test_a_table_of_fidelity_is_left_out_on_request_and_without_images_for_it(
+    snapvit, tiny_folder, image_folder, tmp_path
+):
+    few = tmp_path / "few.txt"
+    paths = sorted(image_folder.rglob("*.png"))[:20]
+    few.write_text("".join(f"{path}\n" for path in paths))
+    for options, said in (
+        (("--data", image_folder, "--images", 16, "--no-fidelity"), ""),
+        (("--data", few, "--images", 20), "no images to measure fidelity on"),
+    ):
+        outcome = snapvit("pack", "--model", tiny_folder, "--recipe", "local", *options, "--out", tmp_path / "e")
+        assert outcome.code == 0, outcome.err
+        assert "fidelity no table" in outcome.out
+        assert said in outcome.err
+        assert "fidelity" not in json.loads((tmp_path / "e" / "elastic.json").read_text())
+        assert Elastic.load(tmp_path / "e").fidelity is None
+    assert Elastic.load(tmp_path / "e").description.correction.images == 20  # none is held out for nothing
 
 
 def test_an_unwritable_place_is_told_before_the_work(snapvit, tmp_path):

@@ -8,11 +8,12 @@ from helpers.models import description
 from snapvit_export.calibration.masks import UNKNOWN
 from snapvit_export.errors import FileFormatError, SnapvitError
 from snapvit_export.evaluate.features import Features, MadeBy, Split
-from snapvit_export.evaluate.fidelity import agreeing, cosines, fidelity
 from snapvit_export.evaluate.head import columns_for, head_right, read_names
 from snapvit_export.evaluate.linear import fit_probe, linear_right, set_aside
 from snapvit_export.evaluate.segmentation import Tally, patch_shares, segment, upsampling
 from snapvit_export.family.evaluation import Evaluation
+from snapvit_export.family.fidelity import agreeing, cosines
+from snapvit_export.family.fidelity import measures as fidelity
 from snapvit_export.storage.checksummed import save_checksummed
 from snapvit_export.storage.json import to_json
 

@@ -63,7 +63,7 @@ def same(found: np.ndarray, wanted: np.ndarray) -> bool:
 def changes(before: object, after: object, where: str = "") -> list[str]:
     """Where a value differs from what was written; keys that are new since may be there if they say nothing."""
     if isinstance(before, dict) and isinstance(after, dict):
-        added = [f"{where}.{key} is new" for key in after.keys() - before.keys() if after[key] is not None]
+        added = [f"{where}.{key} is new" for key in after.keys() - before.keys() if after[key] not in (None, [], {})]
         lost = [f"{where}.{key} is lost" for key in before.keys() - after.keys()]
         both = [changes(before[key], after[key], f"{where}.{key}") for key in before.keys() & after.keys()]
         return added + lost + [each for found in both for each in found]

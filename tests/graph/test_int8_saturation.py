@@ -40,6 +40,7 @@ from snapvit_export.prune.pack import blueprint
 from snapvit_export.selection.candidates import BuiltVariant
 from snapvit_export.selection.elastic_builder import ElasticBuilder
 from snapvit_export.selection.on_device import noise
+from snapvit_export.selection.point import Point
 from snapvit_export.storage.atomic import sha256
 
 INT8 = ["int8-dynamic", "int8-static"]
@@ -222,7 +223,8 @@ def test_families_from_before_are_read_and_added_to_as_they_are(snapvit, tiny_fo
     builder.require_same_model(
         family, BuiltVariant.of(family, manifest.variant("dense"), manifest.anatomy)
     )  # no refusal
-    assert builder.build("new", manifest.plan(manifest.variant("s20")), keep=True).int8_sum_bits == 32
+    point = Point(manifest.plan(manifest.variant("s20")), "int8-dynamic")
+    assert builder.build("new", point, keep=True).int8_sum_bits == 32
     assert sha256(tmp_path / "scratch" / "weights.bin") == sha256(family / "weights.bin")  # one file for all
 
 

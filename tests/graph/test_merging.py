@@ -43,6 +43,7 @@ from snapvit_export.prune.pack import blueprint
 from snapvit_export.runtimes.session import open_session
 from snapvit_export.selection.elastic_builder import ElasticBuilder
 from snapvit_export.selection.on_device import noise as device_noise
+from snapvit_export.selection.point import Point
 from snapvit_export.target import Target
 
 FLAVOURS = ["portable", "ort"]
@@ -343,10 +344,10 @@ def test_a_variant_that_merges_is_built_through_all_gates(precision, tmp_path):
         folder.mkdir()
     corrector = Corrector(model, ranking, None, images, Silent())
     builder = VariantBuilder(
-        model, corrector, target, GraphFormat("ort"), images, images, *folders, provenance={}, progress=Silent()
+        model, corrector, target, GraphFormat("ort"), images, *folders, provenance={}, progress=Silent()
     )
     plan = merging_plan(model.anatomy)
-    built = builder.build("merged", plan, keep=True)
+    built = builder.build("merged", Point(plan, precision), keep=True)
     assert built.plan == plan
     assert built.parity is not None
     assert built.parity <= TOLERANCE
@@ -361,7 +362,7 @@ def test_a_device_cuts_a_variant_that_merges_without_torch_through_its_gates(fam
     builder = ElasticBuilder(packed, manifest, target, GraphFormat(flavour), inputs, tmp_path, Silent())
     plan = manifest.plan(manifest.variant("s30"))
     merged = plan.with_tokens([2 if heads else 0 for heads in plan.heads])
-    built = builder.build("merged", merged, keep=True)
+    built = builder.build("merged", Point(merged, "fp32"), keep=True)
     assert inspect(built.path).tokens == manifest.anatomy.tokens_after(merged)
     assert inspect(built.path).opset == (17 if flavour == "portable" else 23)
 

@@ -89,9 +89,9 @@ def as_built(name: str, plan: Plan, written: WrittenGraph, kept: bool = True) ->
         path=written.graph,
         weights=written.weights,
         plan=plan,
+        precision="fp32",
         sha256=sha256(written.graph),
         size_bytes=written.size_bytes,
-        evaluation=None,
         correction="elastic",
         precision_cosine=None,
         kept=kept,
@@ -158,8 +158,8 @@ def test_a_variant_that_is_made_again_leaves_nothing_of_the_first_time(elastic, 
     class Corrects:
         """First as a probe, then by a correction that gives other matrices."""
 
-        def build(self, name, plan, keep, before):
-            corrected = elastic.corrected_layers(plan)
+        def build(self, name, point, keep, before):
+            plan, corrected = point.plan, elastic.corrected_layers(point.plan)
             if keep:
                 corrected = {key: array * np.float32(1.5) for key, array in corrected.items()}
             return as_built(name, plan, writer.write(name, plan, corrected), kept=keep)
@@ -195,10 +195,10 @@ def test_sample_configurations_leave_neither_files_nor_gaps(elastic, tmp_path):
     class Builder:
         """Writes graphs of uncorrected weights."""
 
-        def build(self, name, plan, keep, before):
-            return as_built(name, plan, writer.write(name, plan))
+        def build(self, name, point, keep, before):
+            return as_built(name, point.plan, writer.write(name, point.plan))
 
-        def write_samples(self, plans):
+        def write_samples(self, plans, precision):
             return write_samples(writer, plans, GraphFormat(), GraphPrecision())
 
     samples = sample_plans(elastic.anatomy, removable=True)
@@ -210,7 +210,7 @@ def test_sample_configurations_leave_neither_files_nor_gaps(elastic, tmp_path):
     before, said = listed(family), run(family / "shares.onnx", images_of(elastic, lacks_the_first))
     assert any(name.startswith("positions-") for name in before)
     with short_timings():
-        assert candidates.latency_model(removable=True) is not None
+        assert candidates.latency_model("fp32", removable=True) is not None
     assert listed(family) == before
     assert np.array_equal(run(family / "shares.onnx", images_of(elastic, lacks_the_first)), said)
 

@@ -86,9 +86,15 @@ def make_model(kwargs: dict[str, int] = TINY) -> Model:
     return Model(module, read_anatomy(module, "tiny"), described)
 
 
-def make_model_folder(folder: Path, kwargs: dict[str, int] = TINY) -> Path:
-    """The same, saved as a model folder."""
+def make_model_folder(folder: Path, kwargs: dict[str, int] = TINY, head: float = 1.0) -> Path:
+    """The same, saved as a model folder; `head`: times the classifier about its mean, so that its answers differ."""
     model = make_model(kwargs)
+    if head != 1:
+        classifier, pixels = model.module.head, (16, 3, kwargs["img_size"], kwargs["img_size"])
+        classifier.weight.data *= head
+        with torch.no_grad():
+            answers = model.module(2 * torch.rand(pixels, generator=torch.Generator().manual_seed(0)) - 1)
+        classifier.bias.data -= answers.mean(0)
     save_model(model.module, model.description, folder)
     return folder
 

@@ -12,7 +12,16 @@ from PIL import Image
 
 from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.family.evaluation import Evaluation
-from snapvit_export.family.manifest import Choice, Manifest, MeasuredOn, Measurement, Variant
+from snapvit_export.family.fidelity import Fidelity
+from snapvit_export.family.manifest import (
+    Alternative,
+    Choice,
+    DroppedPrecision,
+    Manifest,
+    MeasuredOn,
+    Measurement,
+    Variant,
+)
 from snapvit_export.family.validation import MergedImage, MergedPatches, MergeStep, Prediction, Sample, Validation
 from snapvit_export.model.anatomy import Anatomy, Block
 from snapvit_export.profiling.conditions import Conditions
@@ -145,6 +154,104 @@ def make_manifest(
         variants=tuple(variants),
         dense=variants[0].name,
         choice=chosen,
+    )
+
+
+def make_fidelity(divergence: float, agreement: float, by: str = "predictions", **changes: object) -> Fidelity:
+    error = max(0.2 * divergence, 1e-4)
+    found = dict(divergence=divergence, standard_error=error, agreement=agreement, agreement_error=0.006, images=128)
+    return Fidelity(**{"by": by, **found, **changes})
+
+
+MIXED = {  # name: precision, tokens left, pixels, sparsity, sub-layers removed, ms, divergence, agreement, levers
+    "dense": ("fp32", 197, 224, 0.0, 0, 24.1, None, None, ()),
+    "int8": ("int8-dynamic", 197, 224, 0.0, 0, 14.2, 0.0031, 0.992, ("precision",)),
+    "int8-r112-w88": ("int8-dynamic", 112, 224, 0.12, 0, 10.21, 0.011, 0.986, ("precision", "tokens", "width")),
+    "int8-r112-w85": ("int8-dynamic", 112, 224, 0.15, 0, 9.79, 0.012, 0.984, ("precision", "tokens", "width")),
+    "int8-192": ("int8-dynamic", 129, 192, 0.0, 2, 9.71, 0.019, 0.977, ("precision", "tokens", "depth")),
+    "r48": ("fp32", 48, 224, 0.0, 0, 9.83, 0.061, 0.945, ("tokens",)),
+    "w52": ("fp32", 197, 224, 0.48, 0, 9.69, 0.52, 0.791, ("width",)),
+}
+
+
+def make_mixed(*, labelled: bool = False, by: str = "predictions", kept: int = 4, **changes: object) -> Manifest:
+    """A family whose choice used every lever: the first `kept` candidates are files; `changes` are of the choice."""
+    rng = np.random.default_rng(2)
+    found = make_manifest(1)
+    variants, measurements, fidelities = [], [], {}
+    for i, (name, row) in enumerate(MIXED.items()):
+        precision, left, pixels, sparsity, removed, ms, divergence, agreement, levers = row
+        begin = (pixels // 16) ** 2 + 1
+        tokens = tuple(begin - (begin - left) * (block + 1) // DEPTH for block in range(DEPTH))
+        profile = make_profile(ms * 1.05, sha(name), rng)  # of the last run alone, which no table may show
+        fidelity = None if divergence is None or agreement is None else make_fidelity(divergence, agreement, by)
+        fidelities[name] = fidelity
+        common = dict(
+            sparsity=sparsity,
+            params=int(22e6 * (1 - sparsity)),
+            flops=int(9e9 * (1 - sparsity) * left / 197),
+            size_bytes=int(88e6 * (1 - sparsity) / (1 if precision == "fp32" else 4)),
+            evaluation=make_evaluation(0.8 - 0.01 * i) if labelled else None,
+            fidelity=fidelity,
+            precision=precision,
+            tokens=tokens,
+            image_size=(pixels, pixels),
+        )
+        between = (0.981 * ms, 1.014 * ms)
+        measurements.append(
+            Measurement(
+                variant=name,
+                latency_ms=ms,
+                between_ms=between,
+                profile=profile,
+                fits=between[1] <= 10,
+                removed=removed,
+                levers=levers,
+                **common,
+            )
+        )
+        variants.append(
+            Variant(
+                name=name,
+                file=f"{name}.onnx",
+                heads=(HEADS,) * DEPTH,
+                neurons=tuple(0 if block < removed else int(HIDDEN * (1 - sparsity)) for block in range(DEPTH)),
+                flops_ratio=common["flops"] / 9e9,
+                sha256=sha(name),
+                profile=profile,
+                **common,
+            )
+        )
+    alternatives = tuple(
+        Alternative(
+            lever=m.levers[0], **{f: getattr(m, f) for f in ("variant", "latency_ms", "between_ms", "fidelity")}
+        )
+        for m in measurements
+        if m.variant in ("r48", "w52")
+    )
+    choice = dict(
+        variant="int8-r112-w85",
+        budget_ms=10.0,
+        next_denser="int8-r112-w88",
+        decided=True,
+        measurements=tuple(measurements),
+        levers=("precision", "tokens", "width", "depth"),
+        prefer="fidelity",
+        alternatives=alternatives,
+        dropped=(DroppedPrecision(precision="fp16", ratio=1.07, reason="not faster here"),),
+    )
+    return msgspec.structs.replace(
+        found,
+        variants=tuple(variants[:kept]),
+        choice=Choice(**{**choice, **changes}),
+        seconds={
+            "ranking": 14.2,
+            "latency model": 11.0,
+            "candidates": 12.4,
+            "building": 7.9,
+            "timing": 15.3,
+            "other": 0.2,
+        },
     )
 
 

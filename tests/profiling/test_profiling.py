@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from snapvit_export.errors import FileFormatError, SnapvitError, UsageError
-from snapvit_export.profiling import timer
+from snapvit_export.profiling import in_process, timer
 from snapvit_export.profiling.conditions import Conditions, EnergyCounter, LoadMonitor
 from snapvit_export.profiling.profile import LEAST_RUNS, PERCENTILES, Profile, check_percentile, to_profile
 from snapvit_export.profiling.sampling import BURST, MIN_RUNS, Samples, time_together
@@ -286,9 +286,9 @@ def test_the_energy_of_the_processor_is_not_told_as_that_of_a_gpu(runtime, told,
         def run(self, inputs):
             (zone / "energy_uj").write_text(str(int((zone / "energy_uj").read_text()) + 2000))
 
-    monkeypatch.setattr(timer, "open_session", lambda path, target: nullcontext(Works()))
-    monkeypatch.setattr(timer, "EnergyCounter", lambda: EnergyCounter(tmp_path))
-    monkeypatch.setattr(timer, "ENERGY_SECONDS", 0.01)
+    monkeypatch.setattr(in_process, "open_session", lambda path, target: nullcontext(Works()))
+    monkeypatch.setattr(in_process, "EnergyCounter", lambda: EnergyCounter(tmp_path))
+    monkeypatch.setattr(in_process, "ENERGY_SECONDS", 0.01)
     target = msgspec.structs.replace(TARGET, runtime=runtime)
     card = this_device("1", None if runtime == "onnxruntime" else GPU)
     files = {"dense": timer.File(tmp_path / "x.onnx", "ab")}

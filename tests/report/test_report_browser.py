@@ -16,6 +16,7 @@ from helpers.report_factory import (
     HOSTILE,
     make_manifest,
     make_merging_validation,
+    make_mixed,
     make_search,
     make_sublayers,
     make_validation,
@@ -137,6 +138,24 @@ def test_hovering_shows_what_the_manifest_says(open_page, count):
         assert shown["precision"] == "fp32"
 
 
+def test_hovering_over_a_mix_of_levers_says_what_it_is(open_page):
+    found = open_page(make_mixed()).page
+    shown = tooltip(found, 3)
+    assert shown["levers"] == "int8, 112 of 197 tokens, 85 % width"
+    assert shown["same top answer as dense"] == "98.4 ± 0.6 %"
+    assert shown["divergence"] == "0.012 ± 0.002"
+    assert shown["precision"] == "int8-dynamic"
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+def test_levers_and_the_proof_fit_a_phone(open_page, labelled):
+    found = open_page(make_mixed(labelled=labelled, kept=7), width=360).page
+    for element in found.locator("details").all():
+        element.evaluate("(details) => { details.open = true; }")
+    assert overflow(found) <= 0
+    assert found.locator("table.alternatives tbody tr").count() == 2
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_plot_is_drawn_in_light_and_in_dark(open_page, scheme):
     manifest = full_manifest()
@@ -179,7 +198,7 @@ def test_the_table_is_sorted_by_keyboard(open_page):
     found = open_page(manifest).page
     names = found.locator("#variants tbody th")
     head = found.locator("#variants thead th", has_text="sparsity")
-    found.locator("#variants thead button", has_text="fits").focus()
+    found.locator("#variants thead button", has_text="size").focus()
     found.keyboard.press("Tab")
     assert found.evaluate("document.activeElement.textContent") == "sparsity"
     found.keyboard.press("Enter")

@@ -551,6 +551,19 @@ def test_what_cannot_be_relied_on_is_warned_of(device):
     assert "ran only" in " ".join(json.loads((device.folder / "orin.record.json").read_text())["warnings"])
 
 
+def in_precision(name: str, *variants: str):
+    """A change of the manifest: some variants compute in another precision; without names, the whole family."""
+
+    def change(manifest) -> None:
+        if not variants:
+            manifest["target"].update(precision=name)
+        for entry in manifest["variants"]:
+            if not variants or entry["name"] in variants:
+                entry.update(precision=name)
+
+    return change
+
+
 def change_graph(device: Device, change) -> None:
     """Change s30's graph, and its hash with it."""
     path = device.folder / "family" / "s30.onnx"
@@ -578,7 +591,7 @@ def test_an_opset_above_the_ceiling_is_refused_with_file_and_node(device):
     )
     assert not device.calls
     assert "is Attention, which TensorRT does not build in fp32" in device.refused(version=110000)
-    device.edit(lambda manifest: manifest["target"].update(precision="fp16"))
+    device.edit(in_precision("fp16"))
     assert device.run(version=110000).returncode == 0
 
 
@@ -588,8 +601,30 @@ def test_what_scales_while_it_runs_is_refused(device):
 
     change_graph(device, dynamic)
     assert "is MatMulInteger, which TensorRT does not take" in device.refused()
-    device.edit(lambda manifest: manifest["target"].update(precision="int8-dynamic"))
-    assert "family: in int8-dynamic, which scales its inputs while it runs" in device.refused()
+    device.edit(in_precision("int8-dynamic", "s30"))
+    assert "family/s30.onnx: in int8-dynamic, which scales its inputs while it runs" in device.refused()
+    device.edit(in_precision("int8-dynamic"))
+    assert "family/dense.onnx: in int8-dynamic, which scales its inputs while it runs" in device.refused()
+
+
+def test_a_family_that_mixes_precisions_is_built_and_described_in_each(device, monkeypatch):
+    device.edit(in_precision("fp16"))
+    device.edit(in_precision("int8-static", "s60"))
+    done = device.run("--keep-engines", "engines")
+    assert done.returncode == 0, done.stderr
+    assert " in fp16 and int8-static on " in done.stderr
+    monkeypatch.chdir(device.folder)
+    found = FamilyProfile.load("orin.json")
+    assert found.target.precision == "fp16"  # the dense model's
+    wanted = {"dense": "fp16", "s30": "fp16", "s60": "int8-static"}
+    assert {name: profile.precision for name, profile in found.profiles.items()} == wanted
+    recipes = {name: json.loads(Path("engines", f"{name}.json").read_text())["recipe"] for name in wanted}
+    assert {name: recipe["precision"] for name, recipe in recipes.items()} == wanted
+    caches = {name: [word for word in recipe["arguments"] if "Cache" in word] for name, recipe in recipes.items()}
+    assert caches["dense"] == caches["s30"] != caches["s60"]  # a timing cache is of one precision
+    device.edit(lambda manifest: [entry.pop("precision") for entry in manifest["variants"]])  # as older ones were
+    assert device.run("--keep-engines", "engines").returncode == 0
+    assert {profile.precision for profile in FamilyProfile.load("orin.json").profiles.values()} == {"fp16"}
 
 
 def test_damaged_and_foreign_families_are_refused(device):

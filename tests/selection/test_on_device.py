@@ -23,6 +23,7 @@ from snapvit_export.selection.candidates import Candidates
 from snapvit_export.selection.elastic_builder import ElasticBuilder, adopt
 from snapvit_export.selection.known_profiles import FamilyProfile
 from snapvit_export.selection.on_device import noise
+from snapvit_export.selection.point import Point
 
 pytestmark = pytest.mark.usefixtures("short_timings")  # what is chosen does not matter here
 
@@ -102,6 +103,7 @@ sys.path.append(sys.argv[3])
 from helpers.timing import short_timings
 from snapvit_export.cli.app import main
 sys.argv = ["snapvit", "choose", sys.argv[1], "--budget", "75%", "--elastic", sys.argv[2], "--json", "-q"]
+sys.argv += ["--levers", "width,depth"]
 with short_timings():
     main()
 """
@@ -134,7 +136,9 @@ def test_token_variants_are_cut_from_an_elastic_folder_and_adopted(device_folder
     builder = ElasticBuilder(
         packed, manifest, manifest.target.target, GraphFormat("ort"), partial(noise, manifest, 4), tmp_path, Silent()
     )
-    built = adopt(family, builder.build("flops30-tokens50-res64x80", plan, keep=True))  # both flavours agree
+    built = adopt(
+        family, builder.build("flops30-tokens50-res64x80", Point(plan, "fp32"), keep=True)
+    )  # both flavours agree
     candidates = Candidates(manifest.anatomy, manifest.target.target, Silent(), built=[built])
     (variant,) = candidates.described([built.name])
     assert (variant.image_size, variant.tokens[-1]) == ((64, 80), 41)

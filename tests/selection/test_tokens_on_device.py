@@ -27,6 +27,7 @@ from snapvit_export.prune.models.load import load_model
 from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.selection.elastic_builder import ElasticBuilder
 from snapvit_export.selection.on_device import noise
+from snapvit_export.selection.point import Point
 from snapvit_export.storage.atomic import sha256
 
 pytestmark = pytest.mark.usefixtures("short_timings")  # what is chosen does not matter here
@@ -124,7 +125,7 @@ def test_cut_heads_and_neurons_are_corrected_from_the_stream_with_all_tokens_and
     proj, fc2 = ([packed.factor(i, layer) for i in range(len(anatomy.blocks))] for layer in ("proj", "fc2"))
     factors = Factors(tuple(proj), tuple(fc2), packed.ranking.order_sha256, Damping(), images=16)
     for plan, says in ((width, {}), (merged, {"snapvit.correction_tokens": "all"})):
-        built = builder.build("cut", plan, keep=True)
+        built = builder.build("cut", Point(plan, "fp32"), keep=True)
         assert (built.correction, built.plan) == ("elastic", plan)
         told = {entry.key: entry.value for entry in read_graph(built.path).metadata_props}
         assert {key: told[key] for key in told if key.startswith("snapvit.correction_")} == says
@@ -155,7 +156,7 @@ def test_a_latency_model_with_tokens_is_fitted_on_a_device(device_folder, tmp_pa
     )
     timer = Timer(target, device_for(target.runtime), noise(manifest, target.batch))
     candidates = Candidates(manifest.anatomy, target, Silent(), builder, timer)
-    model = candidates.latency_model(tokens=True)
+    model = candidates.latency_model("fp32", tokens=True)
     assert model.tokens is not None
     dense = Plan.dense(manifest.anatomy)
     assert model.predict_ms(dense.with_tokens(grid=(6, 6))) < model.predict_ms(dense)

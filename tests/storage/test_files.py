@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from snapvit_export.errors import SnapvitError
+from snapvit_export.storage import atomic
 from snapvit_export.storage.atomic import sha256, staged_folder, write_atomically
 
 
@@ -58,6 +59,19 @@ def test_a_really_full_disk(tmp_path):
         assert list(disk.iterdir()) == []
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_large_file_is_hashed_once_and_again_when_it_has_changed(tmp_path, monkeypatch):
+    path, read = tmp_path / "weights.bin", []
+    plain = atomic._digest
+    monkeypatch.setattr(atomic, "_digest", lambda name: read.append(name) or plain(name))
+    path.write_bytes(bytes(atomic.LARGE))
+    first = sha256(path)
+    assert (sha256(path), len(read)) == (first, 1)
+    with open(path, "r+b") as file:
+        file.write(b"x")
+    assert sha256(path) != first
+    assert len(read) == 2
 
 
 def test_a_staged_folder_appears_only_when_all_went_well(tmp_path):

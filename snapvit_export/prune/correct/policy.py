@@ -10,11 +10,13 @@ not the resolution, whose patches are other ones. Where nothing else was done to
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import nn
 
 from ...allocation.recipe import CORRECTIONS
 from ...calibration.images import Images
-from ...correction.cholesky import Factors
+from ...correction.cholesky import WIDTHS_KEPT, Array32, Factors
 from ...correction.moments import Damping
 from ...errors import UsageError
 from ...model.plan import Plan
@@ -50,6 +52,7 @@ class Corrector:
             raise UsageError(f"no correction is called '{correction}'. Known: {', '.join(CORRECTIONS)}")
         self.model, self.ranking, self.correction = model, ranking, correction
         self.images, self.progress, self.damping = images, progress, damping
+        self._probed: dict[Plan, dict[str, Array32]] = {}  # by width: probes of a width differ in their tokens
         self._all_tokens = (Plan.dense(model.anatomy).merged, None)
         self._factors: dict[object, Factors] = {} if factors is None else {self._all_tokens: factors}
         if correction is not None and factors is None:
@@ -73,6 +76,17 @@ class Corrector:
         Its factors are those of all tokens: a probe is timed, not kept.
         """
         return self._from_factors(plan, plan.with_tokens())
+
+    def probe_layers(self, plan: Plan, dense: Mapping[str, Array32]) -> dict[str, Array32] | None:
+        """Return the corrected layers of a probe for its graph, without making a module; None: nothing to correct."""
+        if self.correction in (None, "sparsegpt") or plan.with_tokens() == Plan.dense(self.model.anatomy):
+            return None
+        widths = plan.with_tokens()
+        if widths not in self._probed:
+            if len(self._probed) == WIDTHS_KEPT:
+                del self._probed[next(iter(self._probed))]  # the oldest
+            self._probed[widths] = self.factors(widths).corrected_layers(widths, dense)
+        return self._probed[widths]
 
     def kept(self, plan: Plan) -> tuple[nn.Module, str | None]:
         """Return the module of a Plan that is kept, and the name of its correction."""

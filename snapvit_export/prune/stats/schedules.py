@@ -30,7 +30,7 @@ from ..models.tokens import with_tokens
 from .output_divergence import OutputDivergence, default_divergence
 
 LEVELS = (0.72, 0.6, 0.5)  # of the dense blocks' FLOPs: where merging alone is worth having
-IMAGES = 64
+IMAGES = 32
 BATCH = 16
 
 

@@ -34,11 +34,14 @@ HEIGHT = 380
 LABEL = 18  # letters of a name beside its point
 TIPS = (
     ("name", "variant"),
+    ("levers", "levers"),
     ("family", "family"),
     ("latency", "latency"),
     ("between", "interval"),
     ("p90", "p90, last timing run"),
     ("quality", "quality"),
+    ("same", "same answer"),
+    ("divergence", "divergence"),
     ("kept", "FLOPs kept"),
     ("params", "parameters"),
     ("gflops", "GFLOPs"),
@@ -108,6 +111,7 @@ def pareto(report: ReportData) -> Chart | None:
         return None
     x, y = _axes(report, shown)
     title = _y_title(report)
+    short = title.split(",")[0]
     rows = [_row(point, report) for point in shown]
     spec = base(
         HEIGHT,
@@ -138,11 +142,11 @@ def pareto(report: ReportData) -> Chart | None:
     )
     return Chart(
         name="pareto",
-        title=f"{title.split(',')[0][0].upper()}{title.split(',')[0][1:]} against latency",
+        title=f"{'Fidelity' if report.by_fidelity else short[0].upper() + short[1:]} against latency",
         caption=_caption(report, shown),
         alt=f"Scatter plot of {len(shown)} variants. {words.headline(report)}",
         spec=spec,
-        columns=("variant", "family", f"latency {report.at}", words.interval_title(report), title.split(",")[0]),
+        columns=("variant", "family", f"latency {report.at}", words.interval_title(report), short),
         rows=tuple((r["name"], r["family"], r["latency"], r["between"], r["quality"]) for r in rows),
     )
 
@@ -185,11 +189,14 @@ def _row(point: Point, report: ReportData) -> Spec:
         "up": min(value + error, _unit(report)),
         "family": point.family,
         "name": point.name,
+        "levers": point.levers,
         "label": point.name if len(point.name) <= LABEL else f"{point.name[: LABEL - 1]}…",
         "latency": words.ms(point.latency_ms),
         "between": f"{words.interval(point.between_ms)} ms",
         "p90": words.ms(point.p90_ms),
         "quality": words.quality(report.measure, point.quality, point.error),
+        "same": f"{words.same(point.fidelity)} %",
+        "divergence": words.divergence(point.fidelity),
         "kept": words.share(point.flops_ratio),
         "params": words.millions(point.params),
         "gflops": words.gflops(point.flops),
@@ -307,6 +314,10 @@ def _hover(report: ReportData) -> Spec:
     fields = [(name, words.measure_title(report) if name == "quality" else title) for name, title in TIPS]
     if len(report.families) == 1:
         fields = [pair for pair in fields if pair[0] != "family"]
+    compares = any(point.fidelity is not None for point in report.points)
+    left_out = {"same"} if report.by_fidelity else {"same", "divergence"} if not compares else set()
+    fields = [(name, words.same_title(report) if name == "same" else title) for name, title in fields]
+    fields = [pair for pair in fields if pair[0] not in left_out]
     if report.measure is None:
         fields = [pair for pair in fields if pair[0] not in ("quality", "beaten")]
     return {

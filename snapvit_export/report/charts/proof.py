@@ -1,18 +1,19 @@
-"""Chart of the proof: the chosen variant and the next denser one with their intervals, against the budget."""
+"""Chart of the proof: intervals against the budget, of the chosen variant, the next better one and single levers."""
 
 from __future__ import annotations
 
 from .. import text as words
 from ..data import MeasurementRow, ReportData
-from .style import BUDGET, FITS, INK, Chart, Spec, axis, base, budget_layers, tips, with_halo
+from .style import BUDGET, FITS, INK, MUTED, Chart, Spec, axis, base, budget_layers, tips, with_halo
 
 ROW = 56
 
 
 def proof(report: ReportData) -> Chart | None:
-    """Draw both intervals and the budget; None without a choice."""
+    """Draw the intervals and the budget; None without a choice."""
     by_name = {row.name: row for row in report.looks}
-    names = [name for name in (report.next_denser, report.chosen) if name in by_name]
+    wanted = dict.fromkeys((report.next_denser, report.chosen, *(found.name for found in report.alternatives)))
+    names = [name for name in wanted if name in by_name]
     if report.budget_ms is None or report.chosen not in by_name:
         return None
     compared = [by_name[name] for name in names if name is not None]
@@ -28,12 +29,19 @@ def proof(report: ReportData) -> Chart | None:
     fits = {
         "field": "fits",
         "type": "nominal",
-        "scale": {"domain": ["fits", "does not surely fit"], "range": [FITS, BUDGET]},
+        "scale": {"domain": ["yes", "no", "unsure"], "range": [FITS, BUDGET, MUTED]},
         "legend": None,
     }
+    compares = any(measured.fidelity is not None for measured in compared)
     tooltip = tips(
-        ("name", "variant"), ("latency", "latency"), ("between", words.interval_title(report)), ("fits", "verdict")
+        ("name", "variant"),
+        ("levers", "levers"),
+        ("latency", "latency"),
+        ("between", words.interval_title(report)),
+        *([("same", f"{words.same_title(report)}, %"), ("divergence", "divergence")] if compares else []),
+        ("fits", "fits"),
     )
+    alone = " Below them is the best that single levers reach alone." if report.alternatives else ""
     spec = base(
         ROW * len(rows),
         data={"values": rows},
@@ -61,11 +69,13 @@ def proof(report: ReportData) -> Chart | None:
         title="Proof of the choice",
         caption="The variants on both sides of the budget, timed side by side; points are latencies corrected for "
         f"machine drift, bars their {words.interval_title(report)}s. "
-        "A variant fits when its whole bar meets the budget.",
-        alt=" ".join(f"{row['name']}: {row['latency']}, interval {row['between']}, {row['fits']}." for row in rows),
+        f"A variant fits when its whole bar meets the budget, and does not when none of it does.{alone}",
+        alt=" ".join(
+            f"{row['name']}: {row['latency']}, interval {row['between']}, fits: {row['fits']}." for row in rows
+        ),
         spec=spec,
-        columns=("variant", f"latency {report.at}", words.interval_title(report), "verdict"),
-        rows=tuple((row["name"], row["latency"], row["between"], row["fits"]) for row in rows),
+        columns=tuple(tip["title"] for tip in tooltip),
+        rows=tuple(tuple(row[tip["field"]] for tip in tooltip) for row in rows),
     )
 
 
@@ -77,6 +87,16 @@ def _row(measured: MeasurementRow, report: ReportData) -> Spec:
         "high": measured.between_ms[1],
         "latency": words.ms(measured.latency_ms),
         "between": f"{words.interval(measured.between_ms)} ms",
-        "fits": "fits" if measured.fits else "does not surely fit",
-        "verdict": f"{words.ms(measured.latency_ms)}{', chosen' if measured.name == report.chosen else ''}",
+        "levers": measured.levers,
+        "same": words.same(measured.fidelity),
+        "divergence": words.divergence(measured.fidelity),
+        "fits": measured.verdict,
+        "verdict": f"{words.ms(measured.latency_ms)}{_role(measured, report)}",
     }
+
+
+def _role(measured: MeasurementRow, report: ReportData) -> str:
+    """Write why a candidate stands in the chart."""
+    if measured.is_chosen:
+        return ", chosen"
+    return "".join(f", {found.lever} alone" for found in report.alternatives if found.name == measured.name)

@@ -1,0 +1,109 @@
+"""Time files in turns in this process, in the runtime of their target, and record the conditions. Light."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+import numpy.typing as npt
+
+from ..graph.format import cropped
+from ..runtimes.device import DeviceCard
+from ..runtimes.session import Session, open_session
+from ..target import ON_CPU, Precision, Target
+from .conditions import EnergyCounter, LoadMonitor
+from .profile import LEAST_RUNS, Method, Percentile, Profile, to_profile
+from .sampling import Report, time_together
+
+ENERGY_SECONDS = 1.0  # of runs between two readings of the counter
+GPU_RUNS = 50  # whose median is the time of the GPU alone
+
+
+@dataclass(frozen=True)
+class File:
+    """An exported file on disk, with its hash, the size of its images and the precision that it computes in."""
+
+    path: Path
+    sha256: str
+    image: tuple[int, int] | None = None  # height and width that it takes; None: those of the timer's inputs
+    precision: Precision | None = None  # None: the target's
+
+
+@dataclass(frozen=True)
+class Job:
+    """One timing run: which files, where, how long and how often."""
+
+    target: Target
+    device: DeviceCard
+    files: Mapping[str, File]
+    seconds: float  # of each file, on average
+    at: Percentile  # that there must be enough runs for
+    pause_ms: float
+    energy: bool
+    least_runs: int | None = None  # of each file; None: as many as the percentile needs
+
+    def target_of(self, file: File) -> Target:
+        """Return the target in the precision of that file."""
+        return self.target if file.precision is None else msgspec.structs.replace(self.target, precision=file.precision)
+
+
+def time_in_process(
+    job: Job, inputs: npt.NDArray[Any], report: Report, method: Method = "in-process"
+) -> dict[str, Profile]:
+    """Open all files of a job, time them in turns, and return their Profiles by name."""
+    with ExitStack() as opened:
+        sessions = {
+            name: opened.enter_context(open_session(file.path, job.target_of(file))) for name, file in job.files.items()
+        }
+        calls: dict[str, Callable[[], object]] = {
+            name: partial(session.run, _inputs_of(job.files[name], inputs)) for name, session in sessions.items()
+        }
+        monitor, on_cpu = LoadMonitor(), job.target.runtime in ON_CPU
+        samples = time_together(calls, job.seconds, job.pause_ms, report, job.least_runs or LEAST_RUNS[job.at])
+        gpu = {name: _gpu_ms(session) for name, session in sessions.items()}
+        conditions = {name: monitor.conditions(taken, on_cpu) for name, taken in samples.items()}
+        spent = {name: _energy_mj(call) if job.energy and on_cpu else None for name, call in calls.items()}
+    return {
+        name: to_profile(
+            samples[name],
+            target=job.target_of(file),
+            sha256=file.sha256,
+            device=job.device,
+            conditions=conditions[name],
+            pause_ms=job.pause_ms,
+            energy_mj=spent[name],
+            gpu_ms=gpu[name],
+            method=method,
+        )
+        for name, file in job.files.items()
+    }
+
+
+def _inputs_of(file: File, inputs: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return inputs if file.image is None else cropped(inputs, file.image)
+
+
+def _gpu_ms(session: Session) -> float | None:
+    """Return the median milliseconds of the GPU alone; None where there is no GPU, or it is not measured."""
+    measure = getattr(session, "gpu_ms", None)
+    return None if measure is None else median(measure() for _ in range(GPU_RUNS))
+
+
+def _energy_mj(call: Callable[[], object]) -> float | None:
+    """Return the millijoules of one run; None where no counter can be read."""
+    counter = EnergyCounter()
+    if not counter.known:
+        return None
+    before, end, runs = counter.read(), time.monotonic() + ENERGY_SECONDS, 0
+    while time.monotonic() < end:
+        call()
+        runs += 1
+    spent = counter.since(before)
+    return None if spent is None else spent / runs

@@ -1,0 +1,204 @@
+"""Chooses among variants that are built and timed, and writes the Choice with its proof and its doubts. Light.
+
+Better is what loses less: divergence from the dense model, or wrong answers where accuracy is preferred. Variants are
+compared image by image where their losses are known; of those that images cannot tell apart the denser is better. Where
+some have no fidelity, as in older families, or width and depth are the only levers, denser is better.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from ..allocation.levers import PUBLISHED, Lever, in_order
+from ..budget import Budget
+from ..errors import BudgetNotMet
+from ..family.fidelity import is_worse
+from ..family.manifest import Alternative, Choice, DroppedPrecision, Limits, Measurement, Prefer
+from ..profiling.drift import Latency
+from ..profiling.latency_model import LatencyModel
+from .candidates import BuiltVariant, Candidates
+from .options import Options
+
+
+class Chooser:
+    """Variants under one budget: which of them fit, and which is the best."""
+
+    def __init__(self, candidates: Candidates, budget: Budget, limits: Limits, options: Options) -> None:
+        self.candidates, self.budget, self.limits, self.options = candidates, budget, limits, options
+        self.anatomy = candidates.anatomy
+
+    @property
+    def budget_ms(self) -> float:
+        """The budget now: one in percent moves with the dense latency."""
+        return self.budget.to_ms(self.candidates.drift.reference_ms(self.limits.at), self.candidates.target.batch)
+
+    def latency(self, name: str) -> Latency:
+        return self.candidates.latency(name, self.limits, self.budget.is_relative)
+
+    def surely_fits(self, name: str) -> bool:
+        return self.runs(name) > 0 and self.latency(name).high <= self.budget_ms
+
+    def runs(self, name: str) -> int:
+        """Return how often a variant was timed."""
+        built = self.candidates.built[name]
+        return 0 if built.profile is None else self.candidates.drift.runs(name)  # of this file, not of one before it
+
+    def measured_ms(self, name: str) -> float:
+        """Return the latency of a variant, whether it meets other limits or not."""
+        return self.candidates.drift.latency(name, self.limits.at, self.budget.is_relative).ms
+
+    def best(self, names: Sequence[str]) -> str:
+        """Return the best of some variants; of those that images cannot tell from it, the one with the most FLOPs."""
+        built = [self.candidates.built[name] for name in names]
+        if self.is_densest_best or any(each.fidelity is None for each in built):
+            return max(built, key=lambda each: self.anatomy.flops(each.plan)).name
+        best = min(built, key=self._mean_loss)
+        alike = [each for each in built if not self._is_worse(each, best)]
+        return max(alike, key=lambda each: (self.anatomy.flops(each.plan), -self._mean_loss(each))).name
+
+    @property
+    def is_densest_best(self) -> bool:
+        """True where width and depth are the only levers: there the published methods take the densest."""
+        levers = set(self.options.levers)
+        return self.options.prefer == "fidelity" and bool(levers) and levers <= set(PUBLISHED)
+
+    def _mean_loss(self, built: BuiltVariant) -> float:
+        assert built.fidelity is not None
+        if self.options.prefer == "accuracy" and built.evaluation is not None and built.evaluation.top1 is not None:
+            return 1 - built.evaluation.top1
+        return built.fidelity.divergence
+
+    def _error(self, built: BuiltVariant) -> float:
+        assert built.fidelity is not None
+        if self.options.prefer == "accuracy" and built.evaluation is not None and built.evaluation.top1 is not None:
+            return built.evaluation.error("top1")
+        return built.fidelity.standard_error
+
+    def _is_worse(self, built: BuiltVariant, best: BuiltVariant) -> bool:
+        if built.losses is None or best.losses is None:
+            return self._mean_loss(built) - self._mean_loss(best) > math.hypot(self._error(built), self._error(best))
+        if self.options.prefer == "accuracy" and built.losses.wrong is not None and best.losses.wrong is not None:
+            return is_worse(built.losses.wrong, best.losses.wrong)
+        return is_worse(built.losses.divergence, best.losses.divergence)
+
+    def next_better(self, chosen: str) -> str | None:
+        """Return the fastest of the better variants, none of which fits."""
+        better = [
+            name
+            for name, built in self.candidates.built.items()
+            if built.profile is not None and not self.surely_fits(name) and self._is_better(name, chosen)
+        ]
+        return min(better, key=self.measured_ms, default=None)
+
+    def _is_better(self, name: str, than: str) -> bool:
+        one, other = self.candidates.built[name], self.candidates.built[than]
+        if self.is_densest_best or one.fidelity is None or other.fidelity is None:
+            return self.anatomy.flops(one.plan) > self.anatomy.flops(other.plan)
+        is_denser = self.anatomy.flops(one.plan) > self.anatomy.flops(other.plan)
+        return self._mean_loss(one) < self._mean_loss(other) or (is_denser and not self._is_worse(one, other))
+
+    def choice(
+        self,
+        chosen: str,
+        model: LatencyModel | None = None,
+        alternatives: Mapping[Lever, str] = MappingProxyType({}),
+        dropped: Sequence[DroppedPrecision] = (),
+    ) -> Choice:
+        """Return the choice of a variant with its proof: all measurements, and the next better one.
+
+        `alternatives`: the best of each single lever; those that the budget allows are told.
+        """
+        budget_ms, limits, denser = self.budget_ms, self.limits, self.next_better(chosen)
+        measurements = self.candidates.measurements(budget_ms, limits, self.budget.is_relative)
+        found = {m.variant: m for m in measurements}
+        beside = found[denser] if denser is not None and self.candidates.meets_limits(denser, limits) else None
+        compared = [chosen] if beside is None else [chosen, beside.variant]
+        contended = any(self.candidates.drift.is_contended(name) for name in compared)
+        doubt = _doubt(found[chosen], beside, budget_ms, contended)
+        reached = [
+            Alternative(
+                lever=lever,
+                variant=name,
+                latency_ms=found[name].latency_ms,
+                between_ms=found[name].between_ms,
+                fidelity=found[name].fidelity,
+            )
+            for lever, name in alternatives.items()
+            if found[name].latency_ms <= budget_ms
+        ]
+        return Choice(
+            variant=chosen,
+            budget_ms=budget_ms,
+            next_denser=denser,
+            decided=doubt is None,
+            doubt=doubt,
+            limits=limits,
+            model=model,
+            measurements=measurements,
+            levers=self.options.levers,
+            prefer=self.options.prefer,
+            alternatives=tuple(reached),
+            dropped=tuple(dropped),
+        )
+
+
+def select_among(candidates: Candidates, budget: Budget, limits: Limits, prefer: Prefer = "fidelity") -> Choice:
+    """Choose among variants that exist and were timed; where some have no fidelity, the densest that fits.
+
+    Their levers are those that the variants use: of widths alone the densest is taken too.
+    """
+    own = candidates.target.precision
+    used = [lever for each in candidates.built.values() for lever in each.point.levers(candidates.anatomy, own)]
+    chooser = Chooser(candidates, budget, limits, Options(levers=in_order(used), prefer=prefer))
+    fitting = [name for name in candidates.built if chooser.surely_fits(name)]
+    timed = [name for name, built in candidates.built.items() if built.profile is not None]
+    if not fitting:
+        least = min(timed, key=lambda name: chooser.latency(name).ms)
+        raise BudgetNotMet(no_variant(candidates, least, chooser.latency(least), chooser.budget_ms, limits))
+    return chooser.choice(chooser.best(fitting))
+
+
+def _doubt(chosen: Measurement, denser: Measurement | None, budget_ms: float, contended: bool) -> str | None:
+    """Return the reason why a choice is not beyond doubt, and advice; None if it is."""
+    if contended:
+        return "other work kept the model from its cores. Stop it and choose again"
+    unsure = chosen if chosen.between_ms[1] > budget_ms else denser
+    if unsure is None or unsure.latency_ms > budget_ms:
+        return None
+    low, high = unsure.between_ms
+    if high <= budget_ms:
+        return f"{unsure.variant} was too slow at first and fits at the end. Choose again when the machine is idle"
+    return (
+        f"{unsure.variant} takes {low:.2f} to {high:.2f} ms and may fit or not. Choose again when the machine is idle, "
+        f"or allow {rounded_up(high)}ms"
+    )
+
+
+def no_variant(candidates: Candidates, least: str, latency: Latency, budget_ms: float, limits: Limits) -> str:
+    """Return why no variant meets a budget, given the smallest, and what would help."""
+    if not math.isfinite(latency.ms):
+        return _too_large(candidates, least, limits)
+    dense_ms = candidates.drift.reference_ms(limits.at)
+    return (
+        f"no variant fits {budget_ms:.3g} ms: the smallest reaches {latency.ms:.3g} ms, dense {dense_ms:.3g} ms. "
+        f"Allow at least {rounded_up(latency.high)}ms, or {candidates.advice}"
+    )
+
+
+def _too_large(candidates: Candidates, last: str, limits: Limits) -> str:
+    built = candidates.built[last]
+    params = candidates.anatomy.params(built.plan)
+    asked = [f"{size / 1e6:.3g} MB" for size in [limits.max_size_bytes] if size]
+    asked += [f"{params / 1e6:.3g} M parameters" for params in [limits.max_params] if params]
+    return (
+        f"no variant is as small as {' and '.join(asked)}: the smallest has {built.size_bytes / 1e6:.3g} MB and "
+        f"{params / 1e6:.3g} M parameters. Allow that, or {candidates.advice}"
+    )
+
+
+def rounded_up(ms: float) -> str:
+    """Format a latency in three digits, rounded up so that it is enough as a budget."""
+    step = 10.0 ** (math.floor(math.log10(ms)) - 2)
+    return f"{math.ceil(ms / step) * step:.6g}"

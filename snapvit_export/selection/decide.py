@@ -1,0 +1,106 @@
+"""Decides which of some variants is the best that fits, by timing as little as the noise of the machine allows. Light.
+
+The leader is the best variant that has not failed. It is timed in turns with the next better point of its line and with
+all others that have not been timed often enough, one run after the other, each in a new process: the latency of one
+file differs between processes by more than within one, so runs are what must be repeated. After every run the
+intervals are looked at (a sequential test): it ends when neither the leader's nor its neighbour's holds the budget, or
+after `MOST_RUNS`.
+
+A leader whose interval does not end below the budget has failed; the next point down its line enters. Where the next
+better point fits, it enters and becomes the leader. After `MOST_MOVES` the best of what fits is taken. On a machine
+whose cores others use too, more of either would not tell more: there are `FEWEST_RUNS` and `MOVES_BESIDE_OTHERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..profiling.drift import Latency
+
+FEWEST_RUNS, MOST_RUNS = 3, 8  # in new processes
+MOST_MOVES, MOVES_BESIDE_OTHERS = 6, 2
+
+
+class Contest(Protocol):
+    """What a decision needs to know and to have done."""
+
+    @property
+    def budget_ms(self) -> float: ...
+
+    @property
+    def is_contended(self) -> bool:
+        """True if other work kept the last run from its cores."""
+        ...
+
+    def latency(self, name: str) -> Latency: ...
+
+    def runs(self, name: str) -> int:
+        """Return how often a variant was timed."""
+        ...
+
+    def time(self, names: Sequence[str]) -> None:
+        """Time variants in turns, in a new process."""
+        ...
+
+    def best(self, names: Sequence[str]) -> str:
+        """Return the best of some variants, by fidelity."""
+        ...
+
+    def denser(self, name: str) -> str | None:
+        """Build the next better point, one step up a variant's line; None if there is none."""
+        ...
+
+    def lower(self, name: str) -> str | None:
+        """Build the point of a variant's line that should fit; None if there is none."""
+        ...
+
+
+def decide(contest: Contest, entrants: Sequence[str], beside: Sequence[str] = ()) -> str | None:
+    """Return the best variant that fits; None if none does. `beside`: others that are timed, only to be shown."""
+    pool, failed = list(entrants), set[str]()
+    for move in range(MOST_MOVES):
+        if contest.is_contended and move >= MOVES_BESIDE_OTHERS:
+            break
+        alive = [name for name in pool if name not in failed]
+        if not alive:
+            break
+        leader = contest.best(alive)
+        denser = contest.denser(leader)
+        _time_until_decided(contest, leader, denser, [*alive, *beside])
+        if not fits(contest, leader):
+            failed.add(leader)
+            lower = contest.lower(leader)
+            pool += [lower] if lower is not None and lower not in pool else []
+        elif denser is not None and denser not in pool and fits(contest, denser):
+            pool.append(denser)
+        else:
+            break
+    fitting = [name for name in pool if fits(contest, name)]
+    return contest.best(fitting) if fitting else None
+
+
+def time_enough(contest: Contest, names: Sequence[str]) -> None:
+    """Time variants until each has as many runs as a decision needs."""
+    while missing := [name for name in names if contest.runs(name) < FEWEST_RUNS]:
+        contest.time(missing)
+
+
+def fits(contest: Contest, name: str) -> bool:
+    """Return True if a variant was timed often enough and its whole interval meets the budget."""
+    return contest.runs(name) >= FEWEST_RUNS and contest.latency(name).high <= contest.budget_ms
+
+
+def _time_until_decided(contest: Contest, leader: str, denser: str | None, others: Sequence[str]) -> None:
+    pair = [leader] if denser is None else [leader, denser]
+    for _ in range(MOST_RUNS):
+        is_open = any(_is_open(contest, name) for name in pair if contest.runs(name))
+        if all(contest.runs(name) >= FEWEST_RUNS for name in pair) and (contest.is_contended or not is_open):
+            return
+        contest.time([*pair, *(n for n in others if n not in pair and contest.runs(n) < FEWEST_RUNS)])
+
+
+def _is_open(contest: Contest, name: str) -> bool:
+    """Return True if it is not told yet whether a variant fits."""
+    latency = contest.latency(name)
+    return latency.low <= contest.budget_ms < latency.high

@@ -1,0 +1,123 @@
+"""Judges candidates by images that nothing was fitted on, each file run as the target runs it. Light.
+
+The images are in two parts. One is for the race: many candidates are looked at, and the best of them looks better there
+than it is. The other is for the fidelity that is reported, and that decides among the few finalists. Where there are
+too few images for two parts, both are the same.
+
+Outputs do not depend on the number of cores, so all of them work. An int8-dynamic graph takes one scale for its whole
+batch, so it runs with the batch of the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ..calibration.images import Images
+from ..family.evaluation import Evaluation, share
+from ..family.fidelity import Comparison
+from ..model.anatomy import Anatomy
+from ..model.plan import Plan
+from ..runtimes.device import usable_cores
+from ..runtimes.ort import OrtSession
+from ..runtimes.session import open_session
+from ..target import ON_CPU, Precision, Target, in_precision
+from .candidates import BuiltVariant, Losses, Probe
+from .point import Point
+
+FEW = 32  # images for a first look
+BATCH = 8
+REFERENCE = ".reference"  # the name of the dense graph in fp32 that others are compared with
+TIE = 1e-3  # of the divergence is added to wrong answers: candidates that are right as often are told apart by it
+Outputs = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float64]
+
+
+class ImageJudge:
+    """Compares files with the dense model by held-out images."""
+
+    needs_probes = True
+
+    def __init__(
+        self,
+        anatomy: Anatomy,
+        target: Target,
+        race: Images,
+        reported: Images,
+        dense: Callable[[Images], Outputs],
+        takes_bytes: bool = False,
+        columns: npt.NDArray[np.int64] | None = None,
+        by_accuracy: bool = False,
+        runs_target: bool = True,
+    ) -> None:
+        """`dense`: the outputs of the dense model in fp32. `columns`: the output of each class of the labels, if any.
+
+        `by_accuracy`: losses are wrong answers. `runs_target`: False if the target's runtime cannot run here.
+        """
+        self.anatomy, self.target, self.race, self.reported = anatomy, target, race, reported
+        self.takes_bytes, self.columns, self.by_accuracy = takes_bytes, columns, by_accuracy
+        self.runs_target = runs_target
+        self.damage: dict[Precision, float] = {}  # of the dense model in a precision: added where a probe is in fp32
+        of_race = cache(lambda: dense(race))
+        of_reported = of_race if race is reported else cache(lambda: dense(reported))
+        self._dense = lambda is_race: of_race() if is_race else of_reported()
+
+    def looked_at(self, probe: Probe | None, point: Point, few: bool) -> Floats:
+        """Return the losses of a candidate on the images of the race, or on the first few of them."""
+        assert probe is not None
+        images = self.race.first(FEW) if few else self.race
+        outputs = self._outputs(probe.path, probe.precision, images.at(self.anatomy.image_of(point.plan)))
+        wanted = self._dense(True)[: len(images)]
+        added = 0.0 if probe.precision == point.precision else self.damage.get(point.precision, 0.0)
+        found = self._compared(outputs, wanted).divergence + added
+        return found if not self.by_accuracy else self._wrong(outputs, images) + TIE * found
+
+    def measured(self, built: BuiltVariant) -> BuiltVariant:
+        """Return a variant with its fidelity on the reported images, and its accuracy where labels suit."""
+        images = self.reported.at(self.anatomy.image_of(built.plan))
+        is_reference = built.precision == "fp32" and built.plan == Plan.dense(self.anatomy)
+        outputs = self._dense(False) if is_reference else self._outputs(built.path, built.precision, images)
+        compared, evaluation, wrong = self._compared(outputs, self._dense(False)), built.evaluation, None
+        if built.plan == Plan.dense(self.anatomy):
+            self.damage[built.precision] = float(compared.divergence.mean())
+        if self.columns is not None:
+            wrong = self._wrong(outputs, images)
+            value, error = share(wrong == 0)
+            evaluation = Evaluation(
+                top1=value, standard_errors={"top1": error}, images=len(images), source=images.source
+            )
+        losses = Losses(compared.divergence, wrong)
+        return replace(built, fidelity=compared.fidelity(), losses=losses, evaluation=evaluation)
+
+    def _compared(self, outputs: Outputs, dense: Outputs) -> Comparison:
+        return Comparison.of(outputs, dense, classifies=self.anatomy.classes > 1)
+
+    def _wrong(self, outputs: Outputs, images: Images) -> Floats:
+        assert self.columns is not None
+        assert images.labels is not None
+        return np.asarray(outputs[:, self.columns].argmax(1) != images.labels, np.float64)
+
+    def _outputs(self, path: Path, precision: Precision, images: Images) -> Outputs:
+        batch = self.target.batch if precision == "int8-dynamic" else BATCH
+        batches = images.inputs(batch, self.takes_bytes)
+        target = in_precision(self.target, precision)
+        if not self.runs_target or target.runtime == "onnxruntime":
+            return run_in_threads(path, batches)
+        if target.runtime in ON_CPU:
+            target = msgspec.structs.replace(target, threads=usable_cores())
+        with open_session(path, target) as session:
+            return np.concatenate([session.run(inputs) for inputs in batches])
+
+
+def run_in_threads(path: Path, batches: Iterable[npt.NDArray[Any]]) -> Outputs:
+    """Run batches in ONNX Runtime, as many at once as there are cores: faster than all cores for each of them."""
+    with OrtSession(path, 1) as session, ThreadPoolExecutor(usable_cores()) as pool:
+        return np.concatenate(list(pool.map(session.run, batches)))

@@ -48,8 +48,7 @@ from snapvit_export.prune.rank.rank import rank
 from snapvit_export.report import variant_words
 from snapvit_export.runtimes.device import usable_cores
 from snapvit_export.runtimes.session import open_session
-from snapvit_export.selection.judge import run_in_threads
-from snapvit_export.selection.judge_images import LEAST_IMAGES
+from snapvit_export.selection.image_meter import LEAST_IMAGES, run_in_threads
 from snapvit_export.storage.json import to_json
 from snapvit_export.target import Target
 from snapvit_export.workflows.export import Request, export
@@ -132,7 +131,7 @@ def circumstances() -> Row:
 
 
 def measure(side: Side, share: float, name: str) -> Row:
-    """Export to one budget with some levers, and judge the file that was chosen."""
+    """Export to one budget with some levers, and meter the file that was chosen."""
     row: Row = {"half": side.name, "share": share, "levers": name, **circumstances()}
     with tempfile.TemporaryDirectory() as folder:
         request = Request(
@@ -181,7 +180,7 @@ def outputs(manifest: Manifest, folder: Path, images: Images) -> Logits:
 
 
 def measure_peer(side: Side, name: str, seconds: float, rounds: int, python: str) -> list[Row]:
-    """Time a peer's files in turns with our dense one, and judge them; raises SkippedPeer."""
+    """Time a peer's files in turns with our dense one, and meter them; raises SkippedPeer."""
     row: Row = {"half": side.name, "peer": name, **circumstances()}
     make = partial(torch_pruning, python=python) if name == "torch-pruning" else PEERS[name]
     with tempfile.TemporaryDirectory() as folder:

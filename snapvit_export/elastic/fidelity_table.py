@@ -1,7 +1,7 @@
 """The fidelity of some Plans of a model, measured when it was packed, for devices that have no images. Light.
 
 Three axes, each from the dense model on: grids of patches, widths and tokens left by merging. Every combination was
-measured, with the corrected weights that a device gets, in fp32. `selection.table_judge` reads between them.
+measured, with the corrected weights that a device gets, in fp32. `selection.table_meter` reads between them.
 """
 
 from __future__ import annotations

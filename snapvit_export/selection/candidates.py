@@ -1,8 +1,8 @@
 """The candidates of a selection: variants of one model that are built, compared and timed side by side. Light.
 
 Three collaborators are passed in. A `Builder` makes the file of a point: with torch (`prune.build`) or from an Elastic
-folder (`elastic_builder`). A `Judge` compares it with the dense model (`judge`). A `Timer` times files. Where all files
-and latencies exist already, none is needed.
+folder (`elastic_builder`). A `Meter` compares it with the dense model, by images or by a table (`image_meter`,
+`table_meter`). A `Timer` times files. Where all files and latencies exist already, none is needed.
 """
 
 from __future__ import annotations
@@ -163,10 +163,10 @@ class Builder(Protocol):
         ...
 
 
-class Judge(Protocol):
+class Meter(Protocol):
     """Compares with the dense model in fp32, on images that nothing was fitted on."""
 
-    def looked_at(self, probe: Probe | None, point: Point, few: bool) -> npt.NDArray[np.float64]:
+    def losses(self, probe: Probe | None, point: Point, few: bool) -> npt.NDArray[np.float64]:
         """Return the losses of a candidate, image by image; `few`: on some images, to begin with."""
         ...
 
@@ -190,7 +190,7 @@ class Candidates:
         progress: Progress,
         builder: Builder | None = None,  # None: nothing new can be built
         timer: Timer | None = None,  # None: latencies were taken elsewhere, and nothing is timed here
-        judge: Judge | None = None,  # None: nothing is compared here
+        meter: Meter | None = None,  # None: nothing is compared here
         built: Iterable[BuiltVariant] = (),  # that exist already
         advice: str = "",  # what helps if no variant fits a budget: ends an error message
     ) -> None:
@@ -198,7 +198,7 @@ class Candidates:
         self.progress = progress if isinstance(progress, Stages) else Stages(progress)  # how long what takes
         self.built = {variant.name: variant for variant in built}
         self.drift = DriftCorrection(DENSE)
-        self.judge, self._builder, self._timer = judge, builder, timer
+        self.meter, self._builder, self._timer = meter, builder, timer
 
     def add(self, name: str, point: Point | Plan, keep: bool = False) -> None:
         """Build a variant and compare it, unless it exists already; `keep`: as well as can be, not only to be timed.
@@ -214,33 +214,33 @@ class Candidates:
             built = self._builder.build(name, point, keep, before)
         if before is not None and built.sha256 == before.sha256:  # what was measured of the file holds
             built = replace(before, kept=keep)
-        elif self.judge is not None:
+        elif self.meter is not None:
             self.progress.phase(f"comparing {name} with the dense model")
             with self.progress.stage("comparing"):
-                built = self.judge.measured(built)
+                built = self.meter.measured(built)
         self.built[name] = built
         self._remove_unread(() if before is None else before.weights)
 
     def losses(self, points: Mapping[Key, Point], few: bool) -> dict[Key, npt.NDArray[np.float64]]:
         """Compare points with the dense model; their graphs are removed. Those without finite outputs are left out."""
-        assert self.judge is not None
+        assert self.meter is not None
         found: dict[Key, npt.NDArray[np.float64]] = {}
         with self.progress.stage("candidates"):
             for key, point in points.items():
                 try:
-                    found[key] = self._looked_at(point, few)
+                    found[key] = self._losses(point, few)
                 except NotFinite:
                     self.progress.note(f"{point.name(self.anatomy, self.target.precision)}: outputs are not finite")
         return found
 
-    def _looked_at(self, point: Point, few: bool) -> npt.NDArray[np.float64]:
-        assert self.judge is not None
-        if not self.judge.needs_probes:
-            return self.judge.looked_at(None, point, few)
+    def _losses(self, point: Point, few: bool) -> npt.NDArray[np.float64]:
+        assert self.meter is not None
+        if not self.meter.needs_probes:
+            return self.meter.losses(None, point, few)
         assert self._builder is not None
         probe = self._builder.write_probe(PROBE, point)
         try:
-            return self.judge.looked_at(probe, point, few)
+            return self.meter.losses(probe, point, few)
         finally:
             self._remove_probe(probe)
             self.progress.advance()

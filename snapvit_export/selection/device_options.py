@@ -30,13 +30,13 @@ def usable_levers(
     possible: list[Lever] = ["width"]
     if not packed.ranking.protection.sublayers:
         possible.append("depth")
-    judged = has_images or packed.fidelity is not None
-    if judged:
+    measurable = has_images or packed.fidelity is not None
+    if measurable:
         possible.append("tokens")
         if faster_here(target):
             possible.append("precision")
     if asked is None:
-        if not judged:
+        if not measurable:
             progress.note(
                 f"{packed.folder} has no fidelity table, so only heads, neurons and sub-layers are cut. "
                 "Give --data FOLDER with images, or pack the model again"
@@ -44,16 +44,16 @@ def usable_levers(
         return in_order(possible)
     for lever in in_order(asked):
         if lever not in possible:
-            raise UsageError(f"--levers {lever}: {_why_not(lever, judged, target)}")
+            raise UsageError(f"--levers {lever}: {_why_not(lever, measurable, target)}")
     return in_order(asked)
 
 
-def _why_not(lever: Lever, judged: bool, target: Target) -> str:
+def _why_not(lever: Lever, measurable: bool, target: Target) -> str:
     if lever == "depth":
         return "the packed ranking keeps all attentions and MLPs. Leave it out, or rank with --depth"
     if lever == "precision" and not faster_here(target):
         return f"no other precision can be made here from {target.precision} for {target.runtime}. Leave it out"
-    assert not judged
+    assert not measurable
     return "the Elastic folder has no fidelity table. Give --data FOLDER with images, or pack the model again"
 
 

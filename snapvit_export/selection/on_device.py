@@ -42,16 +42,15 @@ from ..runtimes.session import device_for
 from ..storage.atomic import writing
 from ..target import Runtime, Target, in_precision, parse_precision
 from . import decide
-from .candidates import BuiltVariant, Candidates, Judge, live_report
+from .candidates import BuiltVariant, Candidates, Meter, live_report
 from .choice import select_among
 from .device_options import options_for, planner_for, usable_levers
 from .elastic_builder import WITHOUT_IMAGES, ElasticBuilder, adopt
-from .judge import REFERENCE
-from .judge_images import judge_by_images
+from .image_meter import REFERENCE, meter_of_images
 from .known_profiles import FamilyProfile, known_candidates, require_runs, taken_by
 from .point import Point
 from .select import RUN_SECONDS, select
-from .table_judge import TableJudge
+from .table_meter import TableMeter
 
 GATE_IMAGES = 4
 
@@ -258,18 +257,18 @@ def _candidates(
         assert builder is not None
         return builder.write_probe(REFERENCE, Point(dense.plan, "fp32")).path
 
-    judge: Judge | None = None
+    meter: Meter | None = None
     if data is not None:
-        judge = judge_by_images(data, manifest, target, reference, prefer, progress)
+        meter = meter_of_images(data, manifest, target, reference, prefer, progress)
     elif packed is not None and packed.fidelity is not None:
-        judge = TableJudge(manifest.anatomy, packed.fidelity)
+        meter = TableMeter(manifest.anatomy, packed.fidelity)
     for each in runnable:
-        if judge is not None and (data is not None or each.fidelity is None):
+        if meter is not None and (data is not None or each.fidelity is None):
             progress.phase(f"comparing {each.name} with the dense model")
-            built[each.name] = judge.measured(each)
+            built[each.name] = meter.measured(each)
     sparser = "" if packed else "give --elastic to cut sparser ones, "
     advice = f"{sparser}export a family of a smaller model or in int8, or use more --threads"
-    return Candidates(manifest.anatomy, target, progress, builder, timer, judge, built.values(), advice)
+    return Candidates(manifest.anatomy, target, progress, builder, timer, meter, built.values(), advice)
 
 
 def _require_taken_here(known: FamilyProfile, variants: Sequence[BuiltVariant], timer: Timer, at: Percentile) -> None:

@@ -227,7 +227,7 @@ class Selection(Chooser):
             place for p in self.dense_in for place in self.space.first(p, self._limit(Place(p, 0, 0), self.aim_ms))
         ]
         points = {place: point for place in first if (point := self._point(place, self.aim_ms)) is not None}
-        if len(points) <= 1 or self.candidates.judge is None:
+        if len(points) <= 1 or self.candidates.meter is None:
             return list(points) or self._any_place()
         self.candidates.progress.phase("comparing candidates on a few images")
         seen: dict[Point, Place] = {}
@@ -284,7 +284,7 @@ class Selection(Chooser):
     @property
     def _shows_alternatives(self) -> bool:
         mixes = {"precision", "tokens"} & set(self.options.levers)
-        return bool(mixes) and len(self.options.levers) > 1 and self.candidates.judge is not None
+        return bool(mixes) and len(self.options.levers) > 1 and self.candidates.meter is not None
 
     # -- the decision (`decide.Contest`) ------------------------------------------------------------------------------
 

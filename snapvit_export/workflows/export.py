@@ -48,9 +48,16 @@ from ..runtimes.device import DeviceCard, this_device
 from ..runtimes.session import device_for, version_of
 from ..runtimes.tensorrt.session import BuildOnly
 from ..selection.candidates import DENSE, Candidates
-from ..selection.judge import BATCH as JUDGED_BATCH
-from ..selection.judge import REFERENCE, ImageJudge, run_in_threads
-from ..selection.judge_images import LEAST_IMAGES, MOST_RACED, MOST_REPORTED, columns_of
+from ..selection.image_meter import BATCH as METER_BATCH
+from ..selection.image_meter import (
+    LEAST_IMAGES,
+    MOST_RACED,
+    MOST_REPORTED,
+    REFERENCE,
+    ImageMeter,
+    columns_of,
+    run_in_threads,
+)
 from ..selection.mixes import SPREAD, best_mix
 from ..selection.options import Options
 from ..selection.point import Point
@@ -315,8 +322,8 @@ def _fill(
         )
         batch = builder.gate_images().batch(request.target.batch)
         timer = None if request.build_only else Timer(request.target, device, batch)
-        judge = _judge(request, prepared, builder)
-        candidates = Candidates(model.anatomy, request.target, progress, builder, timer, judge, advice=builder.advice)
+        meter = _meter(request, prepared, builder)
+        candidates = Candidates(model.anatomy, request.target, progress, builder, timer, meter, advice=builder.advice)
         asked = _build_requested(request, prepared, candidates)
         choice = _time_and_choose(request, budget, prepared, candidates)
     candidates.keep_only([*asked, *filter(None, (choice.variant, choice.next_denser) if choice else ())])
@@ -345,7 +352,7 @@ def _remove_unread(folder: Path, candidates: Candidates) -> None:
             path.unlink()
 
 
-def _judge(request: Request, prepared: _PreparedInputs, builder: VariantBuilder) -> ImageJudge | None:
+def _meter(request: Request, prepared: _PreparedInputs, builder: VariantBuilder) -> ImageMeter | None:
     """Return what compares variants with the dense model; None without images that nothing was fitted on."""
     from ..prune.models.class_names import class_names
 
@@ -353,14 +360,14 @@ def _judge(request: Request, prepared: _PreparedInputs, builder: VariantBuilder)
 
     def dense(images: Images) -> npt.NDArray[np.float32]:
         probe = builder.write_probe(REFERENCE, Point(Plan.dense(anatomy), "fp32"))
-        found = run_in_threads(probe.path, images.inputs(JUDGED_BATCH, request.takes_bytes))
+        found = run_in_threads(probe.path, images.inputs(METER_BATCH, request.takes_bytes))
         probe.path.unlink()
         return found
 
     columns = columns_of(prepared.held_out, anatomy, class_names(prepared.model), request.prefer)
     if len(prepared.held_out) < (1 if anatomy.classes > 1 else LEAST_NEIGHBOURS):
         return None
-    return ImageJudge(
+    return ImageMeter(
         anatomy,
         request.target,
         prepared.race,

@@ -200,6 +200,23 @@ def test_schedules_are_measured_at_equal_flops_and_come_sorted():
             assert dense.with_tokens(merged).flops_ratio(model.anatomy) <= level
 
 
+def test_schedules_that_are_far_behind_at_the_first_level_are_not_measured_at_the_others(monkeypatch):
+    model = make_model({**TINY, "depth": 8})
+    images, dense = noise(model, 6), Plan.dense(model.anatomy)
+    first = {name: shape.within(model.anatomy, dense, schedules.FIRST) for name, shape in SCHEDULES.items()}
+    bad, seen = first["falling"], []
+
+    def diverged(self, merged):
+        seen.append(merged)
+        return np.linspace(1.0, 1.1, 6) * (2.0 if merged == bad else 1.0)
+
+    monkeypatch.setattr(schedules.Divergence, "__call__", diverged)
+    found = measure_schedules(model, images)
+    assert "falling" not in {each.schedule.name for each in found}
+    assert "constant" in {each.schedule.name for each in found}
+    assert all(SCHEDULES["falling"].within(model.anatomy, dense, level) not in seen for level in (0.72, 0.5))
+
+
 def test_a_model_of_too_few_blocks_takes_the_default_and_says_so():
     model, notes = make_model({**TINY, "depth": 2}), Notes()
     schedule, described = choose_schedule(model, noise(model, 2), notes)

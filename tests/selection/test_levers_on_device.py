@@ -18,11 +18,11 @@ from snapvit_export.elastic.format import read_description, write_description
 from snapvit_export.family.fidelity import Comparison
 from snapvit_export.family.folder import read_family
 from snapvit_export.runtimes.ort import OrtSession
-from snapvit_export.selection.judge_images import LEAST_IMAGES, MOST_RACED, MOST_REPORTED
+from snapvit_export.selection.image_meter import LEAST_IMAGES, MOST_RACED, MOST_REPORTED
 from snapvit_export.selection.known_profiles import FamilyProfile, pick
 from snapvit_export.selection.on_device import TimingOptions, profile_family
 from snapvit_export.selection.point import Point
-from snapvit_export.selection.table_judge import TableJudge
+from snapvit_export.selection.table_meter import TableMeter
 from snapvit_export.storage.atomic import sha256
 
 WITHOUT_TORCH = """
@@ -82,7 +82,7 @@ def test_with_a_table_all_levers_are_used_without_torch_and_the_most_faithful_is
     assert 0.85 * 0.45 * DENSE_MS < true_ms(family, chosen.name) <= 0.45 * DENSE_MS
     found = {m.variant: m for m in choice.measurements}
     assert chosen.fidelity.estimated
-    estimate = TableJudge(manifest.anatomy, packed.fidelity).estimate(Point(manifest.plan(chosen), chosen.precision))
+    estimate = TableMeter(manifest.anatomy, packed.fidelity).estimate(Point(manifest.plan(chosen), chosen.precision))
     assert chosen.fidelity == estimate
     fitting = [m.fidelity.divergence for m in found.values() if m.fits]
     assert len(fitting) >= 2
@@ -259,7 +259,7 @@ def test_a_fleet_gets_the_most_faithful_where_all_are_known_and_the_densest_othe
 
     manifest = read_family(device_folder / "family")
     fidelity = Elastic.load(device_folder / "elastic")
-    judge = TableJudge(manifest.anatomy, fidelity.fidelity)
+    meter = TableMeter(manifest.anatomy, fidelity.fidelity)
     with simulated_timings(manifest.anatomy):
         timed = profile_family(device_folder / "family", TimingOptions(), Silent())
     divergences = {"dense": 0.0, "s30": 0.5, "s60": 0.1}  # as if the smaller one had been refitted better
@@ -267,7 +267,7 @@ def test_a_fleet_gets_the_most_faithful_where_all_are_known_and_the_densest_othe
     def with_fidelity(known):
         variants = []
         for variant in manifest.variants:
-            found = judge.estimate(Point(manifest.plan(variant), variant.precision))
+            found = meter.estimate(Point(manifest.plan(variant), variant.precision))
             found = msgspec.structs.replace(found, divergence=divergences[variant.name])
             precision = "int8-dynamic" if variant.name == "s60" else "fp32"  # of widths alone the densest is taken
             fidelity = found if variant.name in known else None

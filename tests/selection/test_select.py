@@ -129,7 +129,7 @@ class SimulatedTimer:
         return run
 
 
-class SimulatedJudge:
+class SimulatedMeter:
     """Tells the losses of points; images differ, and the same ones are hard for all."""
 
     needs_probes = False
@@ -137,7 +137,7 @@ class SimulatedJudge:
     def __init__(self, world: World, labels: bool = False) -> None:
         self.world, self.labels, self.looks = world, labels, 0
 
-    def looked_at(self, probe, point: Point, few: bool):
+    def losses(self, probe, point: Point, few: bool):
         self.looks += 1
         return (HARDNESS[:16] if few else HARDNESS) * self.world.loss(point)
 
@@ -168,12 +168,12 @@ def point_in(path: Path) -> Point:
 def simulated(tmp_path):
     """Candidates of which the dense one is built and timed."""
 
-    def make(world=None, machine=QUIET, seed=0, others=None, labels=False, judges=True, at="p50") -> Candidates:
+    def make(world=None, machine=QUIET, seed=0, others=None, labels=False, meters=True, at="p50") -> Candidates:
         world = world or World()
         timer = SimulatedTimer(world, machine, seed, others)
-        judge = SimulatedJudge(world, labels) if judges else None
+        meter = SimulatedMeter(world, labels) if meters else None
         builder = SimulatedBuilder(tmp_path)
-        made = Candidates(ANATOMY, TARGET, Silent(), builder, timer, judge, advice="wait")
+        made = Candidates(ANATOMY, TARGET, Silent(), builder, timer, meter, advice="wait")
         made.add(DENSE, Plan.dense(ANATOMY))
         made.time([DENSE], at=at, fresh=True)
         return made
@@ -198,7 +198,7 @@ def by_name(choice: Choice) -> dict:
 def test_with_width_alone_the_choice_is_within_a_step_of_the_budget_and_the_next_denser_one_is_not(
     simulated, budget_ms
 ):
-    candidates = simulated(judges=False)
+    candidates = simulated(meters=False)
     choice = chosen_by(candidates, f"{budget_ms}ms", WIDTH)
     chosen, denser = (candidates.built[name].point for name in (choice.variant, choice.next_denser))
     assert (choice.decided, choice.doubt) == (True, None)
@@ -217,7 +217,7 @@ def test_with_width_alone_the_choice_is_within_a_step_of_the_budget_and_the_next
 
 
 def test_width_alone_gives_a_plan_of_the_planners_own_steps(simulated):
-    candidates = simulated(judges=False)
+    candidates = simulated(meters=False)
     choice = chosen_by(candidates, "12ms", WIDTH)
     steps = PLANNER.steps_of(lambda plan: choice.model.costs(ANATOMY, plan))
     for name in (choice.variant, choice.next_denser):
@@ -327,7 +327,7 @@ def test_a_limit_of_size_is_met(simulated):
     chosen = candidates.built[choice.variant]
     assert chosen.size_bytes <= most
     assert chosen.point == Point(Plan.dense(ANATOMY), "int8-dynamic")  # nothing else loses as little
-    narrow = simulated(judges=False)
+    narrow = simulated(meters=False)
     choice = chosen_by(narrow, "19.9ms", WIDTH, Limits(max_size_bytes=most))
     assert 0.9 * most <= narrow.built[choice.variant].size_bytes <= most
 
@@ -413,8 +413,8 @@ def test_every_run_that_decides_is_in_a_new_process_and_what_is_chosen_is_made_a
 def known(simulated):
     """Variants that exist and were timed three times."""
 
-    def make(world=None, judges=True):
-        candidates = simulated(world, judges=judges)
+    def make(world=None, meters=True):
+        candidates = simulated(world, meters=meters)
         merging = Plan.dense(ANATOMY).with_tokens((0, 24, 12, 0))
         for name, plan in (("flops50", PLANNER.flops(0.5)), ("flops30", PLANNER.flops(0.3)), ("tokens", merging)):
             candidates.add(name, plan, keep=True)
@@ -496,20 +496,20 @@ def test_with_width_alone_the_densest_is_taken_whatever_its_fidelity(simulated):
 
 
 def test_a_candidate_without_finite_outputs_loses_the_race_and_other_failures_are_told(simulated):
-    class Broken(SimulatedJudge):
+    class Broken(SimulatedMeter):
         error: type[Exception] = NotFinite
 
-        def looked_at(self, probe, point, few):
+        def losses(self, probe, point, few):
             if point.precision == "int8-dynamic":
                 raise self.error("broken")
-            return super().looked_at(probe, point, few)
+            return super().losses(probe, point, few)
 
     candidates = simulated()
-    candidates.judge = Broken(candidates.judge.world)
+    candidates.meter = Broken(candidates.meter.world)
     choice = chosen_by(candidates, "7ms")
     assert by_name(choice)[choice.variant].precision == "fp32"
     candidates = simulated()
-    candidates.judge = Broken(candidates.judge.world)
-    candidates.judge.error = GateFailed
+    candidates.meter = Broken(candidates.meter.world)
+    candidates.meter.error = GateFailed
     with pytest.raises(GateFailed, match="broken"):
         chosen_by(candidates, "7ms")

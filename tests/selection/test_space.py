@@ -169,7 +169,7 @@ def test_the_smallest_costs_no_more_than_any_point(levers):
         assert points(made, 0.999 * min(made.cost(p, made.smallest(p)) for p in made.costs)) == {}
 
 
-def test_other_limits_hold_and_widths_that_meet_them_exactly_are_looked_at():
+def test_other_limits_hold_and_widths_that_meet_them_exactly_are_losses():
     most = round(0.7 * ANATOMY.params())
     exact = Planner(curves(), ANATOMY).params(0.7)
     made = space(allows=lambda point: ANATOMY.params(point.plan) <= most, widths=[exact])

@@ -8,6 +8,7 @@ are; a search may then put a factor on each layer's curve.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,10 +19,13 @@ from ...correction.orders import ORDER_RULES, product
 from ...errors import UsageError
 from ...model.ranking import Order, Ranking
 from ...model.scores import Scores
+from ...runtimes.device import usable_cores
 from ..blocks.timm_blocks import blocks_of
 from ..correct.elastic import PrunableLayer, check_statistics, unordered_layers
 from ..models.load import Model
 from .reproducible import single_thread
+
+MOST_AT_ONCE = 4  # blocks: each needs a few matrices of its hidden width squared, in float64
 
 
 def damage_ranking(
@@ -69,14 +73,17 @@ def ordered_layers(
         raise UsageError(f"no order is called '{order}'. Known: {', '.join((*ORDER_RULES, 'criterion', 'product'))}")
     if scores is None and order in ("criterion", "product"):
         raise UsageError(f"order {order} needs scores")
-    found = []
-    with single_thread():  # the number of cores must not decide between two structures that are nearly equal
-        for i, block in enumerate(blocks_of(model.module)):
-            given = (None, None) if scores is None else (scores.heads[i], scores.neurons[i])
-            layers, moments = unordered_layers(block), (statistics.proj[i], statistics.fc2[i])
-            proj, fc2 = (_ordered(*part, order, damping) for part in zip(layers, moments, given))
-            found.append((proj, fc2))
-    return found
+    blocks = blocks_of(model.module)
+
+    def ordered(i: int) -> tuple[OrderedPart | None, OrderedPart | None]:
+        given = (None, None) if scores is None else (scores.heads[i], scores.neurons[i])
+        layers, moments = unordered_layers(blocks[i]), (statistics.proj[i], statistics.fc2[i])
+        proj, fc2 = (_ordered(*part, order, damping) for part in zip(layers, moments, given))
+        return proj, fc2
+
+    # Each block on one thread: the number of cores must not decide between two structures that are nearly equal.
+    with single_thread(), ThreadPoolExecutor(min(MOST_AT_ONCE, usable_cores())) as pool:
+        return list(pool.map(ordered, range(len(blocks))))
 
 
 def _ordered(

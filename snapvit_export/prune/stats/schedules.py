@@ -1,8 +1,9 @@
 """Which schedule of merging suits a model: the output divergence of each at equal FLOPs, measured without labels.
 
 Every schedule of `allocation.tokens` merges until the blocks need each of `LEVELS` of the dense FLOPs; the same images
-go through all of them and through the dense model. The winner has the least divergence, averaged over the levels by
-ratios, so that none of them decides alone. Of schedules that the images cannot tell apart from it, within one standard
+go through all of them and through the dense model. Schedules that are far behind at the middle level are not measured
+at the others. The winner has the least divergence, averaged over the levels by ratios, so that none of them decides
+alone. Of schedules that the images cannot tell apart from it, within one standard
 error of the differences between them image by image, the one that merges in the fewest blocks is taken: every merge
 costs time that FLOPs do not show.
 
@@ -30,6 +31,8 @@ from ..models.tokens import with_tokens
 from .output_divergence import OutputDivergence, default_divergence
 
 LEVELS = (0.72, 0.6, 0.5)  # of the dense blocks' FLOPs: where merging alone is worth having
+FIRST = 0.6  # the level that is measured first
+FAR = 1.5  # times the least divergence there: no schedule was seen to make up for that at the other levels
 IMAGES = 32
 BATCH = 16
 
@@ -70,7 +73,7 @@ class Divergence:
 
 
 def measure_schedules(model: Model, images: Images, progress: Progress | None = None) -> list[ScheduleDamage]:
-    """Return the damage of every schedule that reaches all levels, the least first.
+    """Return the damage of the schedules that reach all levels and are not far behind at the first, the least first.
 
     >>> best_schedule(measure_schedules(model, images)).name
     """
@@ -78,20 +81,35 @@ def measure_schedules(model: Model, images: Images, progress: Progress | None = 
         raise SnapvitError("a schedule of merging is chosen by images. Give --data")
     images, progress = images.first(IMAGES), progress or Silent()
     dense = Plan.dense(model.anatomy)
-    wanted = {
-        name: [merged for level in LEVELS if (merged := schedule.within(model.anatomy, dense, level)) is not None]
+    within = {
+        name: {level: schedule.within(model.anatomy, dense, level) for level in LEVELS}
         for name, schedule in SCHEDULES.items()
     }
-    wanted = {name: all_levels for name, all_levels in wanted.items() if len(all_levels) == len(LEVELS)}
-    progress.phase("measuring schedules of merging", len(wanted) * len(LEVELS))
-    diverged, found = Divergence(model, images), []
-    for name, all_levels in wanted.items():
-        rows = []
-        for merged in all_levels:
-            rows.append(diverged(merged))
+    wanted = {
+        name: {level: merged for level, merged in by_level.items() if merged is not None}
+        for name, by_level in within.items()
+        if None not in by_level.values()
+    }
+    if not wanted:
+        return []
+    diverged = Divergence(model, images)
+
+    def measured(names: Sequence[str], level: float) -> dict[str, npt.NDArray[np.float64]]:
+        progress.phase(f"measuring schedules of merging at {level:g} of the FLOPs", len(names))
+        rows = {}
+        for name in names:
+            rows[name] = diverged(wanted[name][level])
             progress.advance()
-        found.append(ScheduleDamage(SCHEDULES[name], tuple(all_levels), np.array(rows)))
-    return sorted(found, key=lambda each: each.damage)
+        return rows
+
+    found = {FIRST: measured(list(wanted), FIRST)}
+    near = _near(found[FIRST])
+    found |= {level: measured(near, level) for level in LEVELS if level != FIRST}
+    damages = [
+        ScheduleDamage(SCHEDULES[n], tuple(wanted[n].values()), np.array([found[level][n] for level in LEVELS]))
+        for n in near
+    ]
+    return sorted(damages, key=lambda each: each.damage)
 
 
 def best_schedule(found: list[ScheduleDamage]) -> Schedule:
@@ -117,6 +135,12 @@ def _same(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> bool:
     """Return True if one is not worse than the other by more than a standard error, relative to the level's mean."""
     differences = ((a - b) / np.maximum(b.mean(1, keepdims=True), 1e-12)).mean(0)  # (N,)
     return bool(differences.mean() <= differences.std() / max(1, len(differences)) ** 0.5)
+
+
+def _near(diverged: Mapping[str, npt.NDArray[np.float64]]) -> list[str]:
+    """Return the schedules that are not far behind the best, or cannot be told from it."""
+    best = min(diverged.values(), key=lambda row: float(row.mean()))
+    return [name for name, row in diverged.items() if row.mean() <= FAR * best.mean() or _same(row[None], best[None])]
 
 
 @torch.no_grad()

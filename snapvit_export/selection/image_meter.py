@@ -1,4 +1,4 @@
-"""Judges candidates by images that nothing was fitted on, each file run as the target runs it. Light.
+"""Measures the fidelity of candidates on images that nothing was fitted on, as the target runs each file. Light.
 
 The images are in two parts. One is for the race: many candidates are looked at, and the best of them looks better there
 than it is. The other is for the fidelity that is reported, and that decides among the few finalists. Where there are
@@ -10,7 +10,8 @@ batch, so it runs with the batch of the target.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -21,11 +22,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..calibration.images import Images
+from ..calibration.images import Images, in_two_parts, read_images
+from ..calibration.open_source import open_source
+from ..errors import SnapvitError, UsageError
+from ..evaluate.head import columns_for
 from ..family.evaluation import Evaluation, share
 from ..family.fidelity import Comparison
+from ..family.manifest import Manifest, Prefer
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
+from ..progress import Progress
 from ..runtimes.device import usable_cores
 from ..runtimes.ort import OrtSession
 from ..runtimes.session import open_session
@@ -33,6 +39,8 @@ from ..target import ON_CPU, Precision, Target, in_precision
 from .candidates import BuiltVariant, Losses, Probe
 from .point import Point
 
+MOST_RACED, MOST_REPORTED = 96, 256
+LEAST_IMAGES = 48  # for two parts; with fewer, both are all of them
 FEW = 32  # images for a first look
 BATCH = 8
 REFERENCE = ".reference"  # the name of the dense graph in fp32 that others are compared with
@@ -41,7 +49,7 @@ Outputs = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.float64]
 
 
-class ImageJudge:
+class ImageMeter:
     """Compares files with the dense model by held-out images."""
 
     needs_probes = True
@@ -70,7 +78,7 @@ class ImageJudge:
         of_reported = of_race if race is reported else cache(lambda: dense(reported))
         self._dense = lambda is_race: of_race() if is_race else of_reported()
 
-    def looked_at(self, probe: Probe | None, point: Point, few: bool) -> Floats:
+    def losses(self, probe: Probe | None, point: Point, few: bool) -> Floats:
         """Return the losses of a candidate on the images of the race, or on the first few of them."""
         assert probe is not None
         images = self.race.first(FEW) if few else self.race
@@ -121,3 +129,35 @@ def run_in_threads(path: Path, batches: Iterable[npt.NDArray[Any]]) -> Outputs:
     """Run batches in ONNX Runtime, as many at once as there are cores: faster than all cores for each of them."""
     with OrtSession(path, 1) as session, ThreadPoolExecutor(usable_cores()) as pool:
         return np.concatenate(list(pool.map(session.run, batches)))
+
+
+def meter_of_images(
+    data: str, manifest: Manifest, target: Target, reference: Callable[[], Path], prefer: Prefer, progress: Progress
+) -> ImageMeter:
+    """Return a meter by images of a source; `reference`: gives the graph of the dense model in fp32."""
+    source = open_source(data)
+    held_out = source.held_out or source  # what it sets aside was never calibrated on
+    raced, reported = in_two_parts(held_out, (MOST_RACED, MOST_REPORTED), LEAST_IMAGES)
+    read = read_images([raced] if raced is reported else [raced, reported], manifest.preprocessing, progress)
+    takes_bytes = manifest.input.type == "uint8"
+
+    def dense(images: Images) -> npt.NDArray[np.float32]:
+        return run_in_threads(reference(), images.inputs(BATCH, takes_bytes))
+
+    columns = columns_of(read[-1], manifest.anatomy, manifest.labels, prefer)
+    return ImageMeter(
+        manifest.anatomy, target, read[0], read[-1], dense, takes_bytes, columns, by_accuracy=prefer == "accuracy"
+    )
+
+
+def columns_of(images: Images, anatomy: Anatomy, labels: Sequence[str], prefer: Prefer) -> npt.NDArray[np.int64] | None:
+    """Return the output of each class of labelled images; None if they have no labels, or of other classes."""
+    columns = None
+    if images.labels is not None and len(images) and anatomy.classes:
+        with contextlib.suppress(SnapvitError):  # labels of other classes than the model's say nothing of it
+            columns = columns_for(images.classes, anatomy.classes, labels)
+    if columns is None and prefer == "accuracy":
+        raise UsageError(
+            "--prefer accuracy needs images with labels of the model's classes. Give some, or leave it out"
+        )
+    return columns

@@ -1,4 +1,4 @@
-"""The judge: files compared with the dense model on images, each run as its target runs it."""
+"""The meter: files compared with the dense model on images, each run as its target runs it."""
 
 from dataclasses import replace
 
@@ -16,9 +16,9 @@ from snapvit_export.graph.writer import GraphWriter
 from snapvit_export.model.plan import Plan
 from snapvit_export.model.ranking import Ranking
 from snapvit_export.prune.pack import blueprint
-from snapvit_export.selection import judge as judge_module
+from snapvit_export.selection import image_meter
 from snapvit_export.selection.candidates import BuiltVariant, Probe
-from snapvit_export.selection.judge import FEW, ImageJudge
+from snapvit_export.selection.image_meter import FEW, ImageMeter
 from snapvit_export.selection.point import Point
 from snapvit_export.target import Target
 
@@ -27,7 +27,7 @@ RACE, REPORTED = 40, 20
 
 
 class Setting:
-    """A tiny model whose dense, halved and int8 graphs are files, and a judge of them."""
+    """A tiny model whose dense, halved and int8 graphs are files, and a meter of them."""
 
     def __init__(self, folder, classes: int = 5, **options) -> None:
         model = make_model({**TINY, "num_classes": classes})
@@ -47,7 +47,7 @@ class Setting:
         self.int8 = exact_and("int8-dynamic", drawn, Plan.dense(self.anatomy), folder, images, "ort")[1].graph
         self.asked: list[int] = []
         target = options.pop("target", TARGET)
-        self.judge = ImageJudge(self.anatomy, target, self.race, self.reported, self._dense, **options)
+        self.meter = ImageMeter(self.anatomy, target, self.race, self.reported, self._dense, **options)
 
     def _dense(self, images: Images) -> np.ndarray:
         self.asked.append(len(images))
@@ -70,15 +70,15 @@ def setting(tmp_path):
 
 
 def test_the_dense_file_has_no_divergence_and_agrees_with_itself(setting):
-    found = setting.judge.measured(setting.built(setting.dense, setting.plan)).fidelity
+    found = setting.meter.measured(setting.built(setting.dense, setting.plan)).fidelity
     assert (found.divergence, found.agreement, found.images, found.by) == (0.0, 1.0, REPORTED, "predictions")
-    losses = setting.judge.looked_at(Probe(setting.dense, (), "fp32"), Point(setting.plan, "fp32"), few=False)
+    losses = setting.meter.losses(Probe(setting.dense, (), "fp32"), Point(setting.plan, "fp32"), few=False)
     assert losses == pytest.approx(np.zeros(RACE), abs=1e-6)
 
 
 def test_a_smaller_file_is_compared_on_the_very_outputs_of_both(setting):
     plan = half_plan(setting.anatomy)
-    found = setting.judge.measured(setting.built(setting.half, plan))
+    found = setting.meter.measured(setting.built(setting.half, plan))
     outputs = [setting.outputs(path, setting.reported) for path in (setting.half, setting.dense)]
     wanted = Comparison.of(*outputs, classifies=True)
     assert found.losses.divergence == pytest.approx(wanted.divergence, rel=1e-3, abs=1e-6)
@@ -90,63 +90,63 @@ def test_a_smaller_file_is_compared_on_the_very_outputs_of_both(setting):
 
 def test_the_race_and_the_report_are_told_on_different_images_and_the_dense_outputs_are_made_once(setting):
     plan, probe = half_plan(setting.anatomy), Probe(setting.half, (), "fp32")
-    few, on_all = (setting.judge.looked_at(probe, Point(plan, "fp32"), few=few) for few in (True, False))
+    few, on_all = (setting.meter.losses(probe, Point(plan, "fp32"), few=few) for few in (True, False))
     assert (len(few), len(on_all)) == (FEW, RACE)
     assert on_all[:FEW] == pytest.approx(few, rel=1e-4, abs=1e-6)
     for _ in range(2):
-        reported = setting.judge.measured(setting.built(setting.half, plan)).losses.divergence
+        reported = setting.meter.measured(setting.built(setting.half, plan)).losses.divergence
     assert len(reported) == REPORTED
     assert not np.isin(np.round(reported, 6), np.round(on_all, 6)).any()
     assert setting.asked == [RACE, REPORTED]
 
 
 def test_dynamic_int8_runs_with_the_batch_of_the_target(setting, monkeypatch):
-    sizes, plain = [], judge_module.run_in_threads
+    sizes, plain = [], image_meter.run_in_threads
 
     def seen(path, batches):
         batches = list(batches)
         sizes.append(len(batches[0]))
         return plain(path, batches)
 
-    monkeypatch.setattr(judge_module, "run_in_threads", seen)
-    found = setting.judge.measured(setting.built(setting.int8, setting.plan, "int8-dynamic"))
+    monkeypatch.setattr(image_meter, "run_in_threads", seen)
+    found = setting.meter.measured(setting.built(setting.int8, setting.plan, "int8-dynamic"))
     assert sizes == [TARGET.batch]
     outputs = setting.outputs(setting.int8, setting.reported, TARGET.batch)
     wanted = Comparison.of(outputs, setting.outputs(setting.dense, setting.reported), classifies=True)
     assert found.losses.divergence == pytest.approx(wanted.divergence, rel=1e-3, abs=1e-6)
     other = setting.outputs(setting.int8, setting.reported, 7)
     assert np.abs(other - outputs).max() > 1e-5  # the scale is of the whole batch, so it matters
-    setting.judge.measured(setting.built(setting.half, half_plan(setting.anatomy)))
-    assert sizes == [TARGET.batch, judge_module.BATCH]
+    setting.meter.measured(setting.built(setting.half, half_plan(setting.anatomy)))
+    assert sizes == [TARGET.batch, image_meter.BATCH]
 
 
 def test_a_probe_in_another_precision_is_charged_with_what_that_one_loses(setting):
     probe, point = Probe(setting.half, (), "fp32"), Point(half_plan(setting.anatomy), "int8-static")
-    without = setting.judge.looked_at(probe, point, few=True)
-    dense = setting.judge.measured(setting.built(setting.int8, setting.plan, "int8-static"))
+    without = setting.meter.losses(probe, point, few=True)
+    dense = setting.meter.measured(setting.built(setting.int8, setting.plan, "int8-static"))
     assert dense.fidelity.divergence > 0
     added = without + dense.fidelity.divergence
-    assert setting.judge.looked_at(probe, point, few=True) == pytest.approx(added)
+    assert setting.meter.losses(probe, point, few=True) == pytest.approx(added)
     own = Point(point.plan, "fp32")
-    assert setting.judge.looked_at(probe, own, few=True) == pytest.approx(without)
+    assert setting.meter.losses(probe, own, few=True) == pytest.approx(without)
 
 
 def test_labels_give_accuracy_and_may_decide_the_race(tmp_path):
     setting = Setting(tmp_path / "labelled", columns=np.arange(5), by_accuracy=True)
     plan = half_plan(setting.anatomy)
-    found = setting.judge.measured(setting.built(setting.half, plan))
+    found = setting.meter.measured(setting.built(setting.half, plan))
     right = setting.outputs(setting.half, setting.reported).argmax(1) == setting.reported.labels
     assert found.evaluation.top1 == pytest.approx(right.mean())
     assert found.evaluation.images == REPORTED
     assert found.losses.wrong.tolist() == (~right).tolist()
-    losses = setting.judge.looked_at(Probe(setting.half, (), "fp32"), Point(plan, "fp32"), few=False)
+    losses = setting.meter.losses(Probe(setting.half, (), "fp32"), Point(plan, "fp32"), few=False)
     wrong = setting.outputs(setting.half, setting.race).argmax(1) != setting.race.labels
     assert np.round(losses).astype(bool).tolist() == wrong.tolist()  # divergence only tells equals apart
 
 
 def test_labels_of_some_classes_read_their_own_columns(tmp_path):
     setting = Setting(tmp_path / "labelled", columns=np.array([4, 3, 2, 1, 0]))
-    found = setting.judge.measured(setting.built(setting.half, half_plan(setting.anatomy)))
+    found = setting.meter.measured(setting.built(setting.half, half_plan(setting.anatomy)))
     answers = 4 - setting.outputs(setting.half, setting.reported).argmax(1)
     assert found.evaluation.top1 == pytest.approx((answers == setting.reported.labels).mean())
 
@@ -154,20 +154,20 @@ def test_labels_of_some_classes_read_their_own_columns(tmp_path):
 def test_a_model_without_a_classifier_is_compared_by_neighbours(tmp_path):
     setting = Setting(tmp_path / "headless", classes=0)
     assert setting.anatomy.classes == 0
-    found = setting.judge.measured(setting.built(setting.half, half_plan(setting.anatomy)))
+    found = setting.meter.measured(setting.built(setting.half, half_plan(setting.anatomy)))
     outputs = [setting.outputs(path, setting.reported) for path in (setting.half, setting.dense)]
     wanted = Comparison.of(*outputs, classifies=False).fidelity()
     assert found.fidelity.by == "neighbours"
     assert found.fidelity.divergence == pytest.approx(wanted.divergence, rel=1e-3)
     assert found.fidelity.agreement == wanted.agreement
-    dense = setting.judge.measured(setting.built(setting.dense, setting.plan)).fidelity
+    dense = setting.meter.measured(setting.built(setting.dense, setting.plan)).fidelity
     assert (dense.divergence, dense.agreement) == (pytest.approx(0, abs=1e-9), 1.0)
 
 
 def test_openvino_compares_what_openvino_computes(tmp_path):
     pytest.importorskip("openvino")
     setting = Setting(tmp_path / "openvino", target=msgspec.structs.replace(TARGET, runtime="openvino"))
-    found = setting.judge.measured(setting.built(setting.half, half_plan(setting.anatomy)))
+    found = setting.meter.measured(setting.built(setting.half, half_plan(setting.anatomy)))
     outputs = [setting.outputs(path, setting.reported) for path in (setting.half, setting.dense)]
     wanted = Comparison.of(*outputs, classifies=True).fidelity()
     assert found.fidelity.divergence == pytest.approx(wanted.divergence, rel=0.01)

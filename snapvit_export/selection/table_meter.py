@@ -1,4 +1,4 @@
-"""Judges candidates by the table that came with an Elastic folder, where there are no images. Light.
+"""Estimates the fidelity of candidates from the table of an Elastic folder, where there are no images. Light.
 
 What a Plan loses is read between the measured ones around it, along three axes:
 
@@ -15,7 +15,7 @@ device; a variant in one that came with the family is taken to lose as much.
 It is an estimate. It takes it that what counts is how many FLOPs a Plan keeps, not which heads, neurons and sub-layers
 (a device chooses them by its own latencies), nor in which blocks tokens merge; and the images are those of whoever
 packed the model. The standard error is that of the images alone. So an estimate is never given as a measurement:
-`Fidelity.estimated` says what it is, and images on the device are better (`judge`).
+`Fidelity.estimated` says what it is, and images on the device are better (`image_meter`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .point import Point
 Floats = npt.NDArray[np.float64]
 
 
-class TableJudge:
+class TableMeter:
     """Estimates the fidelity of any Plan from those that were measured when the model was packed."""
 
     needs_probes = False
@@ -54,7 +54,7 @@ class TableJudge:
         self._agreement = self._values("agreement")
         self._agreement_error = self._values("agreement_error")
 
-    def looked_at(self, probe: Probe | None, point: Point, few: bool) -> Floats:
+    def losses(self, probe: Probe | None, point: Point, few: bool) -> Floats:
         """Return the estimated divergence of a candidate, as if of one image."""
         return np.array([self.estimate(point).divergence])
 

@@ -17,7 +17,7 @@ from snapvit_export.model.anatomy import Anatomy, Block
 from snapvit_export.model.plan import Plan
 from snapvit_export.selection.measure_table import _Measure, _merging
 from snapvit_export.selection.point import Point
-from snapvit_export.selection.table_judge import TableJudge
+from snapvit_export.selection.table_meter import TableMeter
 from snapvit_export.storage.json import from_json, to_json
 
 BLOCKS = (Block(heads=4, head_dim=8, hidden=64),) * 4
@@ -47,7 +47,7 @@ def table_of(root) -> FidelityTable:
     )
 
 
-JUDGE = TableJudge(VIT, table_of(lambda grid, width, tokens: 0.5 * grid + 0.4 * width + 0.1 * tokens))
+JUDGE = TableMeter(VIT, table_of(lambda grid, width, tokens: 0.5 * grid + 0.4 * width + 0.1 * tokens))
 
 
 def divergence(plan: Plan, precision="fp32") -> float:
@@ -84,7 +84,7 @@ def test_beyond_the_last_level_less_is_worse_and_never_better():
     width = fewer.flops_ratio(VIT)
     steps = (1 - width) / (1 - NARROW.flops_ratio(VIT))
     assert divergence(fewer) == pytest.approx((0.4 * steps) ** 2)
-    falling = TableJudge(VIT, table_of(lambda grid, width, tokens: 0.5 - 0.3 * width))  # as noise may have it
+    falling = TableMeter(VIT, table_of(lambda grid, width, tokens: 0.5 - 0.3 * width))  # as noise may have it
     assert falling.estimate(Point(fewer, "fp32")).divergence == pytest.approx(0.2**2)
 
 
@@ -95,7 +95,7 @@ def test_int8_adds_what_the_dense_model_loses_in_it():
     assert found.standard_error == pytest.approx(math.hypot(0.016, 0.001))
     assert found.agreement == pytest.approx(1 / 1.16 / 1.01)
     assert not JUDGE.needs_probes
-    assert JUDGE.looked_at(None, Point(NARROW, "fp32"), few=True) == pytest.approx([0.16])
+    assert JUDGE.losses(None, Point(NARROW, "fp32"), few=True) == pytest.approx([0.16])
 
 
 @pytest.mark.parametrize(
@@ -124,12 +124,12 @@ def test_what_was_not_measured_lies_between_what_was(family_and_elastic: Path, t
     assert table.values[0].divergence == 0  # the dense model itself
     source = open_source(str(family_and_elastic / "images"))
     measure = _Measure(packed, prepare(source, packed.description.preprocessing), tmp_path)
-    judge = TableJudge(anatomy, table)
+    meter = TableMeter(anatomy, table)
     for width, grid, left in ((0.77, None, 1.0), (0.62, None, 0.7), (0.77, (11, 11), 0.4), (0.65, (9, 9), 1.0)):
         plan = _merging(packed, packed.planner.flops(width).with_tokens(grid=grid), left)
-        around = _around(table, judge._place(plan))
+        around = _around(table, meter._place(plan))
         low, high = min(v.divergence for v in around), max(v.divergence for v in around)
-        estimate, found = judge.estimate(Point(plan, "fp32")), measure.of(plan, "fp32")
+        estimate, found = meter.estimate(Point(plan, "fp32")), measure.of(plan, "fp32")
         assert low <= estimate.divergence <= high
         noise = 3 * math.hypot(found.standard_error, max(v.standard_error for v in around))
         assert low - noise <= found.divergence <= high + noise, (width, grid, left)

@@ -40,6 +40,7 @@ def choose(
     profile: Annotated[
         Optional[Path], typer.Option(help="Latencies that `snapvit profile` took here, instead of timing them again.")
     ] = None,
+    strict: options.Strict = False,
     runtime: options.Runtime = None,
     threads: options.Threads = None,
     batch: options.Batch = None,
@@ -66,7 +67,7 @@ def choose(
     known = None if profile is None else FamilyProfile.load(profile)
     with shown(quiet) as progress:
         manifest = choose_in_family(
-            family, wanted, limits, timing, progress, elastic, known, merged, sizes, used, data, preferred
+            family, wanted, limits, timing, progress, elastic, known, merged, sizes, used, data, preferred, strict
         )
     if as_json:
         from ..storage.json import to_json

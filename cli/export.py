@@ -7,6 +7,8 @@ from typing import Annotated, Optional
 
 import typer
 
+from . import options
+
 
 def export(
     budget: Annotated[Optional[str], typer.Option(help="Latency to meet: 10ms, 60% (of dense) or 100fps.")] = None,
@@ -40,6 +42,7 @@ def export(
     prefer: Annotated[
         str, typer.Option(help="Of what fits: the best 'fidelity' to the dense model, or 'accuracy' by labels.")
     ] = "fidelity",
+    strict: options.Strict = False,
     ranking: Annotated[Optional[Path], typer.Option(help="Use this ranking instead of scoring anew.")] = None,
     card: Annotated[str, typer.Option(help="Kind of device: cpu, raspberry-pi-5, jetson-orin-nano, ...")] = "cpu",
     threads: Annotated[
@@ -149,6 +152,7 @@ def export(
         levers=None if levers is None else parse_levers(levers),
         mixes_precisions=free,
         prefer=parsing.preference(prefer),
+        strict=strict,
         ranking=ranking,
         flavour=flavour,
         single_file=single_file,

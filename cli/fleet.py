@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from . import options
+
 
 def fleet(
     budget: Annotated[
@@ -14,6 +16,7 @@ def fleet(
     ],
     family: Annotated[Path, typer.Argument(help="A family folder.")] = Path("snapvit-family"),
     at: Annotated[str, typer.Option(help="Percentile that must meet the budget: p50, p90 or p99.")] = "p50",
+    strict: options.Strict = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Pick the most faithful variant for each device by the latencies that were taken there."""
@@ -22,7 +25,7 @@ def fleet(
     from ..selection.known_profiles import parse_budgets, pick_all
 
     percentile, budgets = check_percentile(at), parse_budgets(budget)
-    picks = pick_all(read_family(family), budgets, percentile)
+    picks = pick_all(read_family(family), budgets, percentile, strict)
     if as_json:
         from ..storage.json import to_json
 
@@ -30,16 +33,17 @@ def fleet(
         return
     from ..report.terminal import print_rows
 
-    columns = ("device", "budget ms", "variant", f"{at} ms", "next better", "ms")
+    columns = ("device", "budget ms", "variant", f"{at} ms", "verdict", "next better", "ms")
     rows = [
         (
             pick.device,
             f"{pick.budget_ms:.2f}",
             pick.variant,
             f"{pick.latency_ms:.2f}",
+            pick.verdict,
             pick.next_denser or "-",
             "-" if pick.next_denser_ms is None else f"{pick.next_denser_ms:.2f}",
         )
         for pick in picks
     ]
-    print_rows(columns, rows, left={"device", "variant", "next better"})
+    print_rows(columns, rows, left={"device", "variant", "verdict", "next better"})

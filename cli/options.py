@@ -15,4 +15,5 @@ Batch = Annotated[
 ]
 Pause = Annotated[float, typer.Option(min=0, max=10000, help="Milliseconds to sleep before every run.")]
 Pin = Annotated[Optional[str], typer.Option(help="Cores to run on: 0 or 0,2.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Exit 1 unless a variant surely fits, with its whole interval.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]

@@ -26,6 +26,19 @@ from .evaluation import Evaluation
 from .fidelity import Fidelity
 
 Prefer = Literal["fidelity", "accuracy"]
+Verdict = Literal["fits", "unsure", "no"]  # of a variant on a budget
+
+
+def verdict_on(between_ms: tuple[float, float], budget_ms: float, within_limits: bool = True) -> Verdict:
+    """Return the verdict on a variant by the interval of its latency; without its whole interval nothing surely fits.
+
+    >>> verdict_on((9.6, 9.9), 10.0), verdict_on((9.9, 10.2), 10.0), verdict_on((10.1, 10.4), 10.0)
+    ('fits', 'unsure', 'no')
+    """
+    low, high = between_ms
+    if not within_limits or low > budget_ms:
+        return "no"
+    return "fits" if high <= budget_ms else "unsure"
 
 
 class WeightFile(Value, frozen=True, kw_only=True):
@@ -95,6 +108,7 @@ class Measurement(Value, frozen=True, kw_only=True):
     profile: Profile  # of the last timing run
     evaluation: Evaluation | None
     fits: bool  # in size too, and with its whole interval
+    verdict: Verdict | None = None  # on the budget and all limits; None in older files
     fidelity: Fidelity | None = None
     precision: Precision | None = None  # None in older files, as what follows: the family's, and that of its model
     tokens: tuple[Size, ...] | UnsetType = UNSET  # after each block, as a Variant has them

@@ -22,13 +22,22 @@ from ..errors import SnapvitError, UsageError
 from ..evaluate.pareto import Tradeoff, dominated
 from ..family.evaluation import Evaluation, Measure
 from ..family.fidelity import Fidelity
-from ..family.manifest import Alternative, Choice, DroppedPrecision, Manifest, Measurement, Variant
+from ..family.manifest import (
+    Alternative,
+    Choice,
+    DroppedPrecision,
+    Manifest,
+    Measurement,
+    Variant,
+    Verdict,
+    verdict_on,
+)
 from ..family.validation import Validation
 from ..profiling.conditions import worst_warnings
 from ..profiling.profile import Percentile, Profile
 from ..storage.json import Value
 from .quality import QualityMeasure, best_of, fidelity_of, measure_of
-from .variant_words import Verdict, levers, measured_verdict, verdict
+from .variant_words import levers, measured_verdict
 
 MOST_SAMPLES = 2000  # in the plot of all variants; more would only be slower
 _CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufffe\uffff]")
@@ -302,7 +311,9 @@ def _point(
     quality, error = measured_by.quality(variant.evaluation, fidelity)
     by = dominated_by
     measured = {m.variant: measured_verdict(m, choice) for m in choice.measurements} if choice else {}
-    unmeasured = None if between is None or measured_by.budget_ms is None else verdict(between, measured_by.budget_ms)
+    unmeasured = (
+        None if between is None or measured_by.budget_ms is None else verdict_on(between, measured_by.budget_ms)
+    )
     return Point(
         family=label,
         name=plain(variant.name),
@@ -368,7 +379,9 @@ def _alternative(found: Alternative, manifest: Manifest, choice: Choice) -> Alte
         latency_ms=found.latency_ms,
         between_ms=found.between_ms,
         fidelity=found.fidelity,
-        verdict=verdict(found.between_ms, choice.budget_ms) if measured is None else measured_verdict(measured, choice),
+        verdict=verdict_on(found.between_ms, choice.budget_ms)
+        if measured is None
+        else measured_verdict(measured, choice),
     )
 
 

@@ -91,7 +91,7 @@ def _columns(report: ReportData, rows: Sequence[Row]) -> list[Column]:
     if report.looks:
         assert report.budget_ms is not None
         verdicts = (f"{row.verdict}{', chosen' if row.is_chosen else ''}" for row in rows)
-        found.append(Column(f"fits\n{words.budget(report.budget_ms)}", tuple(verdicts), is_words=True))
+        found.append(Column(f"verdict\n{words.budget(report.budget_ms)}", tuple(verdicts), is_words=True))
     return [column.with_cells(["-" if cell == words.UNKNOWN else cell for cell in column.cells]) for column in found]
 
 

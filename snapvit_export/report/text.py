@@ -176,7 +176,8 @@ def _choice(report: ReportData) -> str:
     dense = next(p for p in report.own if p.is_dense)
     at = "" if report.at == "p50" else f" at {report.at}"
     text = (
-        f"{chosen.name} takes {latency(chosen.latency_ms, chosen.between_ms)}{at} and fits {budget(report.budget_ms)}"
+        f"{chosen.name} takes {latency(chosen.latency_ms, chosen.between_ms)}{at} and "
+        f"{_fits(chosen)} {budget(report.budget_ms)}"
     )
     if chosen.is_dense:
         return f"{text}: it is the dense model, nothing had to be cut."
@@ -214,8 +215,8 @@ def decision(report: ReportData) -> str:
     return f"{text}."
 
 
-def _fits(row: MeasurementRow) -> str:
-    return "fits" if row.verdict == "yes" else "is within, but not surely,"
+def _fits(row: Point | MeasurementRow) -> str:
+    return "fits" if row.verdict == "fits" else "may fit"
 
 
 def _kept(row: MeasurementRow, report: ReportData) -> str:
@@ -234,14 +235,14 @@ def _kept(row: MeasurementRow, report: ReportData) -> str:
 def alone(report: ReportData) -> str | None:
     """Write in one line what single levers reach within the budget; None if nothing is known of them."""
     found = [
-        f"{row.lever} {same(row.fidelity)} % ({row.name}, {ms(row.latency_ms)}{_unless_yes(row.verdict)})"
+        f"{row.lever} {same(row.fidelity)} % ({row.name}, {ms(row.latency_ms)}{_unless_it_fits(row.verdict)})"
         for row in report.alternatives
     ]
     return f"With one lever alone, {same_title(report)}: {', '.join(found)}." if found else None
 
 
-def _unless_yes(verdict: str) -> str:
-    return {"yes": "", "no": ", too slow", "unsure": ", unsure"}[verdict]
+def _unless_it_fits(verdict: str) -> str:
+    return {"fits": "", "no": ", too slow", "unsure": ", unsure"}[verdict]
 
 
 def dropped(found: DroppedPrecision) -> str:

@@ -5,13 +5,10 @@ Every table, chart and sentence takes them from here, so that all of them say th
 
 from __future__ import annotations
 
-from typing import Literal
-
 from msgspec import UNSET
 
-from ..family.manifest import Choice, Manifest, Measurement, Variant
+from ..family.manifest import Choice, Manifest, Measurement, Variant, Verdict, verdict_on
 
-Verdict = Literal["yes", "no", "unsure"]
 DENSE = "dense"
 PRECISIONS = {"int8-dynamic": "int8", "int8-static": "int8 static"}
 
@@ -73,25 +70,15 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share < 0.995 else f"{100 * share:.1f} %"
 
 
-def verdict(between_ms: tuple[float, float], budget_ms: float, within_limits: bool = True) -> Verdict:
-    """Return yes if the whole interval meets the budget, no if none of it does, or unsure; no if it is too large.
-
-    >>> verdict((9.6, 9.9), 10.0), verdict((9.9, 10.2), 10.0), verdict((10.1, 10.4), 10.0)
-    ('yes', 'unsure', 'no')
-    """
-    low, high = between_ms
-    if not within_limits or low > budget_ms:
-        return "no"
-    return "yes" if high <= budget_ms else "unsure"
-
-
 def measured_verdict(row: Measurement, choice: Choice) -> Verdict:
-    """Return the verdict on a candidate that was timed for a choice."""
+    """Return the verdict on a candidate that was timed for a choice; files of before do not hold it."""
+    if row.verdict is not None:
+        return row.verdict
     if row.fits:
-        return "yes"
+        return "fits"
     limits = choice.limits
     within = (limits.max_size_bytes is None or row.size_bytes <= limits.max_size_bytes) and (
         limits.max_params is None or row.params <= limits.max_params
     )
     surely_fast = row.between_ms[1] <= choice.budget_ms  # and yet it does not fit: it is too large
-    return verdict(row.between_ms, choice.budget_ms, within and not surely_fast)
+    return verdict_on(row.between_ms, choice.budget_ms, within and not surely_fast)

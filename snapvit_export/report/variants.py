@@ -51,7 +51,7 @@ def _columns(report: ReportData) -> list[tuple[str, bool, Reader]]:
     candidates: list[tuple[bool, str, bool, Reader]] = [
         (True, "variant", True, lambda p: (p.name, p.name)),
         (True, "levers", True, lambda p: (p.levers, p.levers)),
-        (report.budget_ms is not None, "fits", True, _verdict),
+        (report.budget_ms is not None, "verdict", True, _verdict),
         (len(report.families) > 1, "family", True, lambda p: (p.family, p.family)),
         (_any(report, "latency_ms"), report.at, False, lambda p: (p.latency_ms, words.ms(p.latency_ms))),
         (_any(report, "between_ms"), "interval, ms", False, _interval),
@@ -137,7 +137,7 @@ def measurement_rows(report: ReportData) -> dict[str, Any]:
         (compared, "divergence", lambda row: words.divergence(row.fidelity)),
         (labelled, words.measure_title(report), lambda row: words.quality(report.measure, row.quality, row.error)),
         (True, "correction", lambda row: row.correction or "none"),
-        (True, "fits", lambda row: f"{row.verdict}{', chosen' if row.is_chosen else ''}"),
+        (True, "verdict", lambda row: f"{row.verdict}{', chosen' if row.is_chosen else ''}"),
     ]
     wanted = [(title, read) for shown, title, read in candidates if shown]
     rows = [tuple(read(row) for _, read in wanted) for row in report.looks]
@@ -160,4 +160,4 @@ def alternative_rows(report: ReportData) -> dict[str, Any]:
         )
         for row in report.alternatives
     ]
-    return {"columns": [*columns, f"{words.same_title(report)}, %", "divergence", "fits"], "rows": rows}
+    return {"columns": [*columns, f"{words.same_title(report)}, %", "divergence", "verdict"], "rows": rows}

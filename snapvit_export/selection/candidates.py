@@ -22,7 +22,7 @@ from msgspec import UNSET
 from ..allocation.recipe import ADDS_BIASES
 from ..family.evaluation import Evaluation
 from ..family.fidelity import Fidelity, NotFinite
-from ..family.manifest import Limits, Measurement, Variant, WeightFile
+from ..family.manifest import Limits, Measurement, Variant, WeightFile, verdict_on
 from ..graph.format import GraphFormat
 from ..graph.forward import can_reorder
 from ..graph.precision import GraphPrecision
@@ -180,6 +180,30 @@ class Meter(Protocol):
         ...
 
 
+class Latencies(Protocol):
+    """Latencies of variants from all their runs: `DriftCorrection`, or those that a manifest has kept of one."""
+
+    def add(self, run: Mapping[str, Profile]) -> None:
+        """Add one timing run, the dense variant's profile among it."""
+        ...
+
+    def runs(self, name: str) -> int:
+        """Return how often a variant was timed."""
+        ...
+
+    def is_contended(self, name: str) -> bool:
+        """Return True if other work kept most runs of a variant from their cores."""
+        ...
+
+    def reference_ms(self, at: Percentile) -> float:
+        """Return the latency of the dense variant."""
+        ...
+
+    def latency(self, name: str, at: Percentile, relative: bool = False) -> Latency:
+        """Return a variant's latency and its interval."""
+        ...
+
+
 class Candidates:
     """Variants of one model by name, and what was measured of them; one called "dense" cuts nothing."""
 
@@ -193,11 +217,12 @@ class Candidates:
         meter: Meter | None = None,  # None: nothing is compared here
         built: Iterable[BuiltVariant] = (),  # that exist already
         advice: str = "",  # what helps if no variant fits a budget: ends an error message
+        latencies: Latencies | None = None,  # None: those of the runs that are recorded here
     ) -> None:
         self.anatomy, self.target, self.advice = anatomy, target, advice
         self.progress = progress if isinstance(progress, Stages) else Stages(progress)  # how long what takes
         self.built = {variant.name: variant for variant in built}
-        self.drift = DriftCorrection(DENSE)
+        self.drift: Latencies = latencies or DriftCorrection(DENSE)
         self.meter, self._builder, self._timer = meter, builder, timer
 
     def add(self, name: str, point: Point | Plan, keep: bool = False) -> None:
@@ -379,6 +404,7 @@ class Candidates:
             if built.profile is None:
                 continue
             latency = self.drift.latency(built.name, limits.at, relative)
+            verdict = verdict_on((latency.low, latency.high), budget_ms, self.meets_limits(built.name, limits))
             found.append(
                 Measurement(
                     variant=built.name,
@@ -391,7 +417,8 @@ class Candidates:
                     size_bytes=built.size_bytes,
                     profile=built.profile,
                     evaluation=built.evaluation,
-                    fits=self.meets_limits(built.name, limits) and latency.high <= budget_ms,
+                    fits=verdict == "fits",
+                    verdict=verdict,
                     fidelity=built.fidelity,
                     precision=built.precision,
                     tokens=self.anatomy.tokens_after(built.plan),

@@ -83,6 +83,23 @@ class Chooser:
             return is_worse(built.losses.wrong, best.losses.wrong)
         return is_worse(built.losses.divergence, best.losses.divergence)
 
+    def best_unsure(self, names: Sequence[str]) -> str | None:
+        """Return the best that fits by its latency though not by its interval; None if there is none, or refused.
+
+        The machine is too noisy to tell more, so whoever must be sure (`Options.strict`) gets an error instead.
+        """
+        unsure = [name for name in names if self.runs(name) and self.latency(name).ms <= self.budget_ms]
+        if not unsure:
+            return None
+        best = self.best(unsure)
+        if self.options.strict:
+            found = self.latency(best)
+            raise BudgetNotMet(
+                f"no variant surely fits {self.budget_ms:.3g} ms: {best} takes {found.low:.2f} to {found.high:.2f} ms. "
+                f"Choose again when the machine is idle, allow {rounded_up(found.high)}ms, or leave --strict out"
+            )
+        return best
+
     def next_better(self, chosen: str) -> str | None:
         """Return the fastest of the better variants, none of which fits."""
         better = [
@@ -144,20 +161,23 @@ class Chooser:
         )
 
 
-def select_among(candidates: Candidates, budget: Budget, limits: Limits, prefer: Prefer = "fidelity") -> Choice:
+def select_among(
+    candidates: Candidates, budget: Budget, limits: Limits, prefer: Prefer = "fidelity", strict: bool = False
+) -> Choice:
     """Choose among variants that exist and were timed; where some have no fidelity, the densest that fits.
 
     Their levers are those that the variants use: of widths alone the densest is taken too.
     """
     own = candidates.target.precision
     used = [lever for each in candidates.built.values() for lever in each.point.levers(candidates.anatomy, own)]
-    chooser = Chooser(candidates, budget, limits, Options(levers=in_order(used), prefer=prefer))
+    chooser = Chooser(candidates, budget, limits, Options(levers=in_order(used), prefer=prefer, strict=strict))
     fitting = [name for name in candidates.built if chooser.surely_fits(name)]
     timed = [name for name, built in candidates.built.items() if built.profile is not None]
-    if not fitting:
+    chosen = chooser.best(fitting) if fitting else chooser.best_unsure(timed)
+    if chosen is None:
         least = min(timed, key=lambda name: chooser.latency(name).ms)
         raise BudgetNotMet(no_variant(candidates, least, chooser.latency(least), chooser.budget_ms, limits))
-    return chooser.choice(chooser.best(fitting))
+    return chooser.choice(chosen)
 
 
 def _doubt(chosen: Measurement, denser: Measurement | None, budget_ms: float, contended: bool) -> str | None:

@@ -13,12 +13,13 @@ from typing import Literal
 
 from ..budget import Budget
 from ..errors import BudgetNotMet, FileFormatError, UsageError
-from ..family.manifest import Limits, Manifest, MeasuredOn, Variant
+from ..family.manifest import Choice, Limits, Manifest, MeasuredOn, Variant, Verdict
+from ..profiling.drift import Latency
 from ..profiling.profile import LEAST_RUNS, Percentile, Profile
 from ..progress import Silent
 from ..storage.json import Value, read_json, write_json
 from ..target import TAKES, Runtime, Target
-from .candidates import BuiltVariant, Candidates
+from .candidates import BuiltVariant, Candidates, Latencies
 from .choice import select_among
 
 OWN = "cpu"  # the device that the family's own manifest was measured on
@@ -62,11 +63,16 @@ def known_candidates(folder: Path, manifest: Manifest, known: FamilyProfile, at:
 
 
 def _timed_candidates(
-    folder: Path, manifest: Manifest, target: Target, variants: Sequence[Variant], profiles: Mapping[str, Profile]
+    folder: Path,
+    manifest: Manifest,
+    target: Target,
+    variants: Sequence[Variant],
+    profiles: Mapping[str, Profile],
+    latencies: Latencies | None = None,
 ) -> Candidates:
     built = [BuiltVariant.of(folder, variant, manifest.anatomy) for variant in variants]
     advice = "export sparser variants and time them there"
-    candidates = Candidates(manifest.anatomy, target, Silent(), built=built, advice=advice)
+    candidates = Candidates(manifest.anatomy, target, Silent(), built=built, advice=advice, latencies=latencies)
     candidates.record(profiles)
     return candidates
 
@@ -80,6 +86,40 @@ def require_runs(name: str, profile: Profile, at: Percentile) -> None:
         )
 
 
+class ChoiceLatencies:
+    """The latencies that a manifest's choice rests on: of all its runs, not only of the last one of each variant."""
+
+    def __init__(self, manifest: Manifest, choice: Choice) -> None:
+        self.dense, self._found = manifest.dense, {row.variant: row for row in choice.measurements}
+
+    @staticmethod
+    def of(manifest: Manifest, at: Percentile) -> ChoiceLatencies | None:
+        """Return those of a manifest at a percentile; None if it has none, or variants were timed again since."""
+        choice = manifest.choice
+        if choice is None or choice.limits.at != at:
+            return None
+        found = {row.variant: row.profile for row in choice.measurements}
+        timed = [variant for variant in manifest.variants if variant.profile is not None]
+        same = all(found.get(variant.name) == variant.profile for variant in timed)
+        return ChoiceLatencies(manifest, choice) if same and manifest.dense in found else None
+
+    def add(self, run: Mapping[str, Profile]) -> None:
+        """Take no notice of single runs: they are among all that are known."""
+
+    def runs(self, name: str) -> int:
+        """Return 1 for all that were timed: their number is not kept."""
+        return int(name in self._found)
+
+    def is_contended(self, name: str) -> bool:
+        return self._found[name].profile.is_contended
+
+    def reference_ms(self, at: Percentile) -> float:
+        return self._found[self.dense].latency_ms
+
+    def latency(self, name: str, at: Percentile, relative: bool = False) -> Latency:
+        return Latency(self._found[name].latency_ms, *self._found[name].between_ms)
+
+
 class Pick(Value, frozen=True, kw_only=True):
     """The variant for one device."""
 
@@ -87,6 +127,7 @@ class Pick(Value, frozen=True, kw_only=True):
     budget_ms: float
     variant: str
     latency_ms: float
+    verdict: Verdict  # fits, or unsure where nothing surely does
     next_denser: str | None  # the next better one, which does not fit; None: the best of the family fits
     next_denser_ms: float | None
 
@@ -117,7 +158,9 @@ def profiles_of(name: str, manifest: Manifest) -> FamilyProfile:
     return FamilyProfile.load(path)
 
 
-def pick(device: str, found: FamilyProfile, manifest: Manifest, budget: Budget, at: Percentile) -> Pick:
+def pick(
+    device: str, found: FamilyProfile, manifest: Manifest, budget: Budget, at: Percentile, strict: bool = False
+) -> Pick:
     """Return the best variant of a family that meets a budget on a device, of those that were timed there."""
     timed = [variant for variant in manifest.variants if variant.name in found.profiles]
     profiles = {variant.name: found.profiles[variant.name] for variant in timed}
@@ -125,22 +168,26 @@ def pick(device: str, found: FamilyProfile, manifest: Manifest, budget: Budget, 
         raise FileFormatError(
             f"{device}: its latencies are of other files than this family has. Run snapvit profile again"
         )
-    candidates = _timed_candidates(Path(), manifest, found.target.target, timed, profiles)
+    latencies = ChoiceLatencies.of(manifest, at) if device == OWN else None
+    candidates = _timed_candidates(Path(), manifest, found.target.target, timed, profiles, latencies)
     try:
-        choice = select_among(candidates, budget, Limits(at=at))
+        choice = select_among(candidates, budget, Limits(at=at), strict=strict)
     except BudgetNotMet as error:
         raise BudgetNotMet(f"{device}: {error}") from error
-    latencies = {measurement.variant: measurement.latency_ms for measurement in choice.measurements}
+    measured = {measurement.variant: measurement for measurement in choice.measurements}
+    chosen = measured[choice.variant]
+    assert chosen.verdict is not None, "it was measured just now"
     return Pick(
         device=device,
         budget_ms=choice.budget_ms,
         variant=choice.variant,
-        latency_ms=latencies[choice.variant],
+        latency_ms=chosen.latency_ms,
+        verdict=chosen.verdict,
         next_denser=choice.next_denser,
-        next_denser_ms=None if choice.next_denser is None else latencies[choice.next_denser],
+        next_denser_ms=None if choice.next_denser is None else measured[choice.next_denser].latency_ms,
     )
 
 
-def pick_all(manifest: Manifest, budgets: Mapping[str, Budget], at: Percentile) -> list[Pick]:
+def pick_all(manifest: Manifest, budgets: Mapping[str, Budget], at: Percentile, strict: bool = False) -> list[Pick]:
     """Pick one variant for every device."""
-    return [pick(name, profiles_of(name, manifest), manifest, budget, at) for name, budget in budgets.items()]
+    return [pick(name, profiles_of(name, manifest), manifest, budget, at, strict) for name, budget in budgets.items()]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -115,13 +115,15 @@ def choose_in_family(
     levers: Sequence[Lever] | None = None,
     data: str | None = None,
     prefer: Prefer = "fidelity",
+    strict: bool = False,
 ) -> Manifest:
     """Choose the variant of a family that meets a budget on this machine, and record the choice in its manifest.
 
     `known`: latencies that were taken here before; they must be of these files, this device and this target. Those of a
     GPU, which the Jetson agent takes, decide alone: nothing is timed here. `tokens`, `resolution`: variants of all the
     heads and neurons are cut with these from the Elastic folder, timed, and kept. `levers`: that new variants may use;
-    None: all that are possible here. `data`: images to compare on; None: by the table of the Elastic folder.
+    None: all that are possible here. `data`: images to compare on; None: by the table of the Elastic folder. `strict`:
+    refuse what may fit but does not surely.
     """
     folder = Path(folder)
     manifest = read_family(folder)
@@ -131,7 +133,7 @@ def choose_in_family(
             raise UsageError(
                 "latencies of a GPU decide alone: give --profile without --elastic, --data, --runtime, --batch, ..."
             )
-        return _choose_by_known(folder, manifest, budget, limits, known)
+        return _choose_by_known(folder, manifest, budget, limits, known, strict)
     target = options.target(manifest)
     device = device_for(target.runtime)
     packed = None if elastic is None else _same_ranking(Elastic.load(elastic), folder, manifest)
@@ -150,12 +152,10 @@ def choose_in_family(
             candidates.add(name, plan, keep=True)
         _time(candidates, [*runnable, *(name for name in asked if name not in runnable)], limits.at)
         if packed is None or used is None:
-            choice = select_among(candidates, budget, limits, prefer)
+            choice = select_among(candidates, budget, limits, prefer, strict)
         else:
-            planner = planner_for(packed, used)
-            choice = select(
-                candidates, planner, budget, limits, options_for(packed, target, used, prefer, data is None)
-            )
+            allowed = replace(options_for(packed, target, used, prefer, data is None), strict=strict)
+            choice = select(candidates, planner_for(packed, used), budget, limits, allowed)
         wanted = dict.fromkeys([*asked, choice.variant, choice.next_denser])
         new = [name for name in wanted if name is not None and name not in names]
         for name in new:
@@ -284,11 +284,11 @@ def _require_taken_here(known: FamilyProfile, variants: Sequence[BuiltVariant], 
 
 
 def _choose_by_known(
-    folder: Path, manifest: Manifest, budget: Budget, limits: Limits, known: FamilyProfile
+    folder: Path, manifest: Manifest, budget: Budget, limits: Limits, known: FamilyProfile, strict: bool
 ) -> Manifest:
     """Choose by latencies that were taken on another device, which the manifest then names."""
     candidates = known_candidates(folder, manifest, known, limits.at)
-    choice = select_among(candidates, budget, limits)
+    choice = select_among(candidates, budget, limits, strict=strict)
     variants = candidates.described(list(candidates.built))
     chosen = msgspec.structs.replace(manifest, target=known.target, variants=variants, choice=choice, seconds={})
     write_manifest(folder, chosen)

@@ -21,3 +21,4 @@ class Options:
     grids: Sequence[Grid] = (None,)
     schedule: Schedule = SCHEDULES[DEFAULT]  # how tokens are merged
     prefer: Prefer = "fidelity"
+    strict: bool = False  # True: refuse what may fit but does not surely

@@ -86,7 +86,7 @@ class Selection(Chooser):
         self._compare_precisions()
         self._fit_models()
         entrants = self._enter_all()
-        chosen = decide(self, entrants, list(self.alternatives.values())) or self._likely() or self._smallest()
+        chosen = decide(self, entrants, list(self.alternatives.values())) or self._unsure() or self._smallest()
         model = self.models.get(self.candidates.built[chosen].precision)
         return self.choice(chosen, model, self.alternatives, self.dropped)
 
@@ -326,11 +326,9 @@ class Selection(Chooser):
         point = self._point(leader.place, wanted)
         return None if point is None or point == leader.point else self._enter(leader.place, point, keep=True)
 
-    def _likely(self) -> str | None:
-        """Return the best that fits by its latency though not by its interval: the machine is too noisy to tell."""
-        kept = [name for name, built in self.candidates.built.items() if built.kept and self.runs(name)]
-        likely = [name for name in kept if self.latency(name).ms <= self.budget_ms]
-        return self.best(likely) if likely else None
+    def _unsure(self) -> str | None:
+        """Return the best that may fit, of those that are made as well as they can be."""
+        return self.best_unsure([name for name, built in self.candidates.built.items() if built.kept])
 
     def _smallest(self) -> str:
         """Build and time the smallest model of all; refuse the budget if not even that fits, and say what it takes."""

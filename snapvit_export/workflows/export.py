@@ -99,6 +99,7 @@ class Request:
     levers: Sequence[Lever] | None = None  # that a budget or a FLOPs target may use; None: `default_levers`
     mixes_precisions: bool = True  # False: all variants compute in the target's precision
     prefer: Prefer = "fidelity"  # of the variants that fit: the most faithful, or the most accurate
+    strict: bool = False  # True: what may fit but does not surely is refused
     depth: bool | None = None  # True: sub-layers are removable; None: as the settings or the given ranking have it
     ranking: Path | None = None  # made before; None: ranked anew
     flavour: str | None = None  # of the graphs: ort or portable; None: what suits the target's runtime
@@ -399,6 +400,7 @@ def _options(request: Request, prepared: _PreparedInputs) -> Options:
         grids=(None,) if fixed else grids_for(anatomy),
         schedule=prepared.merging,
         prefer=request.prefer,
+        strict=request.strict,
     )
 
 

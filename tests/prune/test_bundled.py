@@ -52,4 +52,4 @@ def test_the_whole_way_with_the_bundled_model(snapvit, tmp_path, monkeypatch):
     assert chosen.evaluation.top1 >= 0.6  # far above the 10 % of guessing
     assert chosen.profile.p50_ms < dense.profile.p50_ms
     assert chosen.fidelity.images == 100
-    assert "yes, chosen" in outcome.out
+    assert "fits, chosen" in outcome.out

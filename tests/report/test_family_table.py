@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from helpers.report_factory import DEPTH, HOSTILE, make_fidelity, make_manifest, make_mixed
-from snapvit_export.family.manifest import Manifest, Variant
+from snapvit_export.family.manifest import Manifest, Variant, verdict_on
 from snapvit_export.report.charts.pareto import pareto
 from snapvit_export.report.charts.proof import proof
 from snapvit_export.report.data import LoadedFamily, collect
@@ -18,7 +18,7 @@ from snapvit_export.report.page import page
 from snapvit_export.report.summary import Column, fitted, packed, table
 from snapvit_export.report.terminal import print_family
 from snapvit_export.report.text import alone, decision, divergence, dropped, headline, same, seconds
-from snapvit_export.report.variant_words import levers, measured_verdict, verdict
+from snapvit_export.report.variant_words import levers, measured_verdict
 from snapvit_export.report.variants import alternative_rows, measurement_rows, variant_table
 from snapvit_export.storage.json import to_json
 
@@ -114,17 +114,17 @@ def test_levers_of_older_files_come_from_sparsity_and_the_familys_precision():
 
 
 def test_a_verdict_is_sure_only_beyond_the_interval():
-    assert verdict((9.6, 10.0), 10.0) == "yes"
-    assert verdict((9.9, 10.1), 10.0) == "unsure"
-    assert verdict((10.0, 10.2), 10.0) == "unsure"
-    assert verdict((10.1, 10.4), 10.0) == "no"
-    assert verdict((9.6, 9.9), 10.0, within_limits=False) == "no"
+    assert verdict_on((9.6, 10.0), 10.0) == "fits"
+    assert verdict_on((9.9, 10.1), 10.0) == "unsure"
+    assert verdict_on((10.0, 10.2), 10.0) == "unsure"
+    assert verdict_on((10.1, 10.4), 10.0) == "no"
+    assert verdict_on((9.6, 9.9), 10.0, within_limits=False) == "no"
 
 
 def test_a_candidate_that_is_fast_enough_but_too_large_does_not_fit():
     choice = make_mixed().choice
     fast = next(m for m in choice.measurements if m.variant == "w52")
-    assert measured_verdict(fast, choice) == "yes"
+    assert measured_verdict(fast, choice) == "fits"
     assert measured_verdict(change(fast, fits=False), choice) == "no"
     unsure = change(fast, fits=False, between_ms=(9.9, 10.1))
     assert measured_verdict(unsure, choice) == "unsure"
@@ -213,7 +213,7 @@ def test_columns_are_left_out_in_their_order():
 def test_the_best_comes_first_and_the_first_that_fits_is_chosen():
     rows, _ = table(report_of(make_mixed()), 120)
     assert [row.name for row in rows] == list(WORDS)
-    assert next(row for row in rows if row.verdict == "yes").is_chosen
+    assert next(row for row in rows if row.verdict == "fits").is_chosen
     mixed_up = with_choice(make_mixed(), measurements=tuple(reversed(make_mixed().choice.measurements)))
     assert table(report_of(mixed_up), 120)[0] == rows
 
@@ -238,7 +238,7 @@ def test_every_row_has_a_verdict_and_one_is_chosen():
     verdicts = [
         line.rstrip().split("  ")[-1].strip() for line in rows_of(printed(manifest, 120)) if re.search(r"\(\d", line)
     ]
-    assert verdicts == ["no", "no", "no", "yes, chosen", "yes", "unsure", "yes"]
+    assert verdicts == ["no", "no", "no", "fits, chosen", "fits", "unsure", "fits"]
 
 
 def test_a_family_without_a_choice_has_the_same_columns_and_no_verdict():
@@ -248,7 +248,7 @@ def test_a_family_without_a_choice_has_the_same_columns_and_no_verdict():
     assert "98.4 ± 0.6" in text
     ms, (low, high) = manifest.latency("int8-r112-w85")
     assert f"{ms:.2f} ({low:.2f} – {high:.2f})" in text
-    assert "yes" not in text
+    assert "verdict" not in text
     assert "-" not in [cell for line in rows_of(text) for cell in line.split()]
 
 
@@ -390,12 +390,12 @@ def test_tables_of_the_report_say_the_same_as_the_terminal():
     for row in found["rows"]:
         cells = dict(zip(found["columns"], row))
         assert cells["levers"] == WORDS[cells["variant"]]
-        assert cells["fits"] == (
-            "yes, chosen"
+        assert cells["verdict"] == (
+            "fits, chosen"
             if cells["variant"] == "int8-r112-w85"
             else "no"
             if cells["variant"] in ("dense", "int8", "int8-r112-w88")
-            else "yes"
+            else "fits"
         )
     assert [row[:3] for row in alternative_rows(report)["rows"]] == [
         ("tokens", "r48", "48 of 197 tokens"),
@@ -442,7 +442,7 @@ def test_markdown_and_json_have_the_proof_too():
     assert "With one lever alone" in text
     found = json.loads(to_json(report))
     assert found["points"][3]["levers"] == "int8, 112 of 197 tokens, 85 % width"
-    assert found["looks"][5]["verdict"] == "yes"
+    assert found["looks"][5]["verdict"] == "fits"
     assert found["looks"][5]["fidelity"]["divergence"] == 0.061
     assert [row["lever"] for row in found["alternatives"]] == ["tokens", "width"]
     assert found["dropped"][0]["ratio"] == 1.07

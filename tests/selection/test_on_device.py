@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
@@ -14,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from helpers.shared import ROOT
 from snapvit_export.checks.inspect import inspect
 from snapvit_export.elastic.folder import Elastic
-from snapvit_export.family.folder import read_family
+from snapvit_export.family.folder import read_family, write_manifest
+from snapvit_export.family.manifest import Choice, Measurement, verdict_on
 from snapvit_export.graph.format import GraphFormat
 from snapvit_export.model.ranking import Ranking
 from snapvit_export.progress import Silent
@@ -214,6 +216,43 @@ def test_a_fleet_gets_one_variant_for_each_device(snapvit, device_folder, monkey
     ):
         refused = snapvit("fleet", "--budget", text)
         assert (refused.code, says in refused.error_line) == (code, True), refused.error_line
+
+
+def with_choice(folder: Path, **intervals: tuple[float, float]) -> Choice:
+    """Give a family a choice at 10 ms whose variants have these intervals; profiles stay as they were timed."""
+    manifest = read_family(folder)
+    rows = []
+    for variant in manifest.variants:
+        low, high = intervals[variant.name]
+        verdict = verdict_on((low, high), 10.0)
+        row = {name: getattr(variant, name) for name in ("sparsity", "params", "flops", "size_bytes", "profile")}
+        row |= {"latency_ms": (low + high) / 2, "between_ms": (low, high), "evaluation": None}
+        rows.append(Measurement(variant=variant.name, fits=verdict == "fits", verdict=verdict, **row))
+    chosen = next(row.variant for row in rows if row.verdict != "no")
+    choice = Choice(variant=chosen, budget_ms=10.0, next_denser=None, decided=False, measurements=tuple(rows))
+    write_manifest(folder, msgspec.structs.replace(manifest, choice=choice))
+    return choice
+
+
+def test_a_fleet_gives_the_answer_of_the_choice_for_the_same_budget(snapvit, device_folder):
+    """Its latencies are those of all runs, not of the last one: by the last one every variant here takes less."""
+    family = device_folder / "family"
+    with_choice(family, dense=(12.0, 13.0), s30=(9.5, 9.9), s60=(7.0, 8.0))
+    outcome = snapvit("fleet", family, "--budget", "cpu=10ms", "--json")
+    assert outcome.code == 0, outcome.err
+    (pick,) = json.loads(outcome.out)
+    assert (pick["variant"], pick["verdict"], pick["next_denser"]) == ("s30", "fits", "dense")
+    assert pick["latency_ms"] == pytest.approx(9.7)
+
+
+def test_where_nothing_surely_fits_the_best_that_may_fit_is_taken_unless_strict(snapvit, device_folder):
+    family = device_folder / "family"
+    with_choice(family, dense=(12.0, 13.0), s30=(10.2, 10.6), s60=(9.8, 10.1))
+    (pick,) = json.loads(snapvit("fleet", family, "--budget", "cpu=10ms", "--json").out)
+    assert (pick["variant"], pick["verdict"]) == ("s60", "unsure")
+    refused = snapvit("fleet", family, "--budget", "cpu=10ms", "--strict")
+    assert refused.code == 1
+    assert "no variant surely fits 10 ms: s60 takes 9.80 to 10.10 ms" in refused.error_line
 
 
 def test_bad_requests_get_one_line(snapvit, device_folder):

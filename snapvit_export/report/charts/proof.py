@@ -29,7 +29,7 @@ def proof(report: ReportData) -> Chart | None:
     fits = {
         "field": "fits",
         "type": "nominal",
-        "scale": {"domain": ["yes", "no", "unsure"], "range": [FITS, BUDGET, MUTED]},
+        "scale": {"domain": ["fits", "no", "unsure"], "range": [FITS, BUDGET, MUTED]},
         "legend": None,
     }
     compares = any(measured.fidelity is not None for measured in compared)
@@ -39,7 +39,7 @@ def proof(report: ReportData) -> Chart | None:
         ("latency", "latency"),
         ("between", words.interval_title(report)),
         *([("same", f"{words.same_title(report)}, %"), ("divergence", "divergence")] if compares else []),
-        ("fits", "fits"),
+        ("fits", "verdict"),
     )
     alone = " Below them is the best that single levers reach alone." if report.alternatives else ""
     spec = base(
@@ -71,7 +71,7 @@ def proof(report: ReportData) -> Chart | None:
         f"machine drift, bars their {words.interval_title(report)}s. "
         f"A variant fits when its whole bar meets the budget, and does not when none of it does.{alone}",
         alt=" ".join(
-            f"{row['name']}: {row['latency']}, interval {row['between']}, fits: {row['fits']}." for row in rows
+            f"{row['name']}: {row['latency']}, interval {row['between']}, verdict: {row['fits']}." for row in rows
         ),
         spec=spec,
         columns=tuple(tip["title"] for tip in tooltip),

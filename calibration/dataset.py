@@ -104,6 +104,25 @@ def open_dataset(text: str, seed: int = 0) -> Dataset:
     return _arranged(text, splits, seed)
 
 
+def open_to_calibrate(text: str) -> Source:
+    """Open the images that a `--data` value names, to calibrate on: those of the training split, where it has splits.
+
+    The test split is what the source holds out, or the validation split if it has no other.
+
+    >>> open_to_calibrate("path/to/pets").held_out.count
+    10
+    """
+    splits = _splits(text)
+    if not splits:
+        return open_source(text)
+    _check_classes(text, splits)
+    train, other = splits.get("train"), splits.get("test") or splits.get("valid")
+    if train is None:
+        assert other is not None, "there is a split"
+        return other
+    return replace(train, held_out=other)
+
+
 def _splits(text: str) -> dict[str, Source]:
     """Splits that the source has itself, called train, valid and test; none if it is unsplit."""
     path = Path(text)

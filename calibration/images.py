@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ..errors import SnapvitError, UsageError
 from ..progress import Progress
-from .open_source import open_source
+from .dataset import open_to_calibrate
 from .preprocessing import Preprocessing
 from .sampling import equal_parts, mixed, shuffled, without_repeats
 from .source import Source as Source
@@ -103,7 +103,7 @@ def calibration_and_held_out(
     parts = equal_parts(count, [source.count for source in sources])
     chosen, rests = zip(*(_split(source, part, seed) for source, part in zip(sources, parts)))
     if len(sources) == 1 and sources[0].held_out:
-        return chosen[0], sources[0].held_out  # whole, so that its figures can be compared
+        return chosen[0], _at_most(sources[0].held_out, most_held_out, seed)
     parts = equal_parts(most_held_out, [rest.count for rest in rests])
     return mixed(chosen, seed), mixed([rest.subset(range(part)) for rest, part in zip(rests, parts)], seed)
 
@@ -113,8 +113,13 @@ def _opened(data: Sequence[str]) -> list[Source]:
         raise UsageError("there are no images to calibrate on. Give --data FOLDER")
     if twice := [text for text in data if data.count(text) > 1]:
         raise UsageError(f"--data {twice[0]} is given twice. Give each source once")
-    sources = [open_source(text) for text in data]
+    sources = [open_to_calibrate(text) for text in data]
     return sources if len(sources) == 1 else list(without_repeats(sources))
+
+
+def _at_most(source: Source, most: int, seed: int) -> Source:
+    """Return all images, so that figures can be compared, or some by seed where they are very many."""
+    return source if source.count <= most else source.subset(shuffled(source.count, seed)[:most])
 
 
 def _split(source: Source, part: int, seed: int) -> tuple[Source, Source]:

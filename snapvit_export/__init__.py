@@ -39,6 +39,7 @@ _HOME = {
     "export": ".workflows.export",
     "Manifest": ".family.manifest",
     "read_family": ".family.folder",
+    "load_family": ".family.loaded",
     "Plan": ".model.plan",
     "Planner": ".allocation.planner",
     "import_scores": ".prune.import_scores",

@@ -9,6 +9,7 @@ from .calibration.images import prepare as prepare
 from .elastic.folder import Elastic as Elastic
 from .errors import SnapvitError as SnapvitError
 from .family.folder import read_family as read_family
+from .family.loaded import load_family as load_family
 from .family.manifest import Manifest as Manifest
 from .model.anatomy import Anatomy as Anatomy
 from .model.plan import Plan as Plan

@@ -12,8 +12,8 @@ from ..graph.read import external_files, read_graph
 from ..runtimes.tensorrt.engine_file import engine_files
 from ..storage.atomic import inside, sha256
 from ..storage.json import read_json, write_json
-from .layout import MANIFEST, RANKING, UNFINISHED, VALIDATION, report_files
-from .manifest import Manifest, Variant, WeightFile
+from .layout import LABELS, MANIFEST, MODEL, RANKING, README, RUN, UNFINISHED, VALIDATION, report_files
+from .manifest import Manifest, Shipped, Variant, WeightFile
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -41,8 +41,8 @@ def read_family(folder: Path | str) -> Manifest:
     return manifest
 
 
-def _listed(manifest: Manifest) -> list[WeightFile | Variant]:
-    return [*manifest.weights, *manifest.variants]
+def _listed(manifest: Manifest) -> list[WeightFile | Variant | Shipped]:
+    return [*manifest.weights, *manifest.variants, *([manifest.shipped] if manifest.shipped else [])]
 
 
 def _check_graph(path: Path, variant: Variant) -> None:
@@ -63,4 +63,5 @@ def own_files(folder: Path) -> list[str] | None:
     engines = [path.name for graph in graphs for path in engine_files(graph)]
     listed = [each.file for each in _listed(manifest)]
     left_behind = [path.name for begun in UNFINISHED for path in folder.glob(begun)]  # by a validation
-    return [MANIFEST, RANKING, VALIDATION, *listed, *engines, *report_files(), *left_behind]
+    shipped = [*MODEL, LABELS, RUN, README]
+    return [MANIFEST, RANKING, VALIDATION, *listed, *shipped, *engines, *report_files(), *left_behind]

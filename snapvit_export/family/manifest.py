@@ -163,6 +163,15 @@ class Choice(Value, frozen=True, kw_only=True):
     dropped: tuple[DroppedPrecision, ...] = ()
 
 
+class Shipped(Value, frozen=True, kw_only=True):
+    """The chosen variant as one model that runs alone, without the weights that the family shares."""
+
+    file: str  # to open: model.onnx, or model.xml of OpenVINO
+    sha256: str
+    size_bytes: Count  # of all its files: the bytes to ship
+    also: tuple[str, ...] = ()  # files that it reads: none, but for OpenVINO and models above 2 GB
+
+
 class MeasuredOn(Target, frozen=True, kw_only=True):
     """A Target and the device that it was measured on; in JSON the fields of both lie side by side."""
 
@@ -207,6 +216,7 @@ class Manifest(Value, frozen=True, kw_only=True):
     choice: Choice | None
     weights: tuple[WeightFile, ...] = ()  # all files that graphs point into
     input: Input = Input()
+    shipped: Shipped | None = None  # None in older files, or without a choice
     labels: tuple[str, ...] = ()  # names of the classes, in the order of the outputs; empty: not known
     seconds: dict[str, float] = msgspec.field(
         default_factory=dict

@@ -32,21 +32,27 @@ def read_graph(path: Path | str) -> Any:
     if not model.graph.node:
         raise FileFormatError(f"{path}: damaged, or not an ONNX file: it has no nodes")
     sizes: dict[Path, int] = {}
-    for tensor in _tensors(model.graph):
+    for tensor in tensors_of(model.graph):
         if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
             _check(path, tensor, sizes)
     return model
 
 
+def placed_bytes(model: Any) -> int:
+    """Return the size of the weights that a graph reads from other files."""
+    entries = [entry for tensor in tensors_of(model.graph) for entry in tensor.external_data]
+    return sum(int(entry.value) for entry in entries if entry.key == "length")
+
+
 def external_files(model: Any) -> set[str]:
     """Return the names of the files that a graph points into."""
     return {
-        entry.value for tensor in _tensors(model.graph) for entry in tensor.external_data if entry.key == "location"
+        entry.value for tensor in tensors_of(model.graph) for entry in tensor.external_data if entry.key == "location"
     }
 
 
-def _tensors(graph: Any) -> Iterator[Any]:
-    """All tensors of a graph and of the graphs inside it."""
+def tensors_of(graph: Any) -> Iterator[Any]:
+    """Yield all tensors of a graph and of the graphs inside it."""
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
@@ -54,7 +60,7 @@ def _tensors(graph: Any) -> Iterator[Any]:
         for attribute in node.attribute:
             yield from (*attribute.tensors, *([attribute.t] if attribute.HasField("t") else []))
             for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                yield from _tensors(inner)
+                yield from tensors_of(inner)
 
 
 def _check(path: Path, tensor: Any, sizes: dict[Path, int]) -> None:

@@ -28,6 +28,7 @@ from ..family.manifest import (
     DroppedPrecision,
     Manifest,
     Measurement,
+    Shipped,
     Variant,
     Verdict,
     verdict_on,
@@ -182,6 +183,7 @@ class ReportData(Value, frozen=True, kw_only=True):
     sublayers: tuple[SubLayerRow, ...]
     warnings: tuple[str, ...]
     seconds: dict[str, float]  # that each stage of the export or choice took
+    shipped: Shipped | None  # the chosen variant as a model that runs alone
 
     @property
     def own(self) -> tuple[Point, ...]:
@@ -257,6 +259,7 @@ def collect(own: LoadedFamily, beside: Sequence[LoadedFamily] = (), budget: Budg
         sublayers=_sublayers(manifest.recipe),
         warnings=tuple(worst_warnings(v.profile.conditions for v in manifest.variants if v.profile)),
         seconds={plain(stage): seconds for stage, seconds in manifest.seconds.items()},
+        shipped=manifest.shipped,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..family.layout import RUN
 from . import text as words
 from .data import MeasurementRow, Point, ReportData
 
@@ -182,5 +183,9 @@ def lines_below(
         found.append(f"{words.seconds(report.seconds)}.")
     if folder is None:
         return found, []
-    where = shlex.quote(str(folder))
-    return found, [f"Run it:     snapvit validate {where}", f"Look at it: snapvit report {where}"]
+    commands = [("Check it:", f"snapvit validate {shlex.quote(str(folder))}")]
+    commands += [("Look at it:", f"snapvit report {shlex.quote(str(folder))}")]
+    if report.shipped is not None:
+        found.append(words.to_ship(report.shipped, str(folder)))
+        commands.insert(0, ("Run it:", f"python {shlex.quote(str(folder / RUN))} image.jpg"))
+    return found, [f"{title:11s} {command}" for title, command in commands]

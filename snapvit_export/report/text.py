@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ..family.evaluation import TITLES, Measure
 from ..family.fidelity import Fidelity
-from ..family.manifest import DroppedPrecision
+from ..family.manifest import DroppedPrecision, Shipped
 from ..profiling.drift import BEYOND
 from ..profiling.sampling import COVERS
 from .data import MeasurementRow, Point, ReportData
@@ -92,6 +92,12 @@ def seconds(stages: Mapping[str, float]) -> str:
     shown = [f"{name} {value:.{digits}f}" for name, value in stages.items() if value >= 0.5 * 10**-digits]
     minutes = f" ({total / 60:.1f} min)" if total >= 120 else ""
     return f"Took {total:.{digits}f} s{minutes}" + (f": {', '.join(shown)}" if shown else "")
+
+
+def to_ship(shipped: Shipped, folder: str) -> str:
+    """Write what has to be copied to a product, and its size."""
+    files = " and ".join(f"{folder}/{name}" for name in (shipped.file, *shipped.also))
+    return f"To ship: {files}, {shipped.size_bytes / 1e6:.1f} MB, and nothing else."
 
 
 def millions(count: int) -> str:

@@ -10,7 +10,6 @@ batch, so it runs with the batch of the target.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,8 +21,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ..calibration.dataset import open_to_calibrate
 from ..calibration.images import Images, in_two_parts, read_images
-from ..calibration.open_source import open_source
 from ..errors import SnapvitError, UsageError
 from ..evaluate.head import columns_for
 from ..family.evaluation import Evaluation, share
@@ -41,6 +40,7 @@ from .point import Point
 
 MOST_RACED, MOST_REPORTED = 96, 256
 LEAST_IMAGES = 48  # for two parts; with fewer, both are all of them
+NAME_FOLDERS = "Name the folders of images as the model's classes"
 FEW = 32  # images for a first look
 BATCH = 8
 REFERENCE = ".reference"  # the name of the dense graph in fp32 that others are compared with
@@ -135,7 +135,7 @@ def meter_of_images(
     data: str, manifest: Manifest, target: Target, reference: Callable[[], Path], prefer: Prefer, progress: Progress
 ) -> ImageMeter:
     """Return a meter by images of a source; `reference`: gives the graph of the dense model in fp32."""
-    source = open_source(data)
+    source = open_to_calibrate(data)
     held_out = source.held_out or source  # what it sets aside was never calibrated on
     raced, reported = in_two_parts(held_out, (MOST_RACED, MOST_REPORTED), LEAST_IMAGES)
     read = read_images([raced] if raced is reported else [raced, reported], manifest.preprocessing, progress)
@@ -144,20 +144,24 @@ def meter_of_images(
     def dense(images: Images) -> npt.NDArray[np.float32]:
         return run_in_threads(reference(), images.inputs(BATCH, takes_bytes))
 
-    columns = columns_of(read[-1], manifest.anatomy, manifest.labels, prefer)
+    columns = columns_of(read[-1], manifest.anatomy, manifest.labels, prefer, progress)
     return ImageMeter(
         manifest.anatomy, target, read[0], read[-1], dense, takes_bytes, columns, by_accuracy=prefer == "accuracy"
     )
 
 
-def columns_of(images: Images, anatomy: Anatomy, labels: Sequence[str], prefer: Prefer) -> npt.NDArray[np.int64] | None:
-    """Return the output of each class of labelled images; None if they have no labels, or of other classes."""
-    columns = None
-    if images.labels is not None and len(images) and anatomy.classes:
-        with contextlib.suppress(SnapvitError):  # labels of other classes than the model's say nothing of it
-            columns = columns_for(images.classes, anatomy.classes, labels)
-    if columns is None and prefer == "accuracy":
-        raise UsageError(
-            "--prefer accuracy needs images with labels of the model's classes. Give some, or leave it out"
-        )
-    return columns
+def columns_of(
+    images: Images, anatomy: Anatomy, labels: Sequence[str], prefer: Prefer, progress: Progress
+) -> npt.NDArray[np.int64] | None:
+    """Return the output of each class of labelled images; None, and a note why, where accuracy cannot be measured."""
+    try:
+        if not anatomy.classes:
+            raise SnapvitError("the model has no classes")
+        if images.labels is None or not len(images):
+            raise SnapvitError(f"{images.source} has no labels, such as one sub-folder for each class")
+        return columns_for(images.classes, anatomy.classes, labels, advice=NAME_FOLDERS)
+    except SnapvitError as error:
+        if prefer == "accuracy":
+            raise UsageError(f"--prefer accuracy needs images with labels of the model's classes: {error}") from error
+        progress.note(f"no accuracy is measured, only fidelity: {error}")
+        return None

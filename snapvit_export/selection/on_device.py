@@ -31,6 +31,7 @@ from ..errors import FileFormatError, SnapvitError, UsageError
 from ..family.folder import read_family, write_manifest
 from ..family.layout import MANIFEST, RANKING
 from ..family.manifest import Limits, Manifest, MeasuredOn, Prefer, Variant
+from ..family.shipped import write_shipped
 from ..graph.format import OPSETS, Flavour, GraphFormat
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
@@ -169,8 +170,15 @@ def choose_in_family(
             choice=choice,
             seconds=candidates.progress.rounded(),
         )
-    write_manifest(folder, chosen)
-    return chosen
+    return _written(folder, chosen)
+
+
+def _written(folder: Path, manifest: Manifest) -> Manifest:
+    """Write the choice down, and the chosen variant as one file; whatever interrupts this leaves a whole family."""
+    write_manifest(folder, msgspec.structs.replace(manifest, shipped=None))
+    shipped = write_shipped(folder, manifest)
+    write_manifest(folder, shipped)
+    return shipped
 
 
 def _check_request(
@@ -291,8 +299,7 @@ def _choose_by_known(
     choice = select_among(candidates, budget, limits, strict=strict)
     variants = candidates.described(list(candidates.built))
     chosen = msgspec.structs.replace(manifest, target=known.target, variants=variants, choice=choice, seconds={})
-    write_manifest(folder, chosen)
-    return chosen
+    return _written(folder, chosen)
 
 
 def _same_ranking(packed: Elastic, folder: Path, manifest: Manifest) -> Elastic:

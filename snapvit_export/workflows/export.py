@@ -36,6 +36,7 @@ from ..family.fidelity import LEAST_NEIGHBOURS
 from ..family.folder import own_files, write_manifest
 from ..family.layout import RANKING
 from ..family.manifest import Choice, Input, Limits, Manifest, MeasuredOn, Prefer
+from ..family.shipped import write_shipped
 from ..graph.format import GraphFormat, flavour_for
 from ..graph.writer import is_shared
 from ..model.anatomy import Anatomy
@@ -177,6 +178,8 @@ def export(request: Request, progress: Progress | None = None) -> Manifest:
     with staged_folder(request.out, replaceable=own_files(request.out)) as stage:
         prepared = _prepare(request, given, split, progress)
         manifest = _fill(stage, request, budget, prepared, device, progress)
+        progress.phase("writing the chosen model as one file")
+        manifest = write_shipped(stage, manifest)
         manifest = msgspec.structs.replace(manifest, seconds=stages.rounded())
         write_manifest(stage, manifest)
     if given is None:
@@ -365,7 +368,7 @@ def _meter(request: Request, prepared: _PreparedInputs, builder: VariantBuilder)
         probe.path.unlink()
         return found
 
-    columns = columns_of(prepared.held_out, anatomy, class_names(prepared.model), request.prefer)
+    columns = columns_of(prepared.held_out, anatomy, class_names(prepared.model), request.prefer, builder.progress)
     if len(prepared.held_out) < (1 if anatomy.classes > 1 else LEAST_NEIGHBOURS):
         return None
     return ImageMeter(

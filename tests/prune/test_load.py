@@ -1,5 +1,6 @@
 """Loading models: names, folders, checkpoints, and all that can be wrong with them."""
 
+import argparse
 import json
 
 import pytest
@@ -31,6 +32,43 @@ def test_checkpoints_load_however_they_are_wrapped(weights, tmp_path, wrap):
     assert model.anatomy.classes == 12  # the head of the checkpoint, not of the name
     assert torch.equal(model.module.state_dict()["blocks.3.mlp.fc1.weight"], weights["blocks.3.mlp.fc1.weight"])
     assert not model.module.training
+
+
+@pytest.mark.parametrize(
+    "prefix", ["model.", "module.model.", "_orig_mod.", "net.backbone.", "ema_model.module.", "model._orig_mod."]
+)
+def test_prefixes_of_trainers_are_taken_off(weights, tmp_path, prefix):
+    content = {f"{prefix}{name}": value for name, value in weights.items()}
+    content["criterion.weight"] = torch.ones(3)  # what else a trainer keeps
+    torch.save({"state_dict": content, "epoch": 3, "hyper_parameters": argparse.Namespace(lr=0.1)}, tmp_path / "w.ckpt")
+    model = load_model(NAME, tmp_path / "w.ckpt")
+    assert model.anatomy.classes == 12
+    assert torch.equal(model.module.state_dict()["blocks.3.mlp.fc1.weight"], weights["blocks.3.mlp.fc1.weight"])
+
+
+def test_of_a_model_and_its_moving_average_the_average_is_taken(weights, tmp_path):
+    content = {f"model.{name}": torch.zeros_like(value) for name, value in weights.items()}
+    content |= {f"model_ema.{name}": value for name, value in weights.items()}
+    torch.save(content, tmp_path / "w.pth")
+    model = load_model(NAME, tmp_path / "w.pth")
+    assert torch.equal(model.module.state_dict()["head.weight"], weights["head.weight"])
+
+
+def test_a_classifier_beside_the_backbone_is_the_models_own(weights, tmp_path):
+    content = {f"net.backbone.{name}": value for name, value in weights.items() if not name.startswith("head.")}
+    content |= {f"net.{name}": value for name, value in weights.items() if name.startswith("head.")}
+    torch.save(content, tmp_path / "w.pth")
+    assert load_model(NAME, tmp_path / "w.pth").anatomy.classes == 12
+
+
+def test_a_pickled_module_is_refused_in_one_plain_line(weights, tmp_path):
+    import timm
+
+    torch.save(timm.create_model(NAME), tmp_path / "w.pth")
+    with pytest.raises(FileFormatError, match="holds pickled objects") as error:
+        load_model(NAME, tmp_path / "w.pth")
+    assert str(error.value).isprintable()
+    assert "torch.save(model.state_dict(), FILE)" in str(error.value)
 
 
 def test_safetensors_load_and_preprocessing_is_the_models_own(weights, tmp_path):

@@ -1,16 +1,20 @@
 """Load a model by timm name (hub or local checkpoint), from a folder that `save_model` wrote, or the bundled one.
 
 A model folder holds `model.json` (how to build the module, its preprocessing, and the Plan if it is pruned) and
-`model.safetensors`. Foreign `.pth` files are read with `weights_only=True`: nothing in them is executed.
+`model.safetensors`. Foreign `.pth` files are read with `weights_only=True`: nothing in them is executed. The weights
+are found in what training scripts save: under a customary key, and below a prefix that the trainer gave every name.
 
 `check_device` and `check_same_weights` refuse a missing device and a ranking of other weights before any work begins.
 """
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import hashlib
+import pickle
 import sys
+import zipfile
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
@@ -59,6 +63,12 @@ SHAPE_ARGUMENTS = frozenset(
     ]
 )
 MODEL_FILES = ("model.json", "model.safetensors")
+# Keys under which training scripts keep weights, the best first: a moving average is better than the last step.
+STATE_DICTS = (
+    *("state_dict_ema", "model_ema", "ema_state_dict", "ema", "state_dict", "model_state_dict", "model", "module"),
+    *("teacher", "net"),
+)
+FIRST_BLOCK = "blocks.0.norm1.weight"  # a name that every ViT of timm has: what stands before it is a prefix
 
 
 class ModelDescription(Value, frozen=True, kw_only=True):
@@ -209,15 +219,29 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             from safetensors.torch import load_file
 
             return _bare_names(load_file(path))
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([argparse.Namespace]):  # options of a trainer: plain values
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can fail anywhere inside the readers
+        if isinstance(error, pickle.UnpicklingError) and _is_pickle(path):
+            raise FileFormatError(
+                f"{path}: holds pickled objects, which are code that would have to be run. Save the weights alone, "
+                "with torch.save(model.state_dict(), FILE), and give that file"
+            ) from error
         raise FileFormatError(f"{path}: not a readable checkpoint: {first_line(error)}") from error
     return _state_dict_in(loaded, path)
 
 
+def _is_pickle(path: Path) -> bool:
+    """Return True for what torch.save wrote, now or before it wrote archives."""
+    if zipfile.is_zipfile(path):
+        return True
+    with open(path, "rb") as file:
+        return file.read(1) == pickle.PROTO
+
+
 def _state_dict_in(loaded: Any, path: Path) -> dict[str, Tensor]:
     """Find the weights in what training scripts save: bare, or under one of the customary keys."""
-    for key in ("state_dict_ema", "model_ema", "state_dict", "model", "teacher"):
+    for key in STATE_DICTS:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
             break
@@ -227,8 +251,28 @@ def _state_dict_in(loaded: Any, path: Path) -> dict[str, Tensor]:
 
 
 def _bare_names(weights: Mapping[Any, Tensor]) -> dict[str, Tensor]:
-    """Return the weights without the name prefixes of data-parallel training and feature extractors."""
-    return {str(name).removeprefix("module.").removeprefix("backbone."): value for name, value in weights.items()}
+    """Return the weights of the ViT alone, without the prefix that a trainer or a larger model gave their names.
+
+    Lightning says `model.`, data-parallel training `module.`, torch.compile `_orig_mod.`, and some have several; beside
+    the model there may be a loss, or a moving average of the model, which is the better one.
+    """
+    named = {str(name).removeprefix("module."): value for name, value in weights.items()}
+    before = {name.removesuffix(FIRST_BLOCK) for name in named if name.endswith(FIRST_BLOCK)}
+    prefixes = [text for text in before if not text or text.endswith(".")]
+    if not prefixes:
+        return {name.removeprefix("backbone."): value for name, value in named.items()}
+    prefix = min(prefixes, key=lambda text: ("ema" not in text.lower(), "teacher" not in text, len(text), text))
+    bare = {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
+    return {**_head_beside(named, prefix), **bare}
+
+
+def _head_beside(named: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the classifier of a larger model, if it stands beside the ViT and reads what that gives."""
+    parent = prefix[: prefix[:-1].rfind(".") + 1]
+    weight = named.get(f"{parent}head.weight")
+    if not prefix or weight is None or weight.ndim != 2 or weight.shape[1] != len(named[prefix + FIRST_BLOCK]):
+        return {}
+    return {name: named[parent + name] for name in ("head.weight", "head.bias") if parent + name in named}
 
 
 def _load_folder(folder: Path) -> Model:

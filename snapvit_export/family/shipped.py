@@ -1,0 +1,209 @@
+"""Writes the chosen variant as what is copied to a product: one file that runs alone, and how to run it. Light.
+
+    model.onnx    graph and weights in one; above 2 GB, which protobuf cannot write, the weights are in model.bin.
+                  What OpenVINO quantised stays in its own format: model.xml and model.bin
+    labels.txt    the names of the classes, one a line, where they are known
+    run.py        classifies images with it: numpy, pillow and the runtime, with the exact preprocessing
+    README.txt    input, output, preprocessing, versions
+
+The other variants of a family go on sharing their weights. `run.py` is `run.py.in` with the model's own values.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .. import __version__
+from ..graph.read import placed_bytes, read_graph, tensors_of
+from ..storage.atomic import sha256, write_atomically, writing
+from .layout import LABELS, MODEL, README, RUN
+from .manifest import Manifest, Measurement, Shipped, Variant
+
+TEMPLATE = Path(__file__).with_name("run.py.in")
+PROTOBUF_LIMIT = 2_000_000_000  # bytes
+MISSING = "@"  # around the names of what is filled in
+
+ONNX_RUNTIME = '''\
+def open_model():
+    """Return a function from a batch of prepared images to the outputs of the model."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = THREADS
+    session = onnxruntime.InferenceSession(str(HERE / "model.onnx"), options, providers=["CPUExecutionProvider"])
+    (name,) = [given.name for given in session.get_inputs()]
+    return lambda images: session.run(None, {name: images})[0]'''
+OPENVINO = '''\
+def open_model():
+    """Return a function from a batch of prepared images to the outputs of the model."""
+    settings = {"INFERENCE_NUM_THREADS": THREADS, "INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(str(HERE / "model.xml"), "CPU", settings)
+    return lambda images: compiled(images)[0]'''
+NEEDS = {17: "onnxruntime>=1.14", 23: "onnxruntime>=1.23"}  # by opset
+
+
+def write_shipped(folder: Path, manifest: Manifest) -> Manifest:
+    """Write the chosen variant into its family's folder so that it runs alone; return the manifest that says so.
+
+    Without a choice nothing is written, and what an earlier choice had written goes.
+    """
+    remove_shipped(folder)
+    if manifest.choice is None:
+        return _with(manifest, None)
+    variant = manifest.variant(manifest.choice.variant)
+    files = _write_model(folder, folder / variant.file)
+    if manifest.labels:
+        write_atomically(folder / LABELS, "".join(f"{line(name)}\n" for name in manifest.labels).encode())
+    values = _values(manifest, variant, files)
+    write_atomically(folder / RUN, filled(TEMPLATE.read_text(), values).encode())
+    shipped = Shipped(
+        file=files[0].name,
+        sha256=sha256(files[0]),
+        size_bytes=sum(path.stat().st_size for path in files),
+        also=tuple(path.name for path in files[1:]),
+    )
+    write_atomically(folder / README, _readme(manifest, variant, shipped, values).encode())
+    return _with(manifest, shipped)
+
+
+def remove_shipped(folder: Path) -> None:
+    """Remove what an earlier choice had written."""
+    for name in (*MODEL, LABELS, RUN, README):
+        (folder / name).unlink(missing_ok=True)
+
+
+def line(name: str) -> str:
+    """Return a class name as one line that cannot control a terminal: it may come from a stranger's manifest."""
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(name.split()))
+
+
+def filled(template: str, values: dict[str, str]) -> str:
+    """Put values in the places of a template; each value must have a place, and each place a value."""
+    named = set(re.findall(rf"{MISSING}([a-z_]+){MISSING}", template))
+    assert named == set(values), f"{named ^ set(values)} are not in both"
+    return re.sub(rf"{MISSING}([a-z_]+){MISSING}", lambda found: values[found[1]], template)
+
+
+def _with(manifest: Manifest, shipped: Shipped | None) -> Manifest:
+    return msgspec.structs.replace(manifest, shipped=shipped)
+
+
+def _write_model(folder: Path, graph: Path) -> list[Path]:
+    """Write the model without the files that it shares with others; return its files, that to open first."""
+    if graph.suffix == ".xml":  # OpenVINO's: two files of their own already
+        with writing(folder / "model.xml"):
+            for suffix in (".xml", ".bin"):
+                shutil.copy(graph.with_suffix(suffix), folder / f"model{suffix}")
+        return [folder / "model.xml", folder / "model.bin"]
+    model = read_graph(graph)
+    whole = model.ByteSize() + placed_bytes(model)
+    _place_inside(model, graph.parent)
+    if whole <= PROTOBUF_LIMIT:
+        write_atomically(folder / "model.onnx", model.SerializeToString())
+        return [folder / "model.onnx"]
+    import onnx
+
+    with writing(
+        folder / "model.onnx"
+    ):  # the folder itself is still under a temporary name, or the choice is rewritten
+        onnx.save_model(model, str(folder / "model.onnx"), save_as_external_data=True, location="model.bin")
+    return [folder / "model.onnx", folder / "model.bin"]
+
+
+def _place_inside(model: Any, folder: Path) -> None:
+    """Read all weights of a graph into it."""
+    import onnx
+    from onnx.external_data_helper import load_external_data_for_tensor
+
+    for tensor in tensors_of(model.graph):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            load_external_data_for_tensor(tensor, str(folder))
+            tensor.data_location = onnx.TensorProto.DEFAULT
+            del tensor.external_data[:]
+
+
+def _values(manifest: Manifest, variant: Variant, files: list[Path]) -> dict[str, str]:
+    """Return what the places of the template are filled with."""
+    steps, given = manifest.preprocessing_of(variant), manifest.input
+    in_openvino = files[0].suffix == ".xml"
+    needs = "openvino" if in_openvino else NEEDS.get(_opset(files[0]), "onnxruntime")
+    names = [path.name for path in files] + ([LABELS] if manifest.labels else []) + [RUN]
+    return {
+        "title": f"Run {_plain(manifest.model)}, variant {_plain(variant.name)}, on images.",
+        "needs": f"numpy, pillow and {needs}",
+        "files": ", ".join(names[:-1]) + f" and {names[-1]}",
+        "imports": "import openvino" if in_openvino else "import onnxruntime",
+        "open_model": OPENVINO if in_openvino else ONNX_RUNTIME,
+        "height": str(steps.input_size[1]),
+        "width": str(steps.input_size[2]),
+        "crop": repr(steps.crop_pct),
+        "squash": str(steps.crop_mode == "squash"),
+        "interpolation": steps.interpolation.upper(),
+        "mean": repr(steps.mean),
+        "std": repr(steps.std),
+        "takes_bytes": str(given.type == "uint8"),
+        "batch": str(given.batch),
+        "has_classes": str(manifest.anatomy.classes > 0),
+        "threads": str(manifest.target.threads),
+    }
+
+
+def _opset(path: Path) -> int:
+    return int(next(each.version for each in read_graph(path).opset_import if each.domain in ("", "ai.onnx")))
+
+
+def _readme(manifest: Manifest, variant: Variant, shipped: Shipped, values: dict[str, str]) -> str:
+    """Return what a person must know to use the file without snapvit."""
+    steps, given, target = manifest.preprocessing_of(variant), manifest.input, manifest.target
+    height, width = steps.input_size[1:]
+    batch = "N" if given.batch is None else str(given.batch)
+    shape = f"({batch}, {height}, {width}, 3)" if given.layout == "NHWC" else f"({batch}, 3, {height}, {width})"
+    choice = manifest.choice
+    assert choice is not None
+    row = next(each for each in choice.measurements if each.variant == variant.name)
+    outputs = manifest.anatomy.classes or manifest.anatomy.embed_dim
+    kind = "class scores before softmax" if manifest.anatomy.classes else "an embedding"
+    kind += f"; their names are in {LABELS}" if manifest.labels else ""
+    resized = "both sides" if steps.crop_mode == "squash" else "the smaller side"
+    scaled = [int(side / steps.crop_pct) for side in (height, width)]
+    goal = str(scaled[0]) if scaled[0] == scaled[1] else f"{scaled[0]} x {scaled[1]}"
+    last = (
+        "pixels stay bytes, 0 to 255, RGB"
+        if given.type == "uint8"
+        else f"divide by 255, subtract {steps.mean}, divide by {steps.std}, channels first"
+    )
+    files = ", ".join((shipped.file, *shipped.also))
+    packages = values["needs"].replace(", ", " ").replace(" and ", " ")
+    lines = [
+        f"{_plain(manifest.model)}, variant {_plain(variant.name)}",
+        "",
+        f"Ship      {files}: {shipped.size_bytes / 1e6:.2f} MB. Nothing else is read.",
+        f"Try       python {RUN} image.jpg      (pip install {packages})",
+        f"Input     {given.type} {shape}",
+        f"Output    float32 ({batch}, {outputs}): {kind}",
+        f"Images    1. resize {resized} to {goal}, {steps.interpolation}",
+        f"          2. cut {height} x {width} from the middle",
+        f"          3. {last}",
+        f"Precision {variant.precision}",
+        f"Latency   {row.latency_ms:.2f} ms ({row.between_ms[0]:.2f} to {row.between_ms[1]:.2f}) at {choice.limits.at}",
+        f"          batch {target.batch}, threads {target.threads}, {target.runtime} {target.device.runtime_version}",
+        f"          on {_plain(target.device.cpu)}",
+        f"Verdict   {row.verdict or 'unknown'}: the budget is {choice.budget_ms:.4g} ms",
+        *([f"Fidelity  {_fidelity(row)}"] if row.fidelity is not None else []),
+        f"Made by   snapvit {__version__}; sha256 of {shipped.file}: {shipped.sha256}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Return a name in letters that cannot end a docstring of `run.py`, and that every editor shows."""
+    return re.sub(r"[^A-Za-z0-9_.,:@()+/ -]", "?", line(text)).replace(MISSING, "?")
+
+
+def _fidelity(row: Measurement) -> str:
+    assert row.fidelity is not None
+    what = "the same top answer" if row.fidelity.by == "predictions" else "the same nearest image"
+    return f"{what} as the dense model in {100 * row.fidelity.agreement:.1f} of 100 held-out images"

@@ -49,7 +49,7 @@ def export(
         Optional[int], typer.Option(min=1, max=1024, help="CPU threads the model may use; 1 on the card cpu.")
     ] = None,
     batch: Annotated[Optional[int], typer.Option(min=1, max=65536, help="Images per run; 1 on all cards.")] = None,
-    recipe: Annotated[str, typer.Option(help="default, snapvit (as released), local or idap.")] = "default",
+    recipe: Annotated[str, typer.Option(help="default, paper (as published), local or idap.")] = "default",
     no_correct: Annotated[
         bool, typer.Option("--no-correct", help="Leave the weights of what is kept as they are.")
     ] = False,

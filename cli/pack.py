@@ -17,7 +17,7 @@ def pack(
         typer.Option(help="Images to rank and correct by: folder, list, .npz, hf:owner/name or 'digits'."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder to write; replaced if it is an Elastic.")] = Path("snapvit-elastic"),
-    recipe: Annotated[str, typer.Option(help="Of the ranking: default, snapvit (as released) or local.")] = "default",
+    recipe: Annotated[str, typer.Option(help="Of the ranking: default, paper (as published) or local.")] = "default",
     no_correct: Annotated[bool, typer.Option("--no-correct", help="Pack weights only, without factors.")] = False,
     no_fidelity: Annotated[
         bool,

@@ -20,7 +20,7 @@ def rank(
     ] = None,
     out: Annotated[Path, typer.Option(help="Ranking to write.")] = Path("ranking.safetensors"),
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
-    recipe: Annotated[str, typer.Option(help="default, snapvit (as released), local or idap.")] = "default",
+    recipe: Annotated[str, typer.Option(help="default, paper (as published), local or idap.")] = "default",
     allocation: Annotated[
         Optional[str], typer.Option(help="joint (by damage curves) or pairs (fixed ratios of neurons and heads).")
     ] = None,

@@ -2,11 +2,11 @@
 
 `default` is what won on real weights (docs/quality.md): orders and damage curves from the statistics of the dense
 model, heads and neurons allocated together, and every cut refitted on the images. A search over the layers' curves
-helps the elastic correction but adds nothing to a refit, so it must be asked for. `snapvit` is the recipe of the
-released SnapViT code: 1000 images, and 50 evaluations of xNES, which are two updates of its covariance, so mostly the
-best of 50 samples. `local` is the same without the search. Neither corrects. `idap` is the idea of IDAP++, in two
-stages: width by the divergence of the flow, then the sub-layers whose removal causes the least output divergence;
-`planner.STAGES` has the share of each. It corrects if asked to.
+helps the elastic correction but adds nothing to a refit, so it must be asked for. `paper` (`snapvit` in files) is the
+recipe of the released SnapViT code: 1000 images, and 50 evaluations of xNES, which are two updates of its covariance,
+so mostly the best of 50 samples. `local` is the same without the search. Neither corrects. `idap` is the idea of
+IDAP++, in two stages: width by the divergence of the flow, then the sub-layers whose removal causes the least output
+divergence; `planner.STAGES` has the share of each. It corrects if asked to.
 
 `Rounds` are for a ranking that is made again after each cut: the size after each round, and the output divergence at
 which it stops.
@@ -73,13 +73,18 @@ RECIPES = {
 }
 
 
+ALIASES = {"paper": "snapvit"}  # what people call it, and the name in files
+
+
 def make_settings(recipe: str, in_rounds: bool = False, /, **changes: object) -> Settings:
     """Return the settings of a recipe, with those options changed that were given (that is, are not None).
 
     `in_rounds`: for a ranking in rounds, which also uses `divergence`.
     """
+    recipe = ALIASES.get(recipe, recipe)
     if recipe not in RECIPES:
-        raise UsageError(f"no recipe is called '{recipe}'. Known: {', '.join(RECIPES)}")
+        known = [next((other for other, own in ALIASES.items() if own == name), name) for name in RECIPES]
+        raise UsageError(f"no recipe is called '{recipe}'. Known: {', '.join(known)}")
     given = {name: value for name, value in changes.items() if value is not None}
     settings = replace(RECIPES[recipe], recipe=recipe, **given)  # type: ignore[arg-type]
     _check(settings)

@@ -75,7 +75,8 @@ class Variant(Value, frozen=True, kw_only=True):
     correction: str | None = None  # which one: refit, elastic, sequential or sparsegpt
     parity: float | None = None  # largest difference to the torch module in float32, in units of the largest output
     profile: Profile | None = None
-    evaluation: Evaluation | None = None
+    evaluation: Evaluation | None = None  # of the data that was evaluated on last, on as many images as ever
+    evaluations: tuple[Evaluation, ...] = ()  # others: of other data, or of fewer images
     fidelity: Fidelity | None = None  # to the dense model in fp32; None in older files, or without images for it
     dominated_by: str | None = None  # a variant that is no worse in speed and quality, and better in one of them
 
@@ -88,6 +89,14 @@ class Variant(Value, frozen=True, kw_only=True):
             return plan
         before = (anatomy.prefix + anatomy.patches_of(plan), *self.tokens)
         return plan.with_tokens([a - b for a, b in pairwise(before)], plan.grid)
+
+    def evaluated(self, new: Evaluation) -> Variant:
+        """Return the variant with one more evaluation; fewer images of the same data stand beside what is known."""
+        known = [each for each in (self.evaluation, *self.evaluations) if each is not None]
+        others = [each for each in known if (each.source, each.images) != (new.source, new.images)]
+        best = max((new, *(e for e in others if e.source == new.source)), key=lambda each: each.images)
+        beside = [each for each in (new, *others) if each is not best]
+        return msgspec.structs.replace(self, evaluation=best, evaluations=tuple(beside))
 
     def image_of(self, anatomy: Anatomy) -> tuple[int, int]:
         """Return the height and width of the images that the variant takes."""

@@ -14,7 +14,7 @@ import msgspec
 from torch import nn
 
 from ..allocation.planner import Planner
-from ..allocation.recipe import ADDS_BIASES, CORRECTIONS, RECIPES, Settings, make_settings
+from ..allocation.recipe import ADDS_BIASES, ALIASES, CORRECTIONS, RECIPES, Settings, make_settings
 from ..calibration.images import Images
 from ..correction.moments import Damping
 from ..errors import UsageError
@@ -36,7 +36,7 @@ def method(name: str, **changes: object) -> Settings:
     if plus and correction not in CORRECTIONS:
         raise UsageError(f"{name}: no correction is called '{correction}'. Known: {', '.join(CORRECTIONS)}")
     given = {**changes, **({"correction": correction} if plus else {})}
-    if base in RECIPES:
+    if base in (*RECIPES, *ALIASES):
         return make_settings(base, **given)
     if base in CRITERIA:
         return make_settings("local", criterion=base, **given)

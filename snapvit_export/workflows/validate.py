@@ -88,6 +88,7 @@ def validate(request: ValidateRequest, progress: Progress) -> Manifest:
     on = manifest.target if manifest.choice else MeasuredOn.of(target, device)
     on = on if request.known is None else request.known.target
     validated = _described(manifest, profiles, found, parities, on)
+    _note_kept(validated, found, progress)
     samples = _samples(manifest, evaluator, outputs)
     validation = Validation(
         source=evaluator.test.source,
@@ -103,6 +104,17 @@ def validate(request: ValidateRequest, progress: Progress) -> Manifest:
     for path in folder.glob(f"{KEPT_FEATURES}*"):
         path.unlink()
     return validated
+
+
+def _note_kept(manifest: Manifest, found: Mapping[str, Evaluation], progress: Progress) -> None:
+    """Say where an earlier evaluation on more images stays the one that is shown."""
+    dense = manifest.variant(manifest.dense)
+    now, shown = found[dense.name], dense.evaluation
+    if shown is not None and shown.images > now.images:
+        progress.note(
+            f"tables show the evaluation on {shown.images} images of {shown.source} that was there before; that on "
+            f"{now.images} is beside it in the manifest"
+        )
 
 
 def require_accuracy(manifest: Manifest, least: float) -> None:
@@ -337,9 +349,8 @@ def _described(
     """Return the manifest with latencies, evaluations and parities filled in."""
     known = [
         msgspec.structs.replace(
-            variant,
+            variant.evaluated(found[variant.name]),
             profile=profiles.get(variant.name, variant.profile),
-            evaluation=found[variant.name],
             parity=parities.get(variant.name, variant.parity),
         )
         for variant in manifest.variants
@@ -347,7 +358,12 @@ def _described(
     evaluated = msgspec.structs.replace(manifest, variants=tuple(known), target=on)
     at: Percentile = "p50" if manifest.choice is None else manifest.choice.limits.at
     latencies = {variant.name: evaluated.latency(variant.name, at) for variant in known}
-    points = {name: Tradeoff(ms[0], _headline(found[name])[1]) for name, ms in latencies.items() if ms is not None}
+    shown = {variant.name: variant.evaluation for variant in known}
+    points = {
+        name: Tradeoff(ms[0], _headline(best)[1])
+        for name, ms in latencies.items()
+        if ms is not None and (best := shown[name]) is not None
+    }
     beaten = dominated(points)
     flagged = [msgspec.structs.replace(v, dominated_by=beaten.get(v.name)) for v in known]
     return msgspec.structs.replace(evaluated, variants=tuple(flagged))

@@ -44,7 +44,11 @@ def export(
     ] = "fidelity",
     strict: options.Strict = False,
     ranking: Annotated[Optional[Path], typer.Option(help="Use this ranking instead of scoring anew.")] = None,
-    card: Annotated[str, typer.Option(help="Kind of device: cpu, raspberry-pi-5, jetson-orin-nano, ...")] = "cpu",
+    for_device: Annotated[
+        Optional[str],
+        typer.Option("--for", help="Make a spread of variants for another device, which chooses: jetson-orin-nano."),
+    ] = None,
+    card: Annotated[Optional[str], typer.Option(help="Kind of this device: cpu (if left out), rtx-4090, ...")] = None,
     threads: Annotated[
         Optional[int], typer.Option(min=1, max=1024, help="CPU threads the model may use; 1 on the card cpu.")
     ] = None,
@@ -112,7 +116,8 @@ def export(
     from . import parsing
     from .progress import shown
 
-    known = profiles.load(card)
+    parsing.check_for(for_device, card, runtime, build_only)
+    known = profiles.load(for_device or card or "cpu")
     used = known.target.runtime if runtime is None else check_runtime(runtime)
     free = precision in (None, "auto")
     target = msgspec.structs.replace(
@@ -159,6 +164,7 @@ def export(
         static_batch=static_batch,
         takes_bytes=takes_bytes,
         build_only=build_only,
+        elsewhere=for_device is not None,
         limits=parsing.limits(at, max_size, max_params),
     )
     with shown(quiet) as progress:
@@ -173,3 +179,5 @@ def export(
     print_family(manifest, folder=out)
     files = [variant.file for variant in manifest.variants] + [weights.file for weights in manifest.weights]
     print(f"Written to {out}: {', '.join(files)}, manifest.json")
+    if for_device is not None:
+        print("\n".join(parsing.next_on_device(known, out)))

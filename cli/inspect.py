@@ -10,9 +10,10 @@ import typer
 
 def inspect(
     file: Annotated[Path, typer.Argument(help="An ONNX file, ours or another.")],
-    target: Annotated[
+    runtime: Annotated[
         Optional[str], typer.Option(help="Also check that this can run it: onnxruntime, openvino or tensorrt.")
     ] = None,
+    target: Annotated[Optional[str], typer.Option(hidden=True, help="The older name of --runtime.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the blocks, heads, neurons, precision, opset and size of an ONNX file."""
@@ -20,6 +21,7 @@ def inspect(
     from ..checks.inspect import why_not
     from ..errors import SnapvitError
 
+    target = runtime or target
     found = read(file)
     refusal = None if target is None else why_not(file, found, target)
     if as_json:

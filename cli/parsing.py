@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ..family.manifest import Limits, Prefer
+    from ..profiles import Card
     from ..target import Precision, Runtime
 
 SIZES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -105,3 +108,28 @@ def own_precision(asked: str | None, of_card: Precision, runtime: Runtime, has_b
     if asked not in (None, "auto"):
         return parse_precision(str(asked), runtime)
     return "fp32" if has_budget and runtime in ON_CPU else parse_precision(of_card, runtime)
+
+
+def check_for(device: str | None, card: str | None, runtime: str | None, build_only: bool) -> None:
+    """Refuse options that say something else about the device than --for does."""
+    given = {"--card": card is not None, "--runtime": runtime is not None, "--build-only": build_only}
+    if device is not None and (others := [name for name, is_given in given.items() if is_given]):
+        raise UsageError(f"--for {device} says what {others[0]} would. Give one of them")
+
+
+def next_on_device(card: Card, family: Path) -> list[str]:
+    """Return the commands that go on from a family for another device."""
+    if card.target.runtime == "tensorrt":
+        from ..runtimes import jetson_agent
+
+        return [
+            "Next, copy it to the board with the agent, which needs only JetPack, time it there, and choose:",
+            f"  scp -r {family} {jetson_agent.__file__} user@board:",
+            f"  ssh user@board python3 jetson_agent.py {family.name} --out board.json",
+            f"  scp user@board:board.json . && snapvit choose {family} --budget 10ms --profile board.json",
+        ]
+    return [
+        "Next, copy it to the device and choose there, or time it from here over ssh:",
+        f"  scp -r {family} user@device: && ssh user@device snapvit choose {family.name} --budget 10ms",
+        f"  snapvit profile {family} --target ssh://user@device --out device.json",
+    ]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ..progress import Intervals, Progress, Silent
+from ..progress import Intervals, Progress, Silent, clock
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,13 +90,6 @@ def how_far(done: float, total: float | None, elapsed: float | None, left: float
         return "" if elapsed is None or elapsed < 1 else clock(elapsed)
     steps = f"{done:.0f}/{total:.0f}"
     return steps if left is None else f"{steps}, {clock(left)} left"
-
-
-def clock(seconds: float) -> str:
-    """Write a duration: 0:41, or 1:02:11 from an hour on."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def shortened(what: str, room: int) -> str:

@@ -1,10 +1,12 @@
 """Progress of long work: the library reports to a `Progress`, and the command line decides what is shown.
 
-`Stages` stands between the two and measures where the time goes.
+`Stages` stands between the two: it measures where the time goes, numbers the steps of the work, and estimates from
+those that are done how long the rest will take.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +14,14 @@ from typing import Protocol
 
 Intervals = Mapping[str, tuple[float, float, float]]  # by candidate: milliseconds, and the interval they lie in
 OTHER = "other"  # time that belongs to no stage
+SHORT = 5.0  # seconds: less is not worth an estimate
+
+
+def clock(seconds: float) -> str:
+    """Write a duration: 0:41, or 1:02:11 from an hour on."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class Progress(Protocol):
@@ -62,6 +72,29 @@ class Stages:
         self._progress: Progress = progress or Silent()
         self._running: list[str] = []  # the innermost last
         self._began = self._since = time.monotonic()
+        self._shares: dict[str, float] = {}  # of each step, of the whole time
+        self._step, self._step_began = "", self._began
+
+    def plan(self, shares: Mapping[str, float]) -> None:
+        """Declare the steps of the work, and the share of the whole time that each usually takes."""
+        self._shares = dict(shares)
+
+    def step(self, name: str) -> None:
+        """Begin a step; those that were not planned have no number."""
+        self._step, self._step_began = name if name in self._shares else "", time.monotonic()
+
+    @property
+    def where(self) -> str:
+        """Where in the whole work this is, to put before a phase: "[2/7, about 0:40 left] "."""
+        if not self._step:
+            return ""
+        names = list(self._shares)
+        number = names.index(self._step)
+        done, left = (sum(self._shares[name] for name in part) for part in (names[:number], names[number:]))
+        taken, since = self._step_began - self._began, time.monotonic() - self._step_began
+        seconds = taken * left / done - since if done else 0.0
+        about = f", about {clock(10 * math.ceil(seconds / 10))} left" if seconds >= SHORT else ""
+        return f"[{number + 1}/{len(names)}{about}] "
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -90,7 +123,7 @@ class Stages:
         return {name: round(seconds, 1) for name, seconds in found.items() if name != OTHER or round(seconds, 1) > 0}
 
     def phase(self, what: str, total: int | None = None) -> None:
-        self._progress.phase(what, total)
+        self._progress.phase(f"{self.where}{what}", total)
 
     def advance(self, steps: int = 1) -> None:
         self._progress.advance(steps)

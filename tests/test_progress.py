@@ -7,8 +7,8 @@ import time
 import pytest
 from rich.console import Console
 
-from snapvit_export.cli.progress import _live, clock, how_far, shortened
-from snapvit_export.progress import Stages
+from snapvit_export.cli.progress import _live, how_far, shortened
+from snapvit_export.progress import Stages, clock
 
 
 class Recorder:
@@ -87,6 +87,27 @@ def test_the_seconds_of_a_running_stage_are_there_before_its_end(now):
     with stages.stage("timing"):
         now[0] += 3
         assert stages.rounded() == {"timing": 3.0}
+
+
+def test_steps_are_numbered_and_what_is_done_tells_how_long_the_rest_takes(now):
+    recorder = Recorder()
+    stages = Stages(recorder)
+    stages.plan({"reading": 1, "ranking": 3, "deciding": 4})
+    for step, took in (("reading", 10), ("ranking", 30), ("unplanned", 5), ("deciding", 12)):
+        stages.step(step)
+        stages.phase(f"{step} first")
+        now[0] += took
+        stages.phase(f"{step} then")
+    assert [told[1] for told in recorder.told] == [
+        "[1/3] reading first",
+        "[1/3] reading then",
+        "[2/3, about 1:10 left] ranking first",
+        "[2/3, about 0:40 left] ranking then",
+        "unplanned first",
+        "unplanned then",
+        "[3/3, about 0:50 left] deciding first",  # 45 s for a half
+        "[3/3, about 0:40 left] deciding then",
+    ]
 
 
 def test_how_far_a_phase_is():

@@ -89,7 +89,7 @@ def inspect(path: Path | str) -> Inspection:
 def why_not(path: Path, found: Inspection, target: str) -> str | None:
     """Return the reason why a target cannot run the file; None if it can."""
     if target not in TARGETS:
-        raise UsageError(f"no target is called '{target}'. Known: {', '.join(TARGETS)}")
+        raise UsageError(f"no runtime is called '{target}'. Known: {', '.join(TARGETS)}")
     return TARGETS[target](path, found)
 
 
@@ -115,13 +115,15 @@ def _openvino(path: Path, found: Inspection) -> str | None:
 
 def _tensorrt(path: Path, found: Inspection) -> str | None:
     if found.opset > TENSORRT_OPSET:
-        return f"{path}: opset {found.opset}, and TensorRT 10.3 reads up to {TENSORRT_OPSET}. Emit the portable flavour"
+        return f"{path}: opset {found.opset}, and TensorRT 10.3 reads up to {TENSORRT_OPSET}. Export with --flavour portable"
     if (stray := _not_cast(path)) is not None:
-        return f"{path}: {stray} reads bytes, and TensorRT only casts them. Cast the input first"
+        return f"{path}: {stray} reads bytes, and TensorRT only casts them. Export without --uint8-input, or cast the input first"
     if "DynamicQuantizeLinear" in found.operators:
-        return f"{path}: scales its inputs while it runs, which TensorRT does not do. Use --precision int8-static"
+        return (
+            f"{path}: scales its inputs while it runs, which TensorRT does not do. Export with --precision int8-static"
+        )
     if "Attention" in found.operators:
-        return f"{path}: has the Attention operator, which TensorRT does not build. Emit the portable flavour"
+        return f"{path}: has the Attention operator, which TensorRT does not build. Export with --flavour portable"
     return None
 
 

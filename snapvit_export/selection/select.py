@@ -116,6 +116,7 @@ class Selection(Chooser):
     def _fit_models(self) -> None:
         """Fit a latency model of every precision; where there is none, FLOPs stand for latency."""
         levers = self.options.levers
+        self.candidates.progress.step("latency model")
         for precision in self.dense_in:
             if precision != self.own and self.surely_fits(self.dense_in[precision]):
                 continue  # nothing has to be cut in it
@@ -188,6 +189,7 @@ class Selection(Chooser):
     def _enter_all(self) -> list[str]:
         """Build the finalists and the best of every single lever; return the names of all that may be chosen."""
         ranked = self._race()
+        self.candidates.progress.step("deciding")
         single = self._single()
         self._correct_scales([*ranked, *single.values()])
         found = [self._enter_at_aim(place, keep=True) for place in ranked]
@@ -229,6 +231,7 @@ class Selection(Chooser):
         points = {place: point for place in first if (point := self._point(place, self.aim_ms)) is not None}
         if len(points) <= 1 or self.candidates.meter is None:
             return list(points) or self._any_place()
+        self.candidates.progress.step("race")
         self.candidates.progress.phase("comparing candidates on a few images")
         seen: dict[Point, Place] = {}
 

@@ -65,8 +65,12 @@ from ..selection.point import Point
 from ..selection.select import select
 from ..selection.space import grids_for
 from ..storage.atomic import refuse_foreign, staged_folder
-from ..target import Target, faster_than, in_precision, parse_precision
+from ..target import ON_CPU, Target, faster_than, in_precision, parse_precision
 from .inputs import BUNDLED_MODEL, MOST_HELD_OUT, checkpoint_of, data_of, refuse_own_folder
+
+# The steps of an export, and the share of its time that each took with a budget (docs/benchmarks.md, three models).
+STEPS = {"reading": 3, "ranking": 24, "merging": 9, "building": 9, "latency model": 10, "race": 9, "deciding": 36}
+NOT_HERE = "not run here"  # in the place of a runtime's version
 
 if TYPE_CHECKING:
     from ..prune.build import VariantBuilder
@@ -111,6 +115,7 @@ class Request:
     width_multiple: int = 1  # of the neurons that an MLP keeps
     clock: str | None = None  # advice on the clocks of the device before timing; only shown
     build_only: bool = False  # True: build engines for a GPU that is not here, and time nothing
+    elsewhere: bool = False  # True: for a device that is not here, which times and chooses itself; nothing is timed
 
     def __post_init__(self) -> None:
         depth = self.depth
@@ -129,10 +134,20 @@ class Request:
         without = set() if self.mixes_precisions else {"precision"}
         if self.levers is not None:
             return in_order(list(set(self.levers) - without))
-        may_be_all = (self.budget is not None or self.build_only) and self.settings.recipe == recipe.DEFAULT
+        may_be_all = (self.budget is not None or not self.is_timed) and self.settings.recipe == recipe.DEFAULT
         found = set(LEVERS if may_be_all else PUBLISHED)
         found -= set() if self.settings.depth else {"depth"}
         return in_order(list(found - without))
+
+    @property
+    def is_timed(self) -> bool:
+        """False for a device that is not here."""
+        return not (self.build_only or self.elsewhere)
+
+    @property
+    def runs_target(self) -> bool:
+        """True if files can be run in the target's runtime, if only to compare their outputs."""
+        return self.is_timed or (self.elsewhere and self.target.runtime in ON_CPU)
 
     @property
     def format(self) -> GraphFormat:
@@ -173,6 +188,8 @@ def export(request: Request, progress: Progress | None = None) -> Manifest:
     device = _device(request)
     if request.clock is not None and budget is not None:
         progress.note(f"clocks: {request.clock}")
+    stages.plan(_steps(request))
+    stages.step("reading")
     progress.phase("finding images")
     split = _split(request)
     with staged_folder(request.out, replaceable=own_files(request.out)) as stage:
@@ -185,6 +202,15 @@ def export(request: Request, progress: Progress | None = None) -> Manifest:
     if given is None:
         checkpoint_of(request.out).unlink(missing_ok=True)
     return manifest
+
+
+def _steps(request: Request) -> dict[str, float]:
+    """Return the steps that this export has, and their shares of the time."""
+    left_out = set() if request.budget else {"latency model", "race", "deciding"}
+    left_out |= {"ranking"} if request.ranking else set()
+    left_out |= set() if "tokens" in request.used_levers or request.tokens else {"merging"}
+    left_out |= set() if _races(request) else {"race"}
+    return {name: share for name, share in STEPS.items() if name not in left_out}
 
 
 def _split(request: Request) -> tuple[Source, ...]:
@@ -213,7 +239,7 @@ def _check(request: Request, budget: Budget | None) -> Ranking | None:
         raise UsageError("--levers and --depth or --no-depth contradict each other. Name depth in --levers, or not")
     if request.flops and budget is None and request.levers is not None and set(request.levers) == {"precision"}:
         raise UsageError("precision does not change FLOPs. Name other --levers too, or give --budget 10ms")
-    if budget is None and not (_asks_for_plans(request) or request.build_only):
+    if budget is None and request.is_timed and not _asks_for_plans(request):
         raise UsageError(
             "nothing to export: give --budget 10ms, --sparsity 0.1,0.3, --flops 0.72, --tokens 0.5 or --pair 0.35:0.2"
         )
@@ -242,22 +268,25 @@ def _check_runtime(request: Request, budget: Budget | None) -> None:
     runtime = request.target.runtime
     if runtime == "openvino" and request.target.precision != "fp32" and (request.single_file or request.flavour):
         raise UsageError("int8 for OpenVINO is written in its own format: leave --single-file and --flavour out")
+    if budget is not None and not request.is_timed:
+        raise UsageError(
+            "a budget is met by timing, which only the device can do. Leave --budget out: a spread of variants is "
+            "built, and the device chooses among them"
+        )
     if not request.build_only:
-        version_of(runtime)
+        if request.runs_target:
+            version_of(runtime)
         return
     if runtime != "tensorrt":
         raise UsageError(f"--build-only builds TensorRT engines, not for {runtime}. Give --runtime tensorrt too")
-    if budget is not None:
-        raise UsageError(
-            "a budget is met by timing, which --build-only does not do. Leave --budget out: a spread of variants is "
-            "built, and the device chooses among them (snapvit choose --profile)"
-        )
     BuildOnly.here()
 
 
 def _device(request: Request) -> DeviceCard:
     """Return the card of this machine for the target."""
-    return this_device(BuildOnly.here().version) if request.build_only else device_for(request.target.runtime)
+    if request.build_only:
+        return this_device(BuildOnly.here().version)
+    return device_for(request.target.runtime) if request.runs_target else this_device(NOT_HERE)
 
 
 def _prepare(request: Request, given: Ranking | None, split: Sequence[Source], progress: Stages) -> _PreparedInputs:
@@ -279,6 +308,7 @@ def _prepare(request: Request, given: Ranking | None, split: Sequence[Source], p
     ranking, factors = given, None
     if ranking is None:
         checkpoint = checkpoint_of(request.out)
+        progress.step("ranking")
         with progress.stage("ranking"):
             ranking, factors = rank_and_factor(
                 model, calibration, request.settings, checkpoint=checkpoint, progress=progress
@@ -287,6 +317,7 @@ def _prepare(request: Request, given: Ranking | None, split: Sequence[Source], p
     provenance = _provenance(request, given, ranking, calibration)
     merging = SCHEDULES[DEFAULT_SCHEDULE]
     if any(fraction < 1 for fraction in request.tokens) or "tokens" in request.used_levers:
+        progress.step("merging")
         with progress.stage("schedules of merging"):
             merging, provenance["token_schedule"] = choose_schedule(model, calibration, progress)
     plans = _requested_plans(request, planner, merging)
@@ -322,10 +353,10 @@ def _fill(
             exact_folder=Path(exact),
             provenance=prepared.provenance,
             progress=progress,
-            runs_target=not request.build_only,
+            runs_target=request.runs_target,
         )
         batch = builder.gate_images().batch(request.target.batch)
-        timer = None if request.build_only else Timer(request.target, device, batch)
+        timer = Timer(request.target, device, batch) if request.is_timed else None
         meter = _meter(request, prepared, builder)
         candidates = Candidates(model.anatomy, request.target, progress, builder, timer, meter, advice=builder.advice)
         asked = _build_requested(request, prepared, candidates)
@@ -380,7 +411,7 @@ def _meter(request: Request, prepared: _PreparedInputs, builder: VariantBuilder)
         request.takes_bytes,
         columns,
         by_accuracy=request.prefer == "accuracy",
-        runs_target=not request.build_only,
+        runs_target=request.runs_target,
     )
 
 
@@ -409,6 +440,7 @@ def _options(request: Request, prepared: _PreparedInputs) -> Options:
 
 def _build_requested(request: Request, prepared: _PreparedInputs, candidates: Candidates) -> list[str]:
     """Build the dense model and what was asked for beside a budget; return their names."""
+    candidates.progress.step("building")
     candidates.add(DENSE, Plan.dense(candidates.anatomy))
     for name, plan in prepared.plans.items():
         candidates.add(name, plan, keep=True)
@@ -422,6 +454,7 @@ def _time_and_choose(
     """Time what was built, then choose what the budget needs; engines for another device are only built."""
     if request.build_only:
         _build_engines(candidates)
+    if not request.is_timed:
         return None
     candidates.progress.phase(f"timing {', '.join(candidates.built)}")
     candidates.time(list(candidates.built), at=request.limits.at, fresh=budget is not None)
@@ -435,7 +468,7 @@ def _add_mixes(request: Request, prepared: _PreparedInputs, candidates: Candidat
     options = _options(request, prepared)
     for fraction in _mixed_flops(request):
         point = best_mix(candidates, prepared.planner, options, fraction)
-        for precision in (request.target.precision, *(options.precisions if request.build_only else ())):
+        for precision in (request.target.precision, *(() if request.is_timed else options.precisions)):
             name = f"flops{_percent(fraction)}" + ("" if precision == point.precision else f"-{precision}")
             try:
                 candidates.add(name, Point(point.plan, precision), keep=True)
@@ -449,7 +482,7 @@ def _mixed_flops(request: Request) -> Sequence[float]:
     """Return the FLOPs targets that a mix of levers meets; the others are met by width and depth alone."""
     if "tokens" not in request.used_levers or request.tokens or request.resolution:
         return ()
-    if request.build_only and not _asks_for_plans(request):
+    if not request.is_timed and not _asks_for_plans(request):
         return SPREAD
     return request.flops if request.levers is not None else ()
 

@@ -40,7 +40,7 @@ def test_it_says_what_is_in_the_file(graphs, tmp_path):
 
 
 def test_the_command_prints_it(snapvit, graphs):
-    outcome = snapvit("inspect", graphs["ort"], "--target", "onnxruntime")
+    outcome = snapvit("inspect", graphs["ort"], "--runtime", "onnxruntime")
     assert outcome.code == 0
     assert "opset 23" in outcome.out
     assert "takes images float32 [batch, 3, 32, 32]" in outcome.out
@@ -54,10 +54,10 @@ def test_bytes_that_are_not_cast_first_and_scales_found_while_running_are_not_fo
     drawn = blueprint(model, random_ranking(model.anatomy))
     dynamic = GraphWriter(drawn, tmp_path, precision="int8-dynamic")
     path = dynamic.write("d", PLAN, format=GraphFormat("portable"), precision=GraphPrecision("int8-dynamic")).graph
-    assert "int8-static" in snapvit("inspect", path, "--target", "tensorrt").error_line
+    assert "int8-static" in snapvit("inspect", path, "--runtime", "tensorrt").error_line
     (tmp_path / "bytes").mkdir()
     path = GraphWriter(drawn, tmp_path / "bytes", takes_bytes=True).write("b", PLAN).graph
-    assert snapvit("inspect", path, "--target", "tensorrt").code == 0
+    assert snapvit("inspect", path, "--runtime", "tensorrt").code == 0
     graph = onnx.load(path, load_external_data=False)
     cast = next(node for node in graph.graph.node if node.op_type == "Cast")
     graph.graph.node.insert(0, onnx.helper.make_node("Identity", [cast.input[0]], ["copied"]))
@@ -65,7 +65,7 @@ def test_bytes_that_are_not_cast_first_and_scales_found_while_running_are_not_fo
     path.write_bytes(graph.SerializeToString())
     assert (
         "Identity reads bytes, and TensorRT only casts them"
-        in snapvit("inspect", path, "--target", "tensorrt").error_line
+        in snapvit("inspect", path, "--runtime", "tensorrt").error_line
     )
 
 

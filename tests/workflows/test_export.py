@@ -14,16 +14,18 @@ import pytest
 from msgspec import UNSET
 from safetensors.torch import load_file, save_file
 
+from helpers.images import make_image_folder
 from helpers.models import make_model_folder
 from helpers.rankings import random_ranking
 from snapvit_export.allocation.planner import Planner
 from snapvit_export.allocation.recipe import Settings, make_settings
+from snapvit_export.checks.inspect import inspect
 from snapvit_export.family.folder import read_family
 from snapvit_export.model.ranking import Ranking
 from snapvit_export.prune.models import load
 from snapvit_export.prune.models.load import load_model
 from snapvit_export.runtimes.ort import OrtSession
-from snapvit_export.workflows.export import Request
+from snapvit_export.workflows.export import Request, _split
 from snapvit_export.workflows.pack import PackRequest
 
 
@@ -525,3 +527,64 @@ def test_an_interrupted_export_leaves_nothing(stop, tmp_path, tmp_path_factory):
     assert process.returncode not in (0, None)
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_family_for_a_board_is_a_spread_in_its_precisions_that_nothing_times(snapvit, tmp_path, tiny_folder):
+    images = make_image_folder(tmp_path / "images")
+    asked = ["export", "--for", "jetson-orin-nano", "--model", tiny_folder, "--data", images, "--images", 16]
+    outcome = snapvit(*asked, "--out", tmp_path / "family", "--quiet")
+    assert outcome.code == 0, outcome.err
+    manifest = read_family(tmp_path / "family")
+    assert {variant.precision for variant in manifest.variants} == {"fp16", "int8-static"}
+    assert len(manifest.variants) > 4
+    assert manifest.target.runtime == "tensorrt"
+    assert manifest.choice is None
+    assert all(variant.profile is None and variant.fidelity is not None for variant in manifest.variants)
+    assert all(inspect(tmp_path / "family" / variant.file).opset == 17 for variant in manifest.variants)
+    assert "jetson_agent.py family --out board.json" in outcome.out
+    assert "snapvit choose" in outcome.out
+
+
+def test_for_says_what_other_options_would(snapvit, tmp_path):
+    for more, says in (
+        (("--card", "cpu"), "--for jetson-thor says what --card would"),
+        (("--runtime", "tensorrt"), "says what --runtime would"),
+        (("--budget", "10ms"), "which only the device can do"),
+    ):
+        refused = snapvit("export", "--for", "jetson-thor", *more, "--out", tmp_path / "family")
+        assert (refused.code, says in refused.error_line) == (2, True), refused.error_line
+    assert snapvit("export", "--for", "toaster").code == 2
+
+
+def test_of_a_folder_with_splits_the_training_split_calibrates_and_the_test_split_reports(tmp_path, tiny_folder):
+    for split in ("train", "test"):
+        make_image_folder(tmp_path / "data" / split)
+    request = Request(
+        model=str(tiny_folder),
+        data=str(tmp_path / "data"),
+        out=tmp_path / "family",
+        sparsity=[0.3],
+        settings=make_settings("default", images=16),
+    )
+    calibration, _, held_out = _split(request)
+    assert calibration.count == 16
+    assert held_out.count == 60
+    assert all("/train/" in calibration.title(i) for i in range(calibration.count))
+    assert all("/test/" in held_out.title(i) for i in range(held_out.count))
+    assert (
+        list(held_out.classes)
+        == list(calibration.classes)
+        == sorted(p.name for p in (tmp_path / "data/train").iterdir())
+    )
+
+
+def test_where_accuracy_cannot_be_measured_the_export_says_why(snapvit, tmp_path, tiny_folder):
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for i, path in enumerate(sorted(make_image_folder(tmp_path / "images").rglob("*.png"))):
+        path.rename(flat / f"{i}.png")
+    asked = ["export", "--sparsity", 0.3, "--model", tiny_folder, "--data", flat, "--images", 16]
+    outcome = snapvit(*asked, "--out", tmp_path / "family")
+    assert outcome.code == 0, outcome.err
+    assert "no accuracy is measured, only fidelity" in outcome.err
+    assert "has no labels" in outcome.err

@@ -115,13 +115,12 @@ def _openvino(path: Path, found: Inspection) -> str | None:
 
 def _tensorrt(path: Path, found: Inspection) -> str | None:
     if found.opset > TENSORRT_OPSET:
-        return f"{path}: opset {found.opset}, and TensorRT 10.3 reads up to {TENSORRT_OPSET}. Export with --flavour portable"
+        reads = f"TensorRT 10.3 reads up to {TENSORRT_OPSET}"
+        return f"{path}: opset {found.opset}, and {reads}. Export with --flavour portable"
     if (stray := _not_cast(path)) is not None:
-        return f"{path}: {stray} reads bytes, and TensorRT only casts them. Export without --uint8-input, or cast the input first"
+        return f"{path}: {stray} reads bytes, and TensorRT only casts them. Export without --uint8-input, or cast first"
     if "DynamicQuantizeLinear" in found.operators:
-        return (
-            f"{path}: scales its inputs while it runs, which TensorRT does not do. Export with --precision int8-static"
-        )
+        return f"{path}: scales inputs while it runs, which TensorRT does not do. Export with --precision int8-static"
     if "Attention" in found.operators:
         return f"{path}: has the Attention operator, which TensorRT does not build. Export with --flavour portable"
     return None

@@ -10,12 +10,19 @@ import shutil
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
+import numpy as np
 import pytest
+from PIL import Image
 
 import snapvit_export
 from helpers.examples import Names, make_checkpoint, make_files
+from helpers.families import make_family
 from helpers.images import make_image_folder
+from helpers.models import make_model_folder
 from helpers.shared import ROOT
+from snapvit_export.family.folder import read_family, write_manifest
+from snapvit_export.family.shipped import write_shipped
 from snapvit_export.runtimes import cuda
 
 BESIDE = sorted(path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name != "snapvit_export")
@@ -90,15 +97,40 @@ def test_an_example_runs_and_shows_the_truth(test, names, files, tmp_path, monke
     assert result.failed == 0, "".join(said)
 
 
-@pytest.mark.slow  # a ranking and a refit of a real DeiT-Tiny at 224 pixels
-def test_the_readme_runs(tmp_path, monkeypatch):
-    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def python_blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+def make_chosen_family(folder: Path) -> None:
+    """A family with a choice, of a model of 224 pixels whose classes have names, and an image beside it."""
+    shape = dict(img_size=224, patch_size=32, embed_dim=48, depth=3, num_heads=4, num_classes=5)
+    family = make_family(folder / "made", kwargs=shape, budget="99%", levers=("width",)).rename("snapvit-family")
+    named = msgspec.structs.replace(read_family(family), labels=("ant", "bee", "cat", "dog", "eel"))
+    write_manifest(family, write_shipped(family, named))
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 400, 3), np.uint8)).save("cat.jpg")
+
+
+def test_the_readme_runs(tmp_path, monkeypatch, capsys):
+    [block] = python_blocks("README.md")
     monkeypatch.chdir(tmp_path)
+    make_chosen_family(tmp_path)
+    exec(compile(block, "README.md", "exec"), {})
+    assert capsys.readouterr().out.strip() in ("ant", "bee", "cat", "dog", "eel")
+
+
+@pytest.mark.slow  # a ranking and a refit of a real DeiT-Tiny at 224 pixels
+def test_the_page_about_python_runs(tmp_path, monkeypatch):
+    predicting, cutting, exporting = python_blocks("docs/python.md")
+    monkeypatch.chdir(tmp_path)
+    make_chosen_family(tmp_path)
     make_checkpoint(Path("deit_tiny.safetensors"))
+    make_model_folder(Path("my-vit"))
     make_image_folder(Path("path/to/images"), 12)  # 256 are asked for: it takes what there is
     made: dict[str, object] = {}
-    exec(compile(block, "README.md", "exec"), made)
+    for block in (predicting, cutting, exporting):
+        exec(compile(block, "python.md", "exec"), made)
     assert Path("ranking.safetensors").is_file()
     anatomy, plan = made["model"].anatomy, made["plan"]
     assert plan.flops_ratio(anatomy) <= 0.72
     assert sum(p.numel() for p in made["small"].parameters()) < anatomy.params()
+    assert {variant.name for variant in made["manifest"].variants} == {"dense", "s30"}

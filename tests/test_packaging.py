@@ -54,6 +54,35 @@ def test_the_readme_shows_the_two_commands_and_ci_runs_the_second_verbatim():
     assert tests in (ROOT / ".ci" / "run").read_text()
 
 
+def test_the_readme_is_short_enough_to_be_read():
+    assert len(README.splitlines()) <= 110
+
+
+def test_commands_of_the_docs_exist_with_their_options():
+    from typer.main import get_command
+
+    from snapvit_export.cli.app import app
+
+    known = {name: {o for p in command.params for o in p.opts} for name, command in get_command(app).commands.items()}
+    pages = ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+    seen = 0
+    for page in pages:
+        text = (ROOT / page).read_text().replace("\\\n", " ")
+        for command, rest in re.findall(r"snapvit ([a-z-]+)((?: [^`\n#]*)?)", text):
+            if command not in known:
+                assert not re.search(rf"`snapvit {command}", text), f"{page}: snapvit {command}"
+                continue
+            for option in re.findall(r"(?<![\w-])--[a-z0-9-]+", re.split(r" && | \| |;", rest)[0]):
+                assert option in known[command] | {"--help"}, f"{page}: snapvit {command} {option}"
+                seen += 1
+    assert seen > 40
+
+
+def test_every_page_of_the_docs_is_in_the_menu():
+    listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
 def test_every_option_is_documented():
     from typer.main import get_command
 
@@ -70,7 +99,11 @@ def test_every_option_is_documented():
 
 
 @pytest.mark.parametrize(
-    "path", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/commands.md", "docs/evaluation.md"]
+    "path",
+    [
+        *("README.md", "CONTRIBUTING.md", "profiles/README.md"),
+        *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+    ],
 )
 def test_links_between_documents_lead_somewhere(path):
     text = (ROOT / path).read_text()

@@ -1,8 +1,7 @@
 """A family to predict with, from Python. Light: numpy, pillow and the runtime.
 
->>> family = load_family("snapvit-family")
->>> family.chosen.predict("cat.jpg")[0]
-Prediction(label='tabby, tabby cat', probability=0.71)
+    family = load_family("snapvit-family")
+    family.chosen.predict("cat.jpg")[0]      # Prediction(label="tabby cat", probability=0.71)
 
 Images go through the preprocessing of the variant's own size; a session is opened at the first call and kept.
 """
@@ -113,7 +112,7 @@ class Family:
 def load_family(folder: Path | str) -> Family:
     """Read a family folder, check its files, and return its variants to run.
 
-    >>> load_family("snapvit-family").chosen.predict("cat.jpg")
+    >>> load_family("snapvit-family").dense.predict("path/to/images/class0/0.png")[0].label
     """
     return Family(folder)
 

@@ -138,6 +138,7 @@ def export(
         depth=depth,
     )
     request = Request(
+        command=parsing.command_line(),
         model=model,
         checkpoint=checkpoint,
         data=data or None,

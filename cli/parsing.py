@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import sys
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
@@ -108,6 +110,11 @@ def own_precision(asked: str | None, of_card: Precision, runtime: Runtime, has_b
     if asked not in (None, "auto"):
         return parse_precision(str(asked), runtime)
     return "fp32" if has_budget and runtime in ON_CPU else parse_precision(of_card, runtime)
+
+
+def command_line() -> str:
+    """Return the command that is running, as a person would type it again."""
+    return shlex.join(["snapvit", *sys.argv[1:]])
 
 
 def check_for(device: str | None, card: str | None, runtime: str | None, build_only: bool) -> None:

@@ -24,13 +24,18 @@ def pick_samples(
     names: Sequence[str],
     dense: str,
     has_labels: bool,
+    pruned: str | None = None,
 ) -> tuple[Sample, ...]:
     """Pick at most a dozen images; `logits` by variant are (N, classes) and `names` those of the classes.
 
-    `has_labels`: the classes are the data's own, so its labels can be shown and compared.
+    Those come first on which `pruned` answers otherwise than the dense model, the worst first; then others on which
+    some variant does, and some on which all agree. `has_labels`: the classes are the data's own, so its labels can be
+    shown and compared.
     """
     guesses = {variant: scores.argmax(1) for variant, scores in logits.items()}
-    chosen = _chosen(len(images), guesses, dense)
+    worst = [] if pruned is None else worst_first(logits[pruned], logits[dense])[: 2 * MOST // 3]
+    others = [i for i in _chosen(len(images), guesses, dense) if i not in worst]
+    chosen = [*worst, *others[: MOST - len(worst)]]
     return tuple(
         Sample(
             title=titles[i],
@@ -40,6 +45,19 @@ def pick_samples(
         )
         for i in chosen
     )
+
+
+def worst_first(scores: Logits, dense: Logits) -> list[int]:
+    """Return the images whose answer is not the dense model's, those first that lose most of its answer's chance."""
+    answer = dense.argmax(1)
+    rows = np.flatnonzero(scores.argmax(1) != answer)
+    lost = _chances(dense)[rows, answer[rows]] - _chances(scores)[rows, answer[rows]]
+    return [int(row) for row in rows[np.argsort(-lost, kind="stable")]]
+
+
+def _chances(scores: Logits) -> npt.NDArray[np.float64]:
+    shifted = np.exp(scores.astype(np.float64) - scores.max(1, keepdims=True))
+    return np.asarray(shifted / shifted.sum(1, keepdims=True))
 
 
 def _chosen(count: int, guesses: Mapping[str, npt.NDArray[np.int64]], dense: str) -> list[int]:

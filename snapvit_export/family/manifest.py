@@ -226,6 +226,7 @@ class Manifest(Value, frozen=True, kw_only=True):
     weights: tuple[WeightFile, ...] = ()  # all files that graphs point into
     input: Input = Input()
     shipped: Shipped | None = None  # None in older files, or without a choice
+    command: str = ""  # that made or chose it, to make it again; empty in older files and from Python
     labels: tuple[str, ...] = ()  # names of the classes, in the order of the outputs; empty: not known
     seconds: dict[str, float] = msgspec.field(
         default_factory=dict

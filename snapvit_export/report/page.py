@@ -13,6 +13,7 @@ import binascii
 import hashlib
 import json
 import re
+import shlex
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,9 @@ def page(family: LoadedFamily, report: ReportData) -> str:
         alternatives=alternative_rows(report),
         decision=_tight(words.decision(report)) if report.chosen and report.looks else "",
         dropped=[f"{words.dropped(found)}." for found in report.dropped],
+        use=_use(family),
+        empty=_empty(family, report),
+        command=plain(family.manifest.command),
         samples=_samples(family, report),
         samples_note=_samples_note(family.validation),
         merges=_merges(family.validation),
@@ -71,6 +75,45 @@ def page(family: LoadedFamily, report: ReportData) -> str:
         recipe=plain_json(_brief(family.manifest.recipe)),
         version=__version__,
     )
+
+
+USE = """\
+import numpy as np
+import onnxruntime
+
+session = onnxruntime.InferenceSession("{file}")
+images = np.zeros({shape}, np.{type})  # prepared as in run.py
+(outputs,) = session.run(None, {{"images": images}})  # {outputs}"""
+
+
+def _use(family: LoadedFamily) -> dict[str, str] | None:
+    """Return how the chosen variant is used outside of snapvit; None where none was written so."""
+    manifest, shipped = family.manifest, family.manifest.shipped
+    if shipped is None or manifest.choice is None:
+        return None
+    variant, given = manifest.variant(manifest.choice.variant), manifest.input
+    height, width = variant.image_of(manifest.anatomy)
+    batch = given.batch or 1
+    shape = (batch, height, width, 3) if given.layout == "NHWC" else (batch, 3, height, width)
+    outputs = f"(N, {manifest.anatomy.classes}) class scores" if manifest.anatomy.classes else "an embedding"
+    code = USE.format(file=shipped.file, shape=shape, type=given.type, outputs=outputs)
+    if shipped.file.endswith(".xml"):
+        code = f'import openvino\n\ncompiled = openvino.Core().compile_model("{shipped.file}", "CPU")'
+    return {
+        "file": ", ".join((shipped.file, *shipped.also)),
+        "size": words.megabytes(shipped.size_bytes),
+        "beside": "run.py beside it classifies images, README.txt says what goes in and comes out.",
+        "command": "python run.py image.jpg",
+        "code": code,
+    }
+
+
+def _empty(family: LoadedFamily, report: ReportData) -> dict[str, str]:
+    """Return why there is no chart of quality against latency, and the command that changes it."""
+    where = shlex.quote(plain(str(family.folder)))
+    if all(point.latency_ms is None for point in report.own):
+        return {"reason": "no latency was measured", "command": f"snapvit choose {where} --budget 10ms"}
+    return {"reason": "neither accuracy nor fidelity is known", "command": f"snapvit validate {where} --data DIR"}
 
 
 def _plot(chart: Any, still: Markup) -> dict[str, Any]:
@@ -196,7 +239,7 @@ def _sample(sample: Sample, dense: str, pruned: str) -> dict[str, Any]:
         for name, found in predictions.items()
         if name not in (dense, pruned) and reference is not None and found.label != reference.label
     }
-    label = None if sample.label is None else plain(sample.label)
+    label = None if sample.label is None else class_name(sample.label)
     known = "" if label is None else f", true class {label}"
     return {
         "title": plain(sample.title),
@@ -204,7 +247,7 @@ def _sample(sample: Sample, dense: str, pruned: str) -> dict[str, Any]:
         "picture": _data_url(sample.picture),
         "alt": f"Image {plain(sample.title)}{known}",
         "lines": lines,
-        "more": _list([f"{plain(name)} predicts {plain(found.label)}" for name, found in others.items()]),
+        "more": _list([f"{plain(name)} predicts {class_name(found.label)}" for name, found in others.items()]),
     }
 
 
@@ -265,7 +308,13 @@ def _line(name: str, found: Prediction, sample: Sample, reference: Prediction | 
     if reference is not None and found.label != reference.label:
         marks.append(("bad", "≠ dense"))
     percent = f"{100 * found.probability:.0f} %"
-    return {"variant": plain(name), "label": plain(found.label), "probability": percent, "marks": marks}
+    return {"variant": plain(name), "label": class_name(found.label), "probability": percent, "marks": marks}
+
+
+def class_name(label: str) -> str:
+    """Return a class as people call it: of "n02123045 tabby, tabby cat" the first name."""
+    words_only = re.sub(r"^n[0-9]{8}[ _]+", "", plain(label))
+    return words_only.split(", ")[0] if words_only != plain(label) else words_only
 
 
 def _data_url(text: str) -> str | None:

@@ -105,7 +105,8 @@ def millions(count: int) -> str:
 
 
 def gflops(count: int) -> str:
-    return f"{count / 1e9:.2f}"
+    """Write FLOPs, of which a multiply-add is two, and the multiply-adds that others count: 2.51 (1.26 GMACs)."""
+    return f"{count / 1e9:.2f} ({count / 2e9:.2f} GMACs)"
 
 
 def megabytes(size: int) -> str:
@@ -138,7 +139,7 @@ def measure_title(report: ReportData) -> str:
     """Return the title of the quality that the report shows."""
     if report.by_fidelity:
         return f"{same_title(report)} as dense"
-    return TITLES[report.measure] if report.measure else "FLOPs kept"
+    return TITLES[report.measure] if report.measure else "quality"
 
 
 def headline(report: ReportData) -> str:
@@ -275,6 +276,5 @@ def missing(report: ReportData) -> list[str]:
     if all(point.latency_ms is None for point in report.own):
         notes.append("No latency was measured. This measures it: snapvit choose FAMILY --budget 10ms")
     if report.measure is None:
-        text = "Accuracy is missing: the chart shows the share of FLOPs kept instead."
-        notes.append(f"{text} This measures it: snapvit validate FAMILY --data DIR")
+        notes.append("Accuracy is missing. This measures it: snapvit validate FAMILY --data DIR")
     return notes

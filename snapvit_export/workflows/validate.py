@@ -320,7 +320,10 @@ def _samples(manifest: Manifest, evaluator: Evaluator, outputs: Mapping[str, Fea
     if evaluator.columns is not None:
         logits = {name: scores[:, evaluator.columns] for name, scores in logits.items()}
         names = evaluator.test.classes
-    return pick_samples(evaluator.test, evaluator.titles, logits, names, manifest.dense, evaluator.columns is not None)
+    chosen = manifest.choice.variant if manifest.choice is not None else None
+    pruned = chosen if chosen in logits and chosen != manifest.dense else None
+    has_labels = evaluator.columns is not None
+    return pick_samples(evaluator.test, evaluator.titles, logits, names, manifest.dense, has_labels, pruned)
 
 
 def _merged(folder: Path, manifest: Manifest, evaluator: Evaluator, progress: Progress) -> tuple[MergedPatches, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import text as words
-from ..data import Point, ReportData
+from ..data import MeasurementRow, Point, ReportData
 from .style import (
     BUDGET,
     FAMILY_COLOURS,
@@ -55,6 +55,7 @@ WIDTH, LABEL_HEIGHT = 270, 340  # pixels of the plot that labels are placed in
 LETTER, LINE = 7.2, 14  # of a label
 PLACES = (("left", 9, -9), ("right", -9, -9), ("left", 9, 11), ("right", -9, 11), ("center", 0, -17), ("center", 0, 18))
 DOT = 7
+LEAST_HEIGHT, ERRORS_HIGH = 0.05, 8  # of the upward axis: of the whole scale, and in standard errors
 FAR = 20  # above a point whose label finds no free place and must be there
 _ABOVE = {"titleAnchor": "start", "titleX": 0, "titleY": -22, "titleBaseline": "bottom", "titlePadding": 0}
 
@@ -105,14 +106,16 @@ def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float,
 
 
 def pareto(report: ReportData) -> Chart | None:
-    """Draw all variants of the report; None if nothing was timed."""
+    """Draw all variants of the report; None if nothing was timed, or no quality is known to draw against it."""
     shown = [p for p in report.points if p.latency_ms is not None and _y(p, report) is not None]
-    if not shown:
+    if not shown or report.measure is None:
         return None
-    x, y = _axes(report, shown)
+    timed = _only_timed(report)
+    x, y = _axes(report, [*shown, *timed])
     title = _y_title(report)
     short = title.split(",")[0]
     rows = [_row(point, report) for point in shown]
+    faint = [_faint_row(row, report) for row in timed]
     spec = base(
         HEIGHT,
         data={"values": rows},
@@ -133,6 +136,7 @@ def pareto(report: ReportData) -> Chart | None:
         layer=[
             *_budget_region(report, x),
             *budget_layers(report.budget_ms, x),
+            *_faint(faint),
             *_front(rows),
             *_bars(report),
             *_dots(report),
@@ -147,13 +151,62 @@ def pareto(report: ReportData) -> Chart | None:
         alt=f"Scatter plot of {len(shown)} variants. {words.headline(report)}",
         spec=spec,
         columns=("variant", "family", f"latency {report.at}", words.interval_title(report), short),
-        rows=tuple((r["name"], r["family"], r["latency"], r["between"], r["quality"]) for r in rows),
+        rows=tuple((r["name"], r["family"], r["latency"], r["between"], r["quality"]) for r in [*rows, *faint]),
     )
 
 
-def _y(point: Point, report: ReportData) -> float | None:
-    if report.measure is None:
-        return 100 * point.flops_ratio
+def _only_timed(report: ReportData) -> list[MeasurementRow]:
+    """Return the candidates that were timed for the choice and not kept: single levers, precisions, neighbours."""
+    kept = {point.name for point in report.own}
+    return [row for row in report.looks if row.name not in kept and row.quality is not None]
+
+
+def _faint_row(row: MeasurementRow, report: ReportData) -> Spec:
+    value, error = (row.quality or 0.0) * _unit(report), (row.error or 0.0) * _unit(report)
+    return {
+        "x": row.latency_ms,
+        "low": row.between_ms[0],
+        "high": row.between_ms[1],
+        "y": value,
+        "down": value - error,
+        "up": min(value + error, _unit(report)),
+        "name": row.name,
+        "family": report.families[0],
+        "levers": row.levers,
+        "latency": words.ms(row.latency_ms),
+        "between": f"{words.interval(row.between_ms)} ms",
+        "quality": words.quality(report.measure, row.quality, row.error),
+        "same": f"{words.same(row.fidelity)} %",
+        "verdict": row.verdict,
+    }
+
+
+def _faint(rows: list[Spec]) -> list[Spec]:
+    """Draw what was timed and not kept: smaller, grey, with its name in the tooltip."""
+    if not rows:
+        return []
+    data = {"values": rows}
+    tooltip = tips(("name", "timed, not kept"), ("levers", "levers"), ("latency", "latency"), ("quality", "quality"))
+    return [
+        {
+            "data": data,
+            "mark": {"type": "rule", "strokeWidth": 1, "opacity": 0.35, "color": MUTED},
+            "encoding": {"x": {"field": "low", "type": "quantitative"}, "x2": {"field": "high"}},
+        },
+        {
+            "data": data,
+            "mark": {"type": "rule", "strokeWidth": 1, "opacity": 0.35, "color": MUTED},
+            "encoding": {"y": {"field": "down", "type": "quantitative"}, "y2": {"field": "up"}},
+        },
+        {
+            "data": data,
+            "mark": {"type": "point", "filled": True, "shape": "circle", "size": 45, "opacity": 0.8, "color": MUTED},
+            "encoding": {"tooltip": tooltip},
+        },
+    ]
+
+
+def _y(point: Point | MeasurementRow, report: ReportData) -> float | None:
     return None if point.quality is None else point.quality * _unit(report)
 
 
@@ -166,14 +219,17 @@ def _y_title(report: ReportData) -> str:
     return title if report.measure == "cosine" else f"{title}, %"
 
 
-def _axes(report: ReportData, shown: list[Point]) -> tuple[Axis, Axis]:
+def _axes(report: ReportData, shown: Sequence[Point | MeasurementRow]) -> tuple[Axis, Axis]:
+    """Return both axes; upwards so much that a standard error is a small part of it, or noise would look like a trade."""
     xs = [ms for point in shown for ms in point.between_ms or () if ms is not None]
     xs += [report.budget_ms] if report.budget_ms is not None else []
     ys = []
     for point in shown:
         value, error = _y(point, report) or 0.0, (point.error or 0.0) * _unit(report)
-        ys += [value - error, min(value + error, _unit(report))] if report.measure else [value]
-    return axis(xs, least=0.05 * max(xs), floor=0.0), axis(ys, least=0.02 * _unit(report), pad=0.12, most=_unit(report))
+        ys += [value - error, min(value + error, _unit(report))]
+    largest = max((point.error or 0.0) for point in shown) * _unit(report)
+    least = max(LEAST_HEIGHT * _unit(report), ERRORS_HIGH * largest)
+    return axis(xs, least=0.05 * max(xs), floor=0.0), axis(ys, least=least, pad=0.12, most=_unit(report))
 
 
 def _row(point: Point, report: ReportData) -> Spec:
@@ -258,7 +314,7 @@ def _bars(report: ReportData) -> list[Spec]:
         "mark": faint,
         "encoding": {"y": {"field": "down", "type": "quantitative"}, "y2": {"field": "up"}, "color": colour},
     }
-    return [across, up] if report.measure else [across]
+    return [across, up]
 
 
 def _dots(report: ReportData) -> list[Spec]:
@@ -318,8 +374,6 @@ def _hover(report: ReportData) -> Spec:
     left_out = {"same"} if report.by_fidelity else {"same", "divergence"} if not compares else set()
     fields = [(name, words.same_title(report) if name == "same" else title) for name, title in fields]
     fields = [pair for pair in fields if pair[0] not in left_out]
-    if report.measure is None:
-        fields = [pair for pair in fields if pair[0] not in ("quality", "beaten")]
     return {
         "mark": {"type": "point", "filled": True, "shape": "circle", "size": 450, "opacity": 0, "color": BUDGET},
         "encoding": {"tooltip": tips(*fields)},
@@ -328,10 +382,11 @@ def _hover(report: ReportData) -> Spec:
 
 def _caption(report: ReportData, shown: list[Point]) -> str:
     parts = [f"Bars across are {words.interval_title(report)}s of the latency"]
-    if report.measure is not None:
-        parts[0] += f", bars upwards one standard error of {words.measure_title(report)}"
-        parts[0] += f" on {report.judged}" if report.judged else ""
-    if report.measure and any(p.dominated_by for p in shown):
+    parts[0] += f", bars upwards one standard error of {words.measure_title(report)}"
+    parts[0] += f" on {report.judged}" if report.judged else ""
+    if _only_timed(report):
+        parts.append("Small and grey: timed on the way and not kept, such as single levers")
+    if any(p.dominated_by for p in shown):
         parts.append("Hollow: another variant is as fast and as good or better. The line joins the others")
     if any(p.is_chosen for p in shown):
         parts.append("The ring is the chosen variant")

@@ -3,8 +3,8 @@
 The leader is the best variant that has not failed. It is timed in turns with the next better point of its line and with
 all others that have not been timed often enough, one run after the other, each in a new process: the latency of one
 file differs between processes by more than within one, so runs are what must be repeated. After every run the
-intervals are looked at (a sequential test): it ends when neither the leader's nor its neighbour's holds the budget, or
-after `MOST_RUNS`.
+intervals are looked at (a sequential test): it ends when neither the leader's nor its neighbour's holds the budget,
+when those that do would hold it after `MOST_RUNS` too, so near to it is their latency, or after that many.
 
 A leader whose interval does not end below the budget has failed; the next point down its line enters. Where the next
 better point fits, it enters and becomes the leader. After `MOST_MOVES` the best of what fits is taken. On a machine
@@ -13,6 +13,7 @@ whose cores others use too, more of either would not tell more: there are `FEWES
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -20,6 +21,7 @@ from ..profiling.drift import Latency
 
 FEWEST_RUNS, MOST_RUNS = 3, 8  # in new processes
 MOST_MOVES, MOVES_BESIDE_OTHERS = 6, 2
+HOPE = 0.5  # of the margin after all runs: nearer to the budget, they would hardly tell
 
 
 class Contest(Protocol):
@@ -94,13 +96,16 @@ def fits(contest: Contest, name: str) -> bool:
 def _time_until_decided(contest: Contest, leader: str, denser: str | None, others: Sequence[str]) -> None:
     pair = [leader] if denser is None else [leader, denser]
     for _ in range(MOST_RUNS):
-        is_open = any(_is_open(contest, name) for name in pair if contest.runs(name))
-        if all(contest.runs(name) >= FEWEST_RUNS for name in pair) and (contest.is_contended or not is_open):
+        more = any(_may_be_told(contest, name) for name in pair if contest.runs(name))
+        if all(contest.runs(name) >= FEWEST_RUNS for name in pair) and (contest.is_contended or not more):
             return
         contest.time([*pair, *(n for n in others if n not in pair and contest.runs(n) < FEWEST_RUNS)])
 
 
-def _is_open(contest: Contest, name: str) -> bool:
-    """Return True if it is not told yet whether a variant fits."""
-    latency = contest.latency(name)
-    return latency.low <= contest.budget_ms < latency.high
+def _may_be_told(contest: Contest, name: str) -> bool:
+    """Return True if it is not told yet whether a variant fits, and more runs may tell it."""
+    latency, runs = contest.latency(name), contest.runs(name)
+    if not latency.low <= contest.budget_ms < latency.high:
+        return False
+    margin = (latency.high - latency.low) / 2 * math.sqrt(runs / MOST_RUNS)  # that would be left after all runs
+    return abs(latency.ms - contest.budget_ms) > HOPE * margin

@@ -313,7 +313,7 @@ def test_the_decision_where_the_machine_was_too_noisy():
     manifest = make_mixed(decided=False, doubt="timing runs disagree")
     manifest = measured(manifest, "int8-r112-w85", between_ms=(9.6, 10.1), fits=False)
     text = decision(report_of(manifest))
-    assert "is the most faithful that is within, but not surely, 10 ms: 9.79 ms (9.60 to 10.10)" in text
+    assert "is the most faithful that may fit 10 ms: 9.79 ms (9.60 to 10.10)" in text
     assert text.endswith("; too noisy to decide between int8-r112-w88 and int8-r112-w85: timing runs disagree.")
 
 

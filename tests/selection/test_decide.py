@@ -160,6 +160,15 @@ def test_few_runs_are_enough_where_the_budget_is_far_and_more_are_taken_where_it
     assert np.mean(near) > np.mean(far) + 1
 
 
+def test_runs_end_early_where_the_latency_is_so_near_to_the_budget_that_they_cannot_tell():
+    """A variant that takes just the budget costs less than all runs; one that is near it is told all the same."""
+    at, near = ([SimulatedContest({"a": [ms]}, (0.004, 0.01), seed) for seed in range(40)] for ms in (10.0, 9.85))
+    for contest in (*at, *near):
+        decide(contest, ["a0"])
+    assert np.mean([contest.timed for contest in at]) < 0.8 * MOST_RUNS
+    assert np.mean([contest.latency("a0").high <= BUDGET_MS for contest in near]) > 0.8
+
+
 def test_beside_other_work_no_more_runs_and_moves_are_made_than_needed():
     contest = SimulatedContest({"a": FINE}, machine=(0.1, 0.3))
     contest.is_contended = True

@@ -20,14 +20,14 @@ class Bowl:
     """A measure that is smooth in both directions, with its least value at one place."""
 
     def __init__(self, lowest, missing=()) -> None:
-        self.lowest, self.missing, self.losses, self.final = lowest, missing, [], []
+        self.lowest, self.missing, self.looked_at, self.final = lowest, missing, [], []
 
     def value(self, place) -> float:
         (row, column), (y, x) = place, self.lowest
         return 0.1 + (row - y) ** 2 / ROWS**2 + (column - x) ** 2 / COLUMNS**2
 
     def __call__(self, places, on_all):
-        (self.final if on_all else self.losses).extend(places)
+        (self.final if on_all else self.looked_at).extend(places)
         inside = [(r, c) for r, c in places if 0 <= r < ROWS and 0 <= c < COLUMNS and (r, c) not in self.missing]
         return {place: np.full(4 * IMAGES if on_all else IMAGES, self.value(place)) for place in inside}
 
@@ -37,9 +37,9 @@ def test_the_lowest_place_of_a_bowl_is_found_without_looking_at_most_of_them(low
     bowl = Bowl(lowest)
     found = race(FIRST, around, bowl)
     assert next(iter(found)) == lowest
-    inside = [(r, c) for r, c in bowl.losses if 0 <= r < ROWS and 0 <= c < COLUMNS]
+    inside = [(r, c) for r, c in bowl.looked_at if 0 <= r < ROWS and 0 <= c < COLUMNS]
     assert len(inside) <= ROWS * COLUMNS * 2 / 3
-    assert len(bowl.losses) == len(set(bowl.looked_at)) <= MOST_LOOKED_AT
+    assert len(bowl.looked_at) == len(set(bowl.looked_at)) <= MOST_LOOKED_AT
 
 
 def test_what_cannot_be_made_is_skipped_and_the_best_of_the_rest_is_found():
@@ -54,7 +54,7 @@ def test_no_more_are_looked_at_than_is_allowed():
     for most in (1, 4, 9):
         bowl = Bowl((7, 4))
         race(FIRST, around, bowl, most=most)
-        assert len(bowl.losses) == most
+        assert len(bowl.looked_at) == most
 
 
 def test_the_limit_holds_where_every_step_is_better_than_the_last():
@@ -76,7 +76,7 @@ def test_only_leaders_are_measured_on_all_images_and_come_best_first():
     assert all(len(values) == 4 * IMAGES for values in found.values())
     means = [values.mean() for values in found.values()]
     assert means == sorted(means)
-    best = sorted(bowl.value(place) for place in set(bowl.losses) if min(place) >= 0 and place[1] < COLUMNS)
+    best = sorted(bowl.value(place) for place in set(bowl.looked_at) if min(place) >= 0 and place[1] < COLUMNS)
     assert means == pytest.approx(best[:LEADERS])
 
 
@@ -89,7 +89,7 @@ def test_all_images_overrule_the_few():
     assert list(race(["a", "b", "c"], lambda key: [], measure, leaders=2)) == ["b", "a"]
 
 
-def test_ties_keep_the_order_in_which_they_were_losses():
+def test_ties_keep_the_order_in_which_they_were_looked_at():
     for order in (["x", "y", "z"], ["z", "x", "y"]):
         found = race(order, lambda key: [], lambda keys, on_all: {key: np.ones(3) for key in keys}, leaders=2)
         assert list(found) == order[:2]

@@ -49,7 +49,10 @@ def choose(
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Time a family here and choose the most faithful variant that meets the budget, with the proof in its manifest."""
+    """Choose the best variant of a family on this machine.
+
+    Times it here, and writes the choice with its proof into the manifest.
+    """
     from ..allocation.levers import parse_levers
     from ..budget import Budget
     from ..runtimes.device import pin_to

@@ -42,7 +42,10 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers instead of a table.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Prune a model by several methods to the same sizes, evaluate all on the same images, and draw a chart."""
+    """Compare pruning methods at the same sizes.
+
+    Evaluates all on the same images, and draws a chart.
+    """
     from ..errors import UsageError
     from ..evaluate.evaluator import EvalOptions, parse_metrics
     from ..workflows.compare import CompareRequest, run_comparison

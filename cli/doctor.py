@@ -8,7 +8,10 @@ import typer
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Show versions, runtimes that really load, the machine, and what each command lacks."""
+    """Show what works on this machine, and what is missing.
+
+    Versions, runtimes that really load, the machine, and what each command lacks.
+    """
     from ..workflows.doctor import diagnose
 
     found = diagnose()

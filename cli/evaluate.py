@@ -41,7 +41,10 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Evaluate a model by its own head, nearest neighbours, a linear probe or segmentation, with standard errors."""
+    """Measure the quality of a model or a file.
+
+    By its own head, nearest neighbours, a linear probe or segmentation, with standard errors.
+    """
     from ..evaluate.evaluator import EvalOptions, parse_ignored, parse_metrics
     from ..target import check_runtime
     from ..workflows.evaluate import EvaluateRequest, evaluate_model

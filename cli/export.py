@@ -104,7 +104,10 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
 ) -> None:
-    """Write the most faithful variant that fits the budget, timed on this machine, and the proof beside it."""
+    """Make the most faithful model that fits a budget.
+
+    It is timed on this machine, and the proof lies beside it.
+    """
     import msgspec
 
     from .. import profiles

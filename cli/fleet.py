@@ -19,7 +19,10 @@ def fleet(
     strict: options.Strict = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Pick the most faithful variant for each device by the latencies that were taken there."""
+    """Pick the best variant for each of many devices.
+
+    By the latencies that were taken there.
+    """
     from ..family.folder import read_family
     from ..profiling.profile import check_percentile
     from ..selection.known_profiles import parse_budgets, pick_all

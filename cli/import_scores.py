@@ -14,7 +14,10 @@ def import_scores(
     model: Annotated[Optional[str], typer.Option(help="timm name, to check that the scores are of this model.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Turn a released score file into a ranking, without executing anything that is pickled in it."""
+    """Turn a released score file into a ranking.
+
+    Nothing that is pickled in it is executed.
+    """
     from ..workflows.rank import import_ranking
 
     ranking = import_ranking(file, out, model)

@@ -16,7 +16,10 @@ def inspect(
     target: Annotated[Optional[str], typer.Option(hidden=True, help="The older name of --runtime.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print the blocks, heads, neurons, precision, opset and size of an ONNX file."""
+    """Show what is in an ONNX file, and if a runtime takes it.
+
+    Its blocks, heads, neurons, precision, opset and size.
+    """
     from ..checks.inspect import inspect as read
     from ..checks.inspect import why_not
     from ..errors import SnapvitError

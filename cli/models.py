@@ -11,7 +11,10 @@ def models(
     pattern: Annotated[str, typer.Argument(help="Part of a name or family, or a pattern such as 'deit*'.")] = "*",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the supported model families, with sizes. Other checkpoints of these timm classes work too."""
+    """List the supported model families, with sizes.
+
+    Other checkpoints of these timm classes work too.
+    """
     from ..workflows.inputs import list_models
 
     found = list_models(pattern)

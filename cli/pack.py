@@ -34,7 +34,9 @@ def pack(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and progress as lines of JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
 ) -> None:
-    """Write the Elastic folder of a model: its weights in rank order, so that every plan is a prefix of them.
+    """Pack a model so that devices cut it without torch.
+
+    Writes its Elastic folder: weights in rank order, so that every plan is a prefix of them.
 
     With factors beside them, which correct any plan without images and without torch.
     """

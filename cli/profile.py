@@ -24,7 +24,10 @@ def profile(
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile instead of a table.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Time the variants of a family side by side, and write the latencies with the device they belong to."""
+    """Time the variants of a family side by side.
+
+    Writes the latencies with the device that they belong to.
+    """
     from ..runtimes.device import pin_to
     from ..selection.on_device import TimingOptions, profile_family
     from ..target import check_runtime

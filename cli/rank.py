@@ -69,7 +69,9 @@ def rank(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and progress as lines of JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
 ) -> None:
-    """Rank heads and neurons without labels. Interrupted, the same command goes on where it was.
+    """Rank heads and neurons without labels.
+
+    Interrupted, the same command goes on where it was.
 
     Several processes share the work: torchrun --nproc-per-node 2 -m snapvit_export.cli rank ...
     """

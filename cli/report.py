@@ -28,7 +28,10 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers of the report.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Show accuracy against latency, what each block keeps, all timings and the proof of the choice, in one file."""
+    """Show a family as one page.
+
+    Accuracy against latency, what each block keeps, all timings and the proof of the choice.
+    """
     from ..family.layout import parse_formats
     from ..report.write import report as write
     from .progress import shown

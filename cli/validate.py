@@ -40,7 +40,10 @@ def validate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Evaluate every variant on real images in its runtime, next to its latency; exit 1 below --min-accuracy."""
+    """Measure the quality of every variant of a family.
+
+    On real images in its runtime, next to its latency; exit 1 below --min-accuracy.
+    """
     from ..evaluate.evaluator import EvalOptions, parse_metrics
     from ..selection.known_profiles import FamilyProfile
     from ..selection.on_device import TimingOptions

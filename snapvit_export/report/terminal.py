@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 PLAIN_WIDTH = 120  # columns when the output is not a terminal
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 BAR_WIDTH = 12  # characters
+COLUMN_GAP = 2  # characters between the columns of a table, and at its side
 
 
 def print_family(
@@ -111,21 +112,22 @@ def print_validation(manifest: Manifest, file: TextIO | None = None) -> None:
     qualities = spread_bars([p.quality for p in points], 10, ascii_only)
     title = words.measure_title(report) if report.measure else "quality"
     tokens = _shown_tokens({p.name: (p.tokens, p.image_size) for p in points})
-    columns = [
-        ("variant", [p.name for p in points]),
-        *((title, [by_name[p.name] for p in points]) for title, by_name in tokens.items()),
-        (f"{report.at} ms", [_number(p.latency_ms, 2) for p in points]),
-        ("", latencies),
-        (title, [words.quality(report.measure, p.quality, p.error) for p in points]),
-        (" ", qualities),
-        ("agrees", [words.share(p.agreement) for p in points]),
-        ("cosine", [words.cosine(p.cosine) for p in points]),
-        ("MB", [_number(p.size_bytes / 1e6, 1) for p in points]),
-        ("parity", [words.small(p.parity) for p in points]),
-        ("dominated by", [p.dominated_by or words.UNKNOWN for p in points]),
-        ("  ", ["chosen" if p.is_chosen else "" for p in points]),
+    columns: list[tuple[str, list[str], int]] = [  # the number: which is left out first where there is no room
+        ("variant", [p.name for p in points], 0),
+        *((title, [by_name[p.name] for p in points], 5) for title, by_name in tokens.items()),
+        (f"{report.at} ms", [_number(p.latency_ms, 2) for p in points], 0),
+        ("", latencies, 3),
+        (title, [words.quality(report.measure, p.quality, p.error) for p in points], 0),
+        (" ", qualities, 3),
+        ("agrees", [words.share(p.agreement) for p in points], 6),
+        ("cosine", [words.cosine(p.cosine) for p in points], 2),
+        ("MB", [_number(p.size_bytes / 1e6, 1) for p in points], 7),
+        ("parity", [words.small(p.parity) for p in points], 1),
+        ("dominated by", [p.dominated_by or words.UNKNOWN for p in points], 4),
+        ("  ", ["chosen" if p.is_chosen else "" for p in points], 0),
     ]
-    kept = [(name, cells) for name, cells in columns if any(cell.strip(words.UNKNOWN) for cell in cells)]
+    known = [column for column in columns if any(cell.strip(words.UNKNOWN) for cell in column[1])]
+    kept = columns_that_fit(known, _width(file or sys.stdout))
     table = _table([name for name, _ in kept], left={"variant", "", " ", "dominated by", "  "})
     for point, row in zip(points, zip(*(cells for _, cells in kept))):
         cells = [cell.replace("±", "+-").replace(words.UNKNOWN, "-") if ascii_only else cell for cell in row]
@@ -135,6 +137,19 @@ def print_validation(manifest: Manifest, file: TextIO | None = None) -> None:
 
         table.box = box.ASCII_DOUBLE_HEAD
     print_table(table, file)
+
+
+def columns_that_fit(columns: Sequence[tuple[str, list[str], int]], width: int) -> list[tuple[str, list[str]]]:
+    """Leave columns out, the smallest number first and those of 0 never, until the others fit into the width.
+
+    >>> columns_that_fit([("a", ["1.25"], 0), ("b", ["0.5"], 2), ("c", ["long"], 1)], 12)
+    [('a', ['1.25']), ('b', ['0.5'])]
+    """
+    for leaving in sorted({0, *(number for _, _, number in columns)}):
+        shown = [(title, cells) for title, cells, number in columns if not 0 < number <= leaving]
+        if sum(max(map(len, (title, *cells))) + COLUMN_GAP for title, cells in shown) <= width:
+            break
+    return shown
 
 
 def _number(value: float | None, digits: int) -> str:

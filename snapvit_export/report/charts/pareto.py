@@ -220,7 +220,7 @@ def _y_title(report: ReportData) -> str:
 
 
 def _axes(report: ReportData, shown: Sequence[Point | MeasurementRow]) -> tuple[Axis, Axis]:
-    """Return both axes; upwards so much that a standard error is a small part of it, or noise would look like a trade."""
+    """Return both axes; upwards so long that a standard error is little of it, or noise would look like a trade."""
     xs = [ms for point in shown for ms in point.between_ms or () if ms is not None]
     xs += [report.budget_ms] if report.budget_ms is not None else []
     ys = []

@@ -30,10 +30,11 @@ def models(
             entry.family,
             entry.name,
             f"{entry.params / 1e6:.1f} M",
-            f"{entry.flops / 1e9:.1f}",
+            f"{entry.flops / 1e9:.1f} ({entry.flops / 2e9:.1f})",
             f"{entry.blocks} x {entry.heads}",
             f"{entry.input_size[0]} px",
         )
         for entry in found
     ]
-    print_rows(("family", "model", "params", "GFLOPs", "blocks x heads", "input"), rows, left={"family", "model"})
+    columns = ("family", "model", "params", "GFLOPs (GMACs)", "blocks x heads", "input")
+    print_rows(columns, rows, left={"family", "model"})

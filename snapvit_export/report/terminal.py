@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 PLAIN_WIDTH = 120  # columns when the output is not a terminal
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 BAR_WIDTH = 12  # characters
-COLUMN_GAP = 2  # characters between the columns of a table, and at its side
+COLUMN_GAP = 3  # characters between the columns of a table, and at its side
+LONGEST_NAME = 24  # characters of a name on one line, where there is little room
 
 
 def print_family(
@@ -101,7 +102,7 @@ def _shown_tokens(counts: Mapping[str, tuple[Sequence[int], tuple[int, int]]]) -
     return {title: cells for title, cells in columns.items() if len(set(cells.values())) > 1}
 
 
-def print_validation(manifest: Manifest, file: TextIO | None = None) -> None:
+def print_validation(manifest: Manifest, file: TextIO | None = None, width: int | None = None) -> None:
     """Print latency and quality of every variant, with bars; the budget and the chosen one are marked."""
     from .data import LoadedFamily, collect
 
@@ -127,7 +128,8 @@ def print_validation(manifest: Manifest, file: TextIO | None = None) -> None:
         ("  ", ["chosen" if p.is_chosen else "" for p in points], 0),
     ]
     known = [column for column in columns if any(cell.strip(words.UNKNOWN) for cell in column[1])]
-    kept = columns_that_fit(known, _width(file or sys.stdout))
+    wide = width or _width(file or sys.stdout)
+    kept = columns_that_fit(known, wide)
     table = _table([name for name, _ in kept], left={"variant", "", " ", "dominated by", "  "})
     for point, row in zip(points, zip(*(cells for _, cells in kept))):
         cells = [cell.replace("±", "+-").replace(words.UNKNOWN, "-") if ascii_only else cell for cell in row]
@@ -136,18 +138,19 @@ def print_validation(manifest: Manifest, file: TextIO | None = None) -> None:
         from rich import box
 
         table.box = box.ASCII_DOUBLE_HEAD
-    print_table(table, file)
+    print_table(table, file, wide)
 
 
 def columns_that_fit(columns: Sequence[tuple[str, list[str], int]], width: int) -> list[tuple[str, list[str]]]:
     """Leave columns out, the smallest number first and those of 0 never, until the others fit into the width.
 
-    >>> columns_that_fit([("a", ["1.25"], 0), ("b", ["0.5"], 2), ("c", ["long"], 1)], 12)
+    >>> columns_that_fit([("a", ["1.25"], 0), ("b", ["0.5"], 2), ("c", ["long"], 1)], 14)
     [('a', ['1.25']), ('b', ['0.5'])]
     """
     for leaving in sorted({0, *(number for _, _, number in columns)}):
         shown = [(title, cells) for title, cells, number in columns if not 0 < number <= leaving]
-        if sum(max(map(len, (title, *cells))) + COLUMN_GAP for title, cells in shown) <= width:
+        widths = [max(map(len, (title, *cells))) for title, cells in shown]
+        if sum(widths[1:]) + min(widths[0], LONGEST_NAME) + COLUMN_GAP * len(shown) <= width:  # names may be folded
             break
     return shown
 

@@ -105,8 +105,8 @@ def millions(count: int) -> str:
 
 
 def gflops(count: int) -> str:
-    """Write FLOPs, of which a multiply-add is two, and the multiply-adds that others count: 2.51 (1.26 GMACs)."""
-    return f"{count / 1e9:.2f} ({count / 2e9:.2f} GMACs)"
+    """Write billions of FLOPs, of which a multiply-add is two, and of multiply-adds, which others count: 2.51 (1.26)."""
+    return f"{count / 1e9:.2f} ({count / 2e9:.2f})"
 
 
 def megabytes(size: int) -> str:

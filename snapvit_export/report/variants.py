@@ -69,7 +69,7 @@ def _columns(report: ReportData) -> list[tuple[str, bool, Reader]]:
         (_differ(report, "tokens"), "tokens", False, lambda p: (p.tokens[-1], words.tokens(p.tokens))),
         (_differ(report, "image_size"), "pixels", False, lambda p: (p.image_size[0], words.pixels(p.image_size))),
         (True, "params", False, lambda p: (p.params, words.millions(p.params))),
-        (True, "GFLOPs", False, lambda p: (p.flops, words.gflops(p.flops))),
+        (True, "GFLOPs (GMACs)", False, lambda p: (p.flops, words.gflops(p.flops))),
         (_any(report, "p90_ms"), "p90, last run", False, lambda p: (p.p90_ms, words.ms(p.p90_ms))),
         (
             _any(report, "agreement") and (measure != "agreement" or report.by_fidelity),

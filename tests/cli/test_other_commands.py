@@ -129,3 +129,11 @@ def test_options_for_several_sources_plain_flags_and_settings_may_be_repeated(sn
 def test_every_option_that_refuses_a_second_value_is_one_of_some_command():
     options = {name for command in get_command(app).commands.values() for each in command.params for name in each.opts}
     assert options >= MEANS_BOTH
+
+
+def test_the_help_of_every_command_fits_its_line(snapvit, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = snapvit("--help").out
+    assert "..." not in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert "--install-completion" in text

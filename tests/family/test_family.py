@@ -5,11 +5,13 @@ import random
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec import UNSET
 
 from helpers.families import make_family
 from snapvit_export.errors import FileFormatError, SnapvitError
+from snapvit_export.family.evaluation import Evaluation
 from snapvit_export.family.folder import own_files, read_family
 from snapvit_export.model.plan import Plan
 
@@ -35,10 +37,10 @@ def change(family, **changes) -> None:
 def test_the_manifest_has_the_keys_that_others_rely_on(family):
     manifest = json.loads((family / "manifest.json").read_text())
     keys = "format_version model anatomy preprocessing recipe target variants dense choice weights input labels"
-    keys += " seconds"
+    keys += " seconds shipped command"
     assert set(manifest) == set(keys.split())
     keys = "name file sparsity heads neurons params flops flops_ratio size_bytes sha256 precision precision_cosine"
-    keys += " corrected correction profile evaluation weights engines parity dominated_by tokens image_size fidelity"
+    keys += " corrected correction profile evaluation weights engines parity dominated_by tokens image_size fidelity evaluations"
     assert [set(variant) for variant in manifest["variants"]] == [set(keys.split())] * 2
     assert [variant["name"] for variant in manifest["variants"]] == ["dense", "s30"]
     assert manifest["variants"][0]["flops_ratio"] == 1
@@ -181,3 +183,25 @@ def test_two_hundred_damaged_families_are_refused_in_one_line_or_run_what_was_ex
         (whole / name).write_bytes(original)
     assert refused >= 150
     read_family(whole)
+
+
+def evaluation(images: int, source: str = "pets", top1: float = 0.5) -> Evaluation:
+    return Evaluation(source=source, images=images, top1=top1, standard_errors={"top1": 0.01})
+
+
+def test_an_evaluation_on_fewer_images_stands_beside_one_on_more(exported):
+    variant = read_family(exported).variants[0]
+    variant = msgspec.structs.replace(variant, evaluation=None)
+    variant = variant.evaluated(evaluation(500)).evaluated(evaluation(60))
+    assert (variant.evaluation.images, [each.images for each in variant.evaluations]) == (500, [60])
+    again = variant.evaluated(evaluation(60, top1=0.7))
+    assert [each.top1 for each in again.evaluations] == [0.7]
+    more = again.evaluated(evaluation(900))
+    assert (more.evaluation.images, [each.images for each in more.evaluations]) == (900, [500, 60])
+
+
+def test_an_evaluation_on_other_data_is_shown_and_the_former_is_kept(exported):
+    variant = read_family(exported).variants[0]
+    variant = msgspec.structs.replace(variant, evaluation=None)
+    variant = variant.evaluated(evaluation(500)).evaluated(evaluation(60, "birds"))
+    assert (variant.evaluation.source, [each.source for each in variant.evaluations]) == ("birds", ["pets"])

@@ -1,5 +1,6 @@
 """What an export says at its end: levers in words, a table that fits its terminal, and the decision in a sentence."""
 
+import html
 import io
 import json
 import re
@@ -9,12 +10,12 @@ import msgspec
 import pytest
 
 from helpers.report_factory import DEPTH, HOSTILE, make_fidelity, make_manifest, make_mixed
-from snapvit_export.family.manifest import Manifest, Variant, verdict_on
+from snapvit_export.family.manifest import Manifest, Shipped, Variant, verdict_on
 from snapvit_export.report.charts.pareto import pareto
 from snapvit_export.report.charts.proof import proof
 from snapvit_export.report.data import LoadedFamily, collect
 from snapvit_export.report.markdown import markdown
-from snapvit_export.report.page import page
+from snapvit_export.report.page import class_name, page
 from snapvit_export.report.summary import Column, fitted, packed, table
 from snapvit_export.report.terminal import print_family
 from snapvit_export.report.text import alone, decision, divergence, dropped, headline, same, seconds
@@ -459,3 +460,40 @@ def test_hostile_names_and_reasons_lose_their_control_characters():
     text = printed(change(with_choice(manifest, dropped=(reason,)), seconds={"\x1b[2J": 12.0}))
     assert "\x1b" not in text
     assert HOSTILE in text
+
+
+def test_candidates_that_were_timed_and_not_kept_are_in_the_chart_of_quality():
+    manifest = make_mixed()
+    report = report_of(manifest)
+    chart = pareto(report)
+    drawn = {row["name"] for layer in chart.spec["layer"] for row in layer.get("data", {}).get("values", ())}
+    drawn |= {row["name"] for row in chart.spec["data"]["values"]}
+    assert {row.name for row in report.looks} <= drawn | {None}
+    assert "timed on the way and not kept" in chart.caption
+
+
+def test_the_page_says_how_the_chosen_file_is_used_and_made_again():
+    shipped = Shipped(file="model.onnx", sha256="0" * 64, size_bytes=4_000_000)
+    manifest = change(make_mixed(), shipped=shipped, command="snapvit export --budget 10ms --out 'a b'")
+    text = html.unescape(page(LoadedFamily(Path("here"), manifest), report_of(manifest)))
+    assert "Use this file" in text
+    assert 'onnxruntime.InferenceSession("model.onnx")' in text
+    assert "4.0 MB" in text
+    assert "snapvit export --budget 10ms --out 'a b'" in text
+    without = page(LoadedFamily(Path("here"), make_mixed()), report_of(make_mixed()))
+    assert "Use this file" not in without
+    assert "Make it again" not in without
+
+
+def test_classes_are_named_without_ids():
+    assert class_name("n02123045 tabby, tabby cat") == "tabby"
+    assert class_name("7") == "7"
+    assert class_name("dog, small") == "dog, small"
+
+
+def test_what_must_be_shipped_is_said_below_the_table():
+    manifest = change(make_mixed(), shipped=Shipped(file="model.onnx", sha256="0" * 64, size_bytes=4_000_000))
+    file = io.StringIO()
+    print_family(manifest, file, Path("fam"), 100)
+    assert "To ship: fam/model.onnx, 4.0 MB, and nothing else." in file.getvalue()
+    assert "python fam/run.py image.jpg" in file.getvalue()

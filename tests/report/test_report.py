@@ -242,10 +242,20 @@ def test_a_removed_sub_layer_looks_like_nothing_else():
     assert "×" not in svg(charts_of(manifest)["heads"]).decode()
 
 
-def test_without_accuracy_the_chart_shows_flops():
-    chart = charts_of(make_manifest(4, evaluated=False))["pareto"]
-    assert chart.title == "FLOPs kept against latency"
-    assert [row["y"] for row in chart.spec["data"]["values"]] == pytest.approx([100, 76.6667, 53.3333, 30], rel=1e-3)
+def test_without_a_quality_there_is_no_chart_but_the_command_that_measures_it():
+    manifest = make_manifest(4, evaluated=False)
+    assert "pareto" not in charts_of(manifest)
+    text = re.sub(r"<script.*?</script>", "", page_of(manifest), flags=re.DOTALL)
+    assert "plot-pareto" not in text
+    assert "neither accuracy nor fidelity is known" in text
+    assert "snapvit validate" in text
+
+
+def test_a_standard_error_is_a_small_part_of_the_upward_axis():
+    chart = charts_of(make_manifest(4))["pareto"]
+    low, high = chart.spec["encoding"]["y"]["scale"]["domain"]
+    widest = max(row["up"] - row["down"] for row in chart.spec["data"]["values"]) / 2
+    assert high - low >= 8 * widest
 
 
 @pytest.mark.parametrize("count", [1, 2, 40])
@@ -483,6 +493,19 @@ def test_the_table_of_a_validation_keeps_to_its_columns_and_encoding(encoding, c
     assert ("█" in text) == (encoding == "utf-8")
     assert ("chosen" in text) == (count >= 3)
     assert "[bold]y" in text or count < 4
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_the_table_of_a_validation_breaks_no_number_at_any_width(width):
+    manifest, file = make_manifest(7), stream("utf-8")
+    print_validation(manifest, file, width)
+    file.flush()
+    text = file.buffer.getvalue().decode()
+    assert max(map(len, text.splitlines())) <= width
+    report = report_of(manifest)
+    for point in report.own:
+        assert f"{point.latency_ms:.2f}" in text
+        assert f"{100 * point.quality:.1f} ± {100 * point.error:.1f} %" in text
 
 
 def test_the_table_of_a_validation_leaves_out_what_nobody_knows(capsys):

@@ -44,7 +44,7 @@ TIPS = (
     ("divergence", "divergence"),
     ("kept", "FLOPs kept"),
     ("params", "parameters"),
-    ("gflops", "GFLOPs"),
+    ("gflops", "GFLOPs (GMACs)"),
     ("size", "size"),
     ("precision", "precision"),
     ("sparsity", "sparsity"),

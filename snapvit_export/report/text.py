@@ -105,7 +105,7 @@ def millions(count: int) -> str:
 
 
 def gflops(count: int) -> str:
-    """Write billions of FLOPs, of which a multiply-add is two, and of multiply-adds, which others count: 2.51 (1.26)."""
+    """Write billions of FLOPs, of which a multiply-add is two, and of multiply-adds, as others count: 2.51 (1.26)."""
     return f"{count / 1e9:.2f} ({count / 2e9:.2f})"
 
 

@@ -14,10 +14,8 @@ def test_images_whose_answer_changed_come_by_what_the_old_answer_lost():
 
 
 def test_samples_begin_with_the_worst_of_the_chosen_variant():
-    images = pictures(4)
-    found = pick_samples(
-        images, ["a", "b", "c", "d"], {"dense": DENSE, "s30": PRUNED}, ["x", "y"], "dense", False, "s30"
-    )
+    logits = {"dense": DENSE, "s30": PRUNED}
+    found = pick_samples(pictures(4), ["a", "b", "c", "d"], logits, ["x", "y"], "dense", False, "s30")
     assert [sample.title for sample in found] == ["d", "a", "b", "c"]
     assert found[0].predictions["s30"].label == "x"
 

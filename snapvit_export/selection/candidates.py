@@ -44,6 +44,7 @@ from .point import Point
 DENSE = "dense"  # the name of the variant that cuts nothing
 SHOWN_EVERY = 0.5  # seconds
 PROBE = ".probe"  # the name of a graph that is only compared with the dense model
+FRESH_RUNS = 24  # of a file in each new process, of several: these differ more than the runs within one
 FIT_SECONDS, FIT_RUNS = 0.2, 24  # of every sample configuration that the latency model is fitted to
 
 Key = TypeVar("Key")
@@ -300,7 +301,9 @@ class Candidates:
             if len(files) == 1:
                 return {}
             with self.progress.stage("timing"):
-                run = self._timer.time(files, seconds, live_report(self.progress, budget_ms), at, fresh=True)
+                least = FRESH_RUNS if at == "p50" else None
+                report = live_report(self.progress, budget_ms)
+                run = self._timer.time(files, seconds, report, at, fresh=True, least_runs=least)
         finally:
             for _, probe in probes.values():
                 self._remove_probe(probe)
@@ -326,7 +329,9 @@ class Candidates:
         together = names if DENSE in names else [DENSE, *names]
         files = {name: self.built[name].file(self.anatomy) for name in together}
         with self.progress.stage("timing"):
-            self.record(self._timer.time(files, seconds, live_report(self.progress, budget_ms), at, fresh=fresh))
+            least = FRESH_RUNS if fresh and at == "p50" else None
+            report = live_report(self.progress, budget_ms)
+            self.record(self._timer.time(files, seconds, report, at, fresh=fresh, least_runs=least))
 
     def record(self, run: Mapping[str, Profile]) -> None:
         """Record the profiles of one timing run, the dense variant's among them."""

@@ -55,7 +55,7 @@ class SingleValueCommand(TyperCommand):
 
 app = typer.Typer(
     name="snapvit",
-    help="Make a Vision Transformer fit your device: the most faithful model that was measured to.",
+    help="The largest version of a Vision Transformer that runs in 10 ms on your device.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,

@@ -134,6 +134,6 @@ def test_every_option_that_refuses_a_second_value_is_one_of_some_command():
 def test_the_help_of_every_command_fits_its_line(snapvit, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     text = snapvit("--help").out
-    assert "..." not in text
+    assert "..." not in text.replace("[ARGS]...", "")
     assert max(map(len, text.splitlines())) <= 80
     assert "--install-completion" in text

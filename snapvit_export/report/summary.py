@@ -124,7 +124,7 @@ def fitted(columns: Sequence[Column], width: int) -> list[Column]:
         if _room(shown, width) >= min(NARROW, _levers(shown).width):
             return _narrowed(shown, width)
     needed = 1 + max(len(phrase) for cell in _levers(shown).cells for phrase in cell.split(", "))  # and a comma
-    for before, after in ((", ", ",\n"), (" (", "\n(")):  # yes, chosen; 9.79 (9.60 – 9.93)
+    for before, after in ((", ", ",\n"), (" (", "\n(")):  # fits, chosen; 9.79 (9.60 – 9.93)
         if _room(shown, width) < needed:
             shown = [c if c.title == "levers" else c.with_cells(c.cells, before, after) for c in shown]
     if _room(shown, width) < needed:

@@ -37,15 +37,16 @@ BUNDLED = "bundled"
 SECONDS = 5.0  # that a new process times each file
 COLUMNS = (
     *("model", "budget", "ms", "chosen", "ms by the choice", "decided", f"in a new process, {SECONDS:g} s", "within"),
-    *("files timed", "took, s", "of which"),
+    *("the machine was slower by", "within at equal speed", "files timed", "took, s", "of which"),
 )
 HOG_COLUMNS = ("model", "budget", "ms", "chosen", "decided", "says", "took, s", "alone, s", "ratio")
 INTRODUCTION = """\
 `python benchmarks/budget.py --models ... --hogs 2` (the whole command is in its docstring), one thread, batch 1,
 ONNX Runtime, {cpu}. A budget of 80 % is 0.8 of what the dense model took in a new process a moment before, in
 milliseconds; all levers, the ranking made before. *In a new process* is the latency of the chosen file with its 95 %
-interval; *interval* under *within*: the interval holds the budget. *Files timed* are those of the choice, without the
-samples of the latency model."""
+interval; *interval* under *within*: the interval holds the budget. In that process the dense model is timed too: *the
+machine was slower by* so much than when the budget was set, and *at equal speed* takes that out. *Files timed* are
+those of the choice, without the samples of the latency model."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,21 @@ def measure(subject: Subject, share: float, seconds: float) -> Row:
             found = again(out, seconds)
             ms, low, high = found[row["variant"]]
             row |= {"again_ms": ms, "again_between_ms": (low, high), "dense_again_ms": found["dense"][0]}
-            row["within"] = "yes" if ms <= budget_ms else "interval" if low <= budget_ms else "no"
+            row["within"] = _within(ms, low, budget_ms)
     return row
+
+
+def _within(ms: float, low: float, budget_ms: float) -> str:
+    return "yes" if ms <= budget_ms else "interval" if low <= budget_ms else "no"
+
+
+def slower(row: Row) -> float:
+    """Return how much slower the machine was in the new process than when the budget was set, by the dense model."""
+    return float(row["dense_again_ms"] / (100 * row["budget_ms"] / row["share"]))
+
+
+def within_at_equal_speed(row: Row) -> str:
+    return _within(row["again_ms"] / slower(row), row["again_between_ms"][0] / slower(row), row["budget_ms"])
 
 
 @contextmanager
@@ -156,12 +170,12 @@ def measure_beside(subject: Subject, quiet: Row, hogs: int) -> Row:
 def cells(row: Row) -> list[str]:
     """Return the cells of a budget that was given alone."""
     if row["variant"] is None:
-        chosen = ["nothing fits", "", "", "", "", ""]
+        chosen = ["nothing fits", "", "", "", "", "", "", ""]
     else:
         (low, high), (least, most) = row["between_ms"], row["again_between_ms"]
         chosen = [row["variant"], f"{row['latency_ms']:.2f} ({low:.2f} to {high:.2f})"]
         chosen += ["yes" if row["decided"] else "no", f"{row['again_ms']:.2f} ({least:.2f} to {most:.2f})"]
-        chosen += [row["within"], str(row["timed"])]
+        chosen += [row["within"], f"{100 * (slower(row) - 1):+.1f} %", within_at_equal_speed(row), str(row["timed"])]
     longest = sorted(row["stages"].items(), key=lambda stage: -stage[1])[:3]
     of_which = ", ".join(f"{name} {seconds:.0f}" for name, seconds in longest)
     return [row["model"], f"{row['share']:g} %", f"{row['budget_ms']:.2f}", *chosen, f"{row['seconds']:.0f}", of_which]
@@ -184,7 +198,9 @@ def report(rows: Sequence[Row]) -> str:
     decided = sum(bool(row["decided"]) for row in kept)
     cpus = "; ".join(sorted({row["cpu"] for row in rows}))
     summary = f"Within the budget in a new process: {counts['yes']} of {len(kept)}"
-    summary += f", with the interval alone {counts['interval']}, above it {counts['no']}. Decided: {decided}."
+    summary += f", with the interval alone {counts['interval']}, above it {counts['no']}"
+    same = sum(within_at_equal_speed(row) != "no" for row in kept)
+    summary += f"; at equal speed of the machine {same} of {len(kept)}. Decided: {decided} of {len(kept)}."
     parts = [INTRODUCTION.format(cpu=cpus), summary, table(COLUMNS, [cells(row) for row in alone])]
     if beside:
         parts.append(f"Beside {beside[0]['hogs']} processes that only compute:")

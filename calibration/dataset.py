@@ -115,11 +115,13 @@ def open_to_calibrate(text: str) -> Source:
     splits = _splits(text)
     if not splits:
         return open_source(text)
-    _check_classes(text, splits)
     train, other = splits.get("train"), splits.get("test") or splits.get("valid")
-    if train is None:
-        assert other is not None, "there is a split"
-        return other
+    if train is None or other is None:
+        found = train or other
+        assert found is not None, "there is a split"
+        return found
+    if list(train.classes) != list(other.classes):  # calibrating needs no labels, and no accuracy can be told
+        other = replace(other, labels=None, classes=())
     return replace(train, held_out=other)
 
 

@@ -87,16 +87,21 @@ class Images:
 
 
 def calibration_and_held_out(
-    data: str | Sequence[str], count: int, seed: int, most_held_out: int, least_held_out: int = 0
+    data: str | Sequence[str],
+    count: int,
+    seed: int,
+    most_held_out: int,
+    least_held_out: int = 0,
+    opens: Callable[[str], Source] = open_to_calibrate,
 ) -> tuple[Source, Source]:
     """Split one source or several by seed: `count` images to calibrate on, and others, never the same, to report on.
 
     Several sources give equal parts, and no labels. `least_held_out`: so many are held out, but at most a quarter of
-    all, even if that leaves fewer to calibrate on.
+    all, even if that leaves fewer to calibrate on. `opens` a source by its name.
     """
     if count < 1:
         raise UsageError(f"{count} calibration images are too few. Give --images 1 or more, such as 256")
-    sources = _opened([data] if isinstance(data, str) else data)
+    sources = _opened([data] if isinstance(data, str) else data, opens)
     if not any(source.held_out for source in sources):
         total = sum(source.count for source in sources)
         count = max(1, min(count, total - min(least_held_out, total // 4)))
@@ -108,12 +113,12 @@ def calibration_and_held_out(
     return mixed(chosen, seed), mixed([rest.subset(range(part)) for rest, part in zip(rests, parts)], seed)
 
 
-def _opened(data: Sequence[str]) -> list[Source]:
+def _opened(data: Sequence[str], opens: Callable[[str], Source]) -> list[Source]:
     if not data:
         raise UsageError("there are no images to calibrate on. Give --data FOLDER")
     if twice := [text for text in data if data.count(text) > 1]:
         raise UsageError(f"--data {twice[0]} is given twice. Give each source once")
-    sources = [open_to_calibrate(text) for text in data]
+    sources = [opens(text) for text in data]
     return sources if len(sources) == 1 else list(without_repeats(sources))
 
 
@@ -125,7 +130,10 @@ def _at_most(source: Source, most: int, seed: int) -> Source:
 def _split(source: Source, part: int, seed: int) -> tuple[Source, Source]:
     """Return `part` images to calibrate on, and those to report on: set aside by the source, or all the others."""
     order = shuffled(source.count, seed)
-    return source.subset(order[:part]), source.held_out or source.subset(order[part:])
+    if source.held_out is None:
+        return source.subset(order[:part]), source.subset(order[part:])
+    others = source.held_out  # by seed: they may have their classes in order
+    return source.subset(order[:part]), others.subset(shuffled(others.count, seed))
 
 
 def prepare(

@@ -126,17 +126,18 @@ def check_for(device: str | None, card: str | None, runtime: str | None, build_o
 
 def next_on_device(card: Card, family: Path) -> list[str]:
     """Return the commands that go on from a family for another device."""
-    if card.target.runtime == "tensorrt":
+    where, name = shlex.quote(str(family)), shlex.quote(family.name)
+    if card.name.startswith("jetson"):
         from ..runtimes import jetson_agent
 
         return [
             "Next, copy it to the board with the agent, which needs only JetPack, time it there, and choose:",
-            f"  scp -r {family} {jetson_agent.__file__} user@board:",
-            f"  ssh user@board python3 jetson_agent.py {family.name} --out board.json",
-            f"  scp user@board:board.json . && snapvit choose {family} --budget 10ms --profile board.json",
+            f"  scp -r {where} {shlex.quote(str(jetson_agent.__file__))} user@board:",
+            f"  ssh user@board python3 jetson_agent.py {name} --out board.json",
+            f"  scp user@board:board.json . && snapvit choose {where} --budget 10ms --profile board.json",
         ]
     return [
         "Next, copy it to the device and choose there, or time it from here over ssh:",
-        f"  scp -r {family} user@device: && ssh user@device snapvit choose {family.name} --budget 10ms",
-        f"  snapvit profile {family} --target ssh://user@device --out device.json",
+        f"  scp -r {where} user@device: && ssh user@device snapvit choose {name} --budget 10ms",
+        f"  snapvit profile {where} --target ssh://user@device --out device.json",
     ]

@@ -77,4 +77,4 @@ def validate(
 
         print_validation(manifest)
     if least is not None:
-        require_accuracy(manifest, least)
+        require_accuracy(family, manifest, least)

@@ -73,11 +73,12 @@ class Stages:
         self._running: list[str] = []  # the innermost last
         self._began = self._since = time.monotonic()
         self._shares: dict[str, float] = {}  # of each step, of the whole time
+        self._estimates = True
         self._step, self._step_began = "", self._began
 
-    def plan(self, shares: Mapping[str, float]) -> None:
-        """Declare the steps of the work, and the share of the whole time that each usually takes."""
-        self._shares = dict(shares)
+    def plan(self, shares: Mapping[str, float], estimates: bool = True) -> None:
+        """Declare the steps of the work, and the share of the whole time that each usually takes, if that is known."""
+        self._shares, self._estimates = dict(shares), estimates
 
     def step(self, name: str) -> None:
         """Begin a step; those that were not planned have no number."""
@@ -93,7 +94,7 @@ class Stages:
         done, left = (sum(self._shares[name] for name in part) for part in (names[:number], names[number:]))
         taken, since = self._step_began - self._began, time.monotonic() - self._step_began
         seconds = taken * left / done - since if done else 0.0
-        about = f", about {clock(10 * math.ceil(seconds / 10))} left" if seconds >= SHORT else ""
+        about = f", about {clock(10 * math.ceil(seconds / 10))} left" if self._estimates and seconds >= SHORT else ""
         return f"[{number + 1}/{len(names)}{about}] "
 
     @contextmanager

@@ -115,7 +115,7 @@ def test_the_readme_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     make_chosen_family(tmp_path)
     exec(compile(block, "README.md", "exec"), {})
-    assert capsys.readouterr().out.strip() in ("ant", "bee", "cat", "dog", "eel")
+    assert capsys.readouterr().out.strip() in "01234"
 
 
 @pytest.mark.slow  # a ranking and a refit of a real DeiT-Tiny at 224 pixels

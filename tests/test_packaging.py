@@ -54,8 +54,9 @@ def test_the_readme_shows_the_two_commands_and_ci_runs_the_second_verbatim():
     assert tests in (ROOT / ".ci" / "run").read_text()
 
 
-def test_the_readme_is_short_enough_to_be_read():
+def test_the_readme_is_short_enough_to_be_read_and_whole():
     assert len(README.splitlines()) <= 110
+    assert not re.search(r"^@\w+@$", README, re.MULTILINE)
 
 
 def test_commands_of_the_docs_exist_with_their_options():

@@ -5,6 +5,7 @@ Reading checks versions, bounds, sizes and hashes, and refuses names that leave 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import FileFormatError
@@ -12,7 +13,7 @@ from ..graph.read import external_files, read_graph
 from ..runtimes.tensorrt.engine_file import engine_files
 from ..storage.atomic import inside, sha256
 from ..storage.json import read_json, write_json
-from .layout import LABELS, MANIFEST, MODEL, RANKING, README, RUN, UNFINISHED, VALIDATION, report_files
+from .layout import MANIFEST, RANKING, SHIPPED, UNFINISHED, VALIDATION, report_files
 from .manifest import Manifest, Shipped, Variant, WeightFile
 
 
@@ -37,17 +38,20 @@ def read_family(folder: Path | str) -> Manifest:
     for variant in manifest.variants:
         path = inside(folder, variant.file, MANIFEST)
         if path.suffix == ".onnx":  # an OpenVINO graph points at nothing but the file of its own name
-            _check_graph(path, variant)
+            _check_graph(path, variant.weights)
+    if manifest.shipped is not None and manifest.shipped.file.endswith(".onnx"):
+        _check_graph(folder / manifest.shipped.file, manifest.shipped.files)
     return manifest
 
 
 def _listed(manifest: Manifest) -> list[WeightFile | Variant | Shipped]:
-    return [*manifest.weights, *manifest.variants, *([manifest.shipped] if manifest.shipped else [])]
+    shipped = [] if manifest.shipped is None else [manifest.shipped, *manifest.shipped.also]
+    return [*manifest.weights, *manifest.variants, *shipped]
 
 
-def _check_graph(path: Path, variant: Variant) -> None:
+def _check_graph(path: Path, listed: Sequence[str]) -> None:
     """Refuse a graph that points into files which the manifest does not list for it."""
-    if undeclared := sorted(external_files(read_graph(path)) - set(variant.weights)):
+    if undeclared := sorted(external_files(read_graph(path)) - set(listed)):
         raise FileFormatError(f"{path}: reads {undeclared[0]}, which {MANIFEST} does not list for it")
 
 
@@ -63,5 +67,6 @@ def own_files(folder: Path) -> list[str] | None:
     engines = [path.name for graph in graphs for path in engine_files(graph)]
     listed = [each.file for each in _listed(manifest)]
     left_behind = [path.name for begun in UNFINISHED for path in folder.glob(begun)]  # by a validation
-    shipped = [*MODEL, LABELS, RUN, README]
-    return [MANIFEST, RANKING, VALIDATION, *listed, *shipped, *engines, *report_files(), *left_behind]
+    shipped = [] if manifest.shipped is None else SHIPPED  # without it, files of such names are somebody's own
+    named = [MANIFEST, RANKING, VALIDATION, *listed, *shipped, *engines, *report_files(), *left_behind]
+    return list(dict.fromkeys(named))

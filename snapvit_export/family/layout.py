@@ -10,6 +10,7 @@ from ..errors import UsageError
 MANIFEST, RANKING, VALIDATION = "manifest.json", "ranking.safetensors", "validation.json"
 MODEL = ("model.onnx", "model.xml", "model.bin")  # the chosen variant as it is shipped: one of the first two
 LABELS, RUN, README = "labels.txt", "run.py", "README.txt"  # beside it
+SHIPPED = (*MODEL, LABELS, RUN, README)
 KEPT_FEATURES = ".validation-"  # prefix of the features that a stopped validation keeps
 UNFINISHED = (".tap-*", f"{KEPT_FEATURES}*")  # what a stopped validation leaves behind
 

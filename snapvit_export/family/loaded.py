@@ -1,7 +1,7 @@
 """A family to predict with, from Python. Light: numpy, pillow and the runtime.
 
     family = load_family("snapvit-family")
-    family.chosen.predict("cat.jpg")[0]      # Prediction(label="tabby cat", probability=0.71)
+    family.chosen.predict("cat.jpg")[0]      # Prediction(label="tabby", probability=0.71)
 
 Images go through the preprocessing of the variant's own size; a session is opened at the first call and kept.
 """
@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..calibration.source import open_image
 from ..errors import SnapvitError, UsageError
 from ..runtimes.session import Session, open_session
+from .class_names import class_name
 from .folder import read_family
 from .manifest import Manifest, Variant
 
@@ -66,7 +68,9 @@ class LoadedVariant:
         """Return the outputs of some images: class scores, or the embedding of a model without classes, (N, C)."""
         if not images:
             raise UsageError("there is nothing to run. Give at least one image")
-        return self.session.run(np.concatenate([self.prepare(image) for image in images]))
+        size = self.manifest.target.batch  # int8-dynamic has one scale for a batch: the answers are those of its own
+        parts = [images[start : start + size] for start in range(0, len(images), size)]
+        return np.concatenate([self.session.run(np.concatenate([*map(self.prepare, part)])) for part in parts])
 
     def predict(self, image: Image, top: int = 5) -> list[Prediction]:
         """Return the most likely classes of an image, the likeliest first."""
@@ -75,7 +79,7 @@ class LoadedVariant:
         (scores,) = self.run(image).astype(np.float64)
         chance = np.exp(scores - scores.max())
         chance /= chance.sum()
-        labels = self.manifest.labels
+        labels = [class_name(label) for label in self.manifest.labels]
         best = np.argsort(-chance, kind="stable")[:top]
         return [Prediction(labels[i] if labels else f"class {i}", float(chance[i])) for i in best]
 
@@ -124,9 +128,4 @@ def _opened(image: Image) -> PillowImage:
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             raise UsageError(f"an array of {image.dtype} {image.shape} is no image. Give bytes of (H, W, 3), RGB")
         return Pillow.fromarray(image)
-    if not isinstance(image, str | Path):
-        return image
-    try:
-        return Pillow.open(image)
-    except OSError as error:  # missing, or not an image
-        raise SnapvitError(f"{image}: cannot be read as an image") from error
+    return open_image(image) if isinstance(image, str | Path) else image

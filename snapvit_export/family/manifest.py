@@ -24,6 +24,7 @@ from ..storage.json import Count, Kept, Ratio, Size, Value
 from ..target import Precision, SumBits, Target, in_precision
 from .evaluation import Evaluation
 from .fidelity import Fidelity
+from .layout import SHIPPED
 
 Prefer = Literal["fidelity", "accuracy"]
 Verdict = Literal["fits", "unsure", "no"]  # of a variant on a budget
@@ -75,8 +76,8 @@ class Variant(Value, frozen=True, kw_only=True):
     correction: str | None = None  # which one: refit, elastic, sequential or sparsegpt
     parity: float | None = None  # largest difference to the torch module in float32, in units of the largest output
     profile: Profile | None = None
-    evaluation: Evaluation | None = None  # of the data that was evaluated on last, on as many images as ever
-    evaluations: tuple[Evaluation, ...] = ()  # others: of other data, or of fewer images
+    evaluation: Evaluation | None = None  # that is shown: the last one, unless an earlier one knows more
+    evaluations: tuple[Evaluation, ...] = ()  # others: of other data, of fewer images, or of fewer measures
     fidelity: Fidelity | None = None  # to the dense model in fp32; None in older files, or without images for it
     dominated_by: str | None = None  # a variant that is no worse in speed and quality, and better in one of them
 
@@ -90,13 +91,22 @@ class Variant(Value, frozen=True, kw_only=True):
         before = (anatomy.prefix + anatomy.patches_of(plan), *self.tokens)
         return plan.with_tokens([a - b for a, b in pairwise(before)], plan.grid)
 
-    def evaluated(self, new: Evaluation) -> Variant:
-        """Return the variant with one more evaluation; fewer images of the same data stand beside what is known."""
+    def evaluated(self, new: Evaluation, shown: bool = True) -> Variant:
+        """Return the variant with one more evaluation; `shown`: in the place of that before, which stays beside it."""
         known = [each for each in (self.evaluation, *self.evaluations) if each is not None]
         others = [each for each in known if (each.source, each.images) != (new.source, new.images)]
-        best = max((new, *(e for e in others if e.source == new.source)), key=lambda each: each.images)
-        beside = [each for each in (new, *others) if each is not best]
-        return msgspec.structs.replace(self, evaluation=best, evaluations=tuple(beside))
+        ordered = [new, *others] if shown or not others else [others[0], new, *others[1:]]
+        return msgspec.structs.replace(self, evaluation=ordered[0], evaluations=tuple(ordered[1:]))
+
+    def knows_better(self, new: Evaluation) -> bool:
+        """Return True if what is shown is of more images of the same data, and has all measures of the new one."""
+        old = self.evaluation
+        return (
+            old is not None
+            and old.source == new.source
+            and old.images > new.images
+            and set(new.measures) <= set(old.measures)
+        )
 
     def image_of(self, anatomy: Anatomy) -> tuple[int, int]:
         """Return the height and width of the images that the variant takes."""
@@ -175,10 +185,15 @@ class Choice(Value, frozen=True, kw_only=True):
 class Shipped(Value, frozen=True, kw_only=True):
     """The chosen variant as one model that runs alone, without the weights that the family shares."""
 
-    file: str  # to open: model.onnx, or model.xml of OpenVINO
+    file: Literal["model.onnx", "model.xml"]  # to open; the second is OpenVINO's
     sha256: str
     size_bytes: Count  # of all its files: the bytes to ship
-    also: tuple[str, ...] = ()  # files that it reads: none, but for OpenVINO and models above 2 GB
+    also: tuple[WeightFile, ...] = ()  # that it reads: none, but for OpenVINO and models above 2 GB
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names of all files to ship."""
+        return (self.file, *(each.file for each in self.also))
 
 
 class MeasuredOn(Target, frozen=True, kw_only=True):
@@ -226,7 +241,7 @@ class Manifest(Value, frozen=True, kw_only=True):
     weights: tuple[WeightFile, ...] = ()  # all files that graphs point into
     input: Input = Input()
     shipped: Shipped | None = None  # None in older files, or without a choice
-    command: str = ""  # that made or chose it, to make it again; empty in older files and from Python
+    command: str = ""  # that exported it; empty in older files and from Python
     labels: tuple[str, ...] = ()  # names of the classes, in the order of the outputs; empty: not known
     seconds: dict[str, float] = msgspec.field(
         default_factory=dict
@@ -241,6 +256,10 @@ class Manifest(Value, frozen=True, kw_only=True):
             raise ValueError(f"no variant is called {missing[0]}")
         for variant in self.variants:
             self._check_tokens(variant)
+        if len(self.labels) not in (0, self.anatomy.classes):
+            raise ValueError(f"{len(self.labels)} labels do not name {self.anatomy.classes} classes")
+        if reserved := sorted({*(v.file for v in self.variants), *(w.file for w in self.weights)} & set(SHIPPED)):
+            raise ValueError(f"{reserved[0]} is the name of what is shipped, not of a variant")
         read = {file for variant in self.variants for file in variant.weights}
         if missing := sorted(read - {weights.file for weights in self.weights}):
             raise ValueError(f"{missing[0]} is read by a variant and not listed")

@@ -19,10 +19,13 @@ from typing import Any
 import msgspec
 
 from .. import __version__
+from ..errors import SnapvitError
 from ..graph.read import placed_bytes, read_graph, tensors_of
 from ..storage.atomic import sha256, write_atomically, writing
-from .layout import LABELS, MODEL, README, RUN
-from .manifest import Manifest, Measurement, Shipped, Variant
+from ..target import ON_CPU
+from .class_names import class_name
+from .layout import LABELS, README, RUN, SHIPPED
+from .manifest import Manifest, Measurement, Shipped, Variant, WeightFile
 
 TEMPLATE = Path(__file__).with_name("run.py.in")
 PROTOBUF_LIMIT = 2_000_000_000  # bytes
@@ -33,14 +36,14 @@ def open_model():
     """Return a function from a batch of prepared images to the outputs of the model."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = THREADS
-    session = onnxruntime.InferenceSession(str(HERE / "model.onnx"), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(HERE / "@model@"), options, providers=["CPUExecutionProvider"])
     (name,) = [given.name for given in session.get_inputs()]
     return lambda images: session.run(None, {name: images})[0]'''
 OPENVINO = '''\
 def open_model():
     """Return a function from a batch of prepared images to the outputs of the model."""
     settings = {"INFERENCE_NUM_THREADS": THREADS, "INFERENCE_PRECISION_HINT": "f32"}
-    compiled = openvino.Core().compile_model(str(HERE / "model.xml"), "CPU", settings)
+    compiled = openvino.Core().compile_model(str(HERE / "@model@"), "CPU", settings)
     return lambda images: compiled(images)[0]'''
 NEEDS = {17: "onnxruntime>=1.14", 23: "onnxruntime>=1.23"}  # by opset
 
@@ -48,31 +51,35 @@ NEEDS = {17: "onnxruntime>=1.14", 23: "onnxruntime>=1.23"}  # by opset
 def write_shipped(folder: Path, manifest: Manifest) -> Manifest:
     """Write the chosen variant into its family's folder so that it runs alone; return the manifest that says so.
 
-    Without a choice nothing is written, and what an earlier choice had written goes.
+    What an earlier choice had written, by the manifest that is given, goes.
     """
-    remove_shipped(folder)
+    check_place(folder, manifest)
+    if manifest.shipped is not None:
+        for name in SHIPPED:
+            (folder / name).unlink(missing_ok=True)
     if manifest.choice is None:
         return _with(manifest, None)
     variant = manifest.variant(manifest.choice.variant)
     files = _write_model(folder, folder / variant.file)
     if manifest.labels:
-        write_atomically(folder / LABELS, "".join(f"{line(name)}\n" for name in manifest.labels).encode())
+        write_atomically(folder / LABELS, "".join(f"{line(class_name(name))}\n" for name in manifest.labels).encode())
     values = _values(manifest, variant, files)
     write_atomically(folder / RUN, filled(TEMPLATE.read_text(), values).encode())
     shipped = Shipped(
-        file=files[0].name,
+        file="model.xml" if files[0].suffix == ".xml" else "model.onnx",
         sha256=sha256(files[0]),
         size_bytes=sum(path.stat().st_size for path in files),
-        also=tuple(path.name for path in files[1:]),
+        also=tuple(WeightFile(file=p.name, size_bytes=p.stat().st_size, sha256=sha256(p)) for p in files[1:]),
     )
     write_atomically(folder / README, _readme(manifest, variant, shipped, values).encode())
     return _with(manifest, shipped)
 
 
-def remove_shipped(folder: Path) -> None:
-    """Remove what an earlier choice had written."""
-    for name in (*MODEL, LABELS, RUN, README):
-        (folder / name).unlink(missing_ok=True)
+def check_place(folder: Path, manifest: Manifest) -> None:
+    """Refuse, before long work, to write over files that no earlier choice has written."""
+    there = [name for name in SHIPPED if manifest.shipped is None and (folder / name).exists()]
+    if there:
+        raise SnapvitError(f"{folder / there[0]}: is there already and not ours. Move it away")
 
 
 def line(name: str) -> str:
@@ -128,15 +135,15 @@ def _place_inside(model: Any, folder: Path) -> None:
 def _values(manifest: Manifest, variant: Variant, files: list[Path]) -> dict[str, str]:
     """Return what the places of the template are filled with."""
     steps, given = manifest.preprocessing_of(variant), manifest.input
-    in_openvino = files[0].suffix == ".xml"
+    in_openvino = manifest.target.runtime == "openvino"
     needs = "openvino" if in_openvino else NEEDS.get(_opset(files[0]), "onnxruntime")
     names = [path.name for path in files] + ([LABELS] if manifest.labels else []) + [RUN]
     return {
-        "title": f"Run {_plain(manifest.model)}, variant {_plain(variant.name)}, on images.",
+        "title": f"Run {_plain(manifest.model)}, variant {_plain(variant.name)}, on images.{_where(manifest)}",
         "needs": f"numpy, pillow and {needs}",
         "files": ", ".join(names[:-1]) + f" and {names[-1]}",
         "imports": "import openvino" if in_openvino else "import onnxruntime",
-        "open_model": OPENVINO if in_openvino else ONNX_RUNTIME,
+        "open_model": (OPENVINO if in_openvino else ONNX_RUNTIME).replace("@model@", files[0].name),
         "height": str(steps.input_size[1]),
         "width": str(steps.input_size[2]),
         "crop": repr(steps.crop_pct),
@@ -149,6 +156,13 @@ def _values(manifest: Manifest, variant: Variant, files: list[Path]) -> dict[str
         "has_classes": str(manifest.anatomy.classes > 0),
         "threads": str(manifest.target.threads),
     }
+
+
+def _where(manifest: Manifest) -> str:
+    """Return what must be said where the latency is not that of a CPU."""
+    if manifest.target.runtime in ON_CPU:
+        return ""
+    return f"\n\nOn the CPU, to check its answers: the latency in {README} is of {manifest.target.runtime}."
 
 
 def _opset(path: Path) -> int:
@@ -166,7 +180,7 @@ def _readme(manifest: Manifest, variant: Variant, shipped: Shipped, values: dict
     row = next(each for each in choice.measurements if each.variant == variant.name)
     outputs = manifest.anatomy.classes or manifest.anatomy.embed_dim
     kind = "class scores before softmax" if manifest.anatomy.classes else "an embedding"
-    kind += f"; their names are in {LABELS}" if manifest.labels else ""
+    kind += f"; their names are in {LABELS}" if manifest.labels and manifest.anatomy.classes else ""
     resized = "both sides" if steps.crop_mode == "squash" else "the smaller side"
     scaled = [int(side / steps.crop_pct) for side in (height, width)]
     goal = str(scaled[0]) if scaled[0] == scaled[1] else f"{scaled[0]} x {scaled[1]}"
@@ -175,8 +189,9 @@ def _readme(manifest: Manifest, variant: Variant, shipped: Shipped, values: dict
         if given.type == "uint8"
         else f"divide by 255, subtract {steps.mean}, divide by {steps.std}, channels first"
     )
-    files = ", ".join((shipped.file, *shipped.also))
-    packages = values["needs"].replace(", ", " ").replace(" and ", " ")
+    files = ", ".join(shipped.files)
+    packages = " ".join(f"'{name}'" if ">" in name else name for name in re.split(r", | and ", values["needs"]))
+    device = target.device.cpu if target.device.accelerator is None else target.device.accelerator.name
     lines = [
         f"{_plain(manifest.model)}, variant {_plain(variant.name)}",
         "",
@@ -190,7 +205,7 @@ def _readme(manifest: Manifest, variant: Variant, shipped: Shipped, values: dict
         f"Precision {variant.precision}",
         f"Latency   {row.latency_ms:.2f} ms ({row.between_ms[0]:.2f} to {row.between_ms[1]:.2f}) at {choice.limits.at}",
         f"          batch {target.batch}, threads {target.threads}, {target.runtime} {target.device.runtime_version}",
-        f"          on {_plain(target.device.cpu)}",
+        f"          on {_plain(device)}",
         f"Verdict   {row.verdict or 'unknown'}: the budget is {choice.budget_ms:.4g} ms",
         *([f"Fidelity  {_fidelity(row)}"] if row.fidelity is not None else []),
         f"Made by   snapvit {__version__}; sha256 of {shipped.file}: {shipped.sha256}",

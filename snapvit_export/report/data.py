@@ -350,7 +350,9 @@ def _measurement_row(
     measurement: Measurement, measured_by: QualityMeasure, manifest: Manifest, choice: Choice
 ) -> MeasurementRow:
     """Make a row; its quality is left out if the family was validated on other images since."""
-    same = _images(measurement.evaluation) in {_images(v.evaluation) for v in manifest.variants}
+    same = _images(measurement.evaluation) in {
+        _images(each) for v in manifest.variants for each in (v.evaluation, *v.evaluations)
+    }
     fidelity = fidelity_of(measurement.variant, measurement.fidelity, manifest)
     quality, error = measured_by.quality(measurement.evaluation if same else None, fidelity)
     return MeasurementRow(

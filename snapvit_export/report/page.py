@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import needs
+from ..family.class_names import class_name
 from ..family.manifest import Manifest
 from ..family.validation import MergedPatches, Prediction, Sample, Validation
 from . import text as words
@@ -66,7 +67,7 @@ def page(family: LoadedFamily, report: ReportData) -> str:
         dropped=[f"{words.dropped(found)}." for found in report.dropped],
         use=_use(family),
         empty=_empty(family, report),
-        command=plain(family.manifest.command),
+        command=plain(family.manifest.command) if family.manifest.command.startswith("snapvit ") else "",
         samples=_samples(family, report),
         samples_note=_samples_note(family.validation),
         merges=_merges(family.validation),
@@ -97,10 +98,10 @@ def _use(family: LoadedFamily) -> dict[str, str] | None:
     shape = (batch, height, width, 3) if given.layout == "NHWC" else (batch, 3, height, width)
     outputs = f"(N, {manifest.anatomy.classes}) class scores" if manifest.anatomy.classes else "an embedding"
     code = USE.format(file=shipped.file, shape=shape, type=given.type, outputs=outputs)
-    if shipped.file.endswith(".xml"):
+    if manifest.target.runtime == "openvino":
         code = f'import openvino\n\ncompiled = openvino.Core().compile_model("{shipped.file}", "CPU")'
     return {
-        "file": ", ".join((shipped.file, *shipped.also)),
+        "file": ", ".join(shipped.files),
         "size": words.megabytes(shipped.size_bytes),
         "beside": "run.py beside it classifies images, README.txt says what goes in and comes out.",
         "command": "python run.py image.jpg",
@@ -239,7 +240,7 @@ def _sample(sample: Sample, dense: str, pruned: str) -> dict[str, Any]:
         for name, found in predictions.items()
         if name not in (dense, pruned) and reference is not None and found.label != reference.label
     }
-    label = None if sample.label is None else class_name(sample.label)
+    label = None if sample.label is None else plain(class_name(sample.label))
     known = "" if label is None else f", true class {label}"
     return {
         "title": plain(sample.title),
@@ -247,7 +248,7 @@ def _sample(sample: Sample, dense: str, pruned: str) -> dict[str, Any]:
         "picture": _data_url(sample.picture),
         "alt": f"Image {plain(sample.title)}{known}",
         "lines": lines,
-        "more": _list([f"{plain(name)} predicts {class_name(found.label)}" for name, found in others.items()]),
+        "more": _list([f"{plain(name)} predicts {plain(class_name(found.label))}" for name, found in others.items()]),
     }
 
 
@@ -308,13 +309,7 @@ def _line(name: str, found: Prediction, sample: Sample, reference: Prediction | 
     if reference is not None and found.label != reference.label:
         marks.append(("bad", "≠ dense"))
     percent = f"{100 * found.probability:.0f} %"
-    return {"variant": plain(name), "label": class_name(found.label), "probability": percent, "marks": marks}
-
-
-def class_name(label: str) -> str:
-    """Return a class as people call it: of "n02123045 tabby, tabby cat" the first name."""
-    words_only = re.sub(r"^n[0-9]{8}[ _]+", "", plain(label))
-    return words_only.split(", ")[0] if words_only != plain(label) else words_only
+    return {"variant": plain(name), "label": plain(class_name(found.label)), "probability": percent, "marks": marks}
 
 
 def _data_url(text: str) -> str | None:
@@ -383,6 +378,7 @@ def _model(family: LoadedFamily, report: ReportData) -> list[tuple[str, str]]:
 
 def _files(manifest: Manifest) -> list[tuple[str, str]]:
     variants = [(variant.file, variant.sha256) for variant in manifest.variants]
+    variants += [(manifest.shipped.file, manifest.shipped.sha256)] if manifest.shipped else []
     return variants + [(weights.file, weights.sha256) for weights in manifest.weights]
 
 

@@ -183,7 +183,8 @@ def lines_below(
         found.append(f"{words.seconds(report.seconds)}.")
     if folder is None:
         return found, []
-    commands = [("Check it:", f"snapvit validate {shlex.quote(str(folder))}")]
+    timed = any(row.latency_ms is not None for row in report.own)  # otherwise it is for a device that is not here
+    commands = [("Check it:", f"snapvit validate {shlex.quote(str(folder))}")] if timed else []
     commands += [("Look at it:", f"snapvit report {shlex.quote(str(folder))}")]
     if report.shipped is not None:
         found.append(words.to_ship(report.shipped, str(folder)))

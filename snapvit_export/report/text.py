@@ -96,7 +96,7 @@ def seconds(stages: Mapping[str, float]) -> str:
 
 def to_ship(shipped: Shipped, folder: str) -> str:
     """Write what has to be copied to a product, and its size."""
-    files = " and ".join(f"{folder}/{name}" for name in (shipped.file, *shipped.also))
+    files = " and ".join(f"{folder}/{name}" for name in shipped.files)
     return f"To ship: {files}, {shipped.size_bytes / 1e6:.1f} MB, and nothing else."
 
 

@@ -73,6 +73,7 @@ class BuiltVariant:
     precision_cosine: float | None
     kept: bool  # made as well as it can be, not only to be timed
     evaluation: Evaluation | None = None
+    evaluations: tuple[Evaluation, ...] = ()  # that a manifest has of it already
     fidelity: Fidelity | None = None
     losses: Losses | None = None  # image by image; None: known from a table or a manifest, or not at all
     profile: Profile | None = None  # of the last timing run
@@ -92,6 +93,7 @@ class BuiltVariant:
             sha256=variant.sha256,
             size_bytes=variant.size_bytes,
             evaluation=variant.evaluation,
+            evaluations=tuple(filter(None, (variant.evaluation, *variant.evaluations))),
             fidelity=variant.fidelity,
             correction=variant.correction,
             precision_cosine=variant.precision_cosine,
@@ -460,8 +462,8 @@ class Candidates:
 
 
 def _described(built: BuiltVariant, anatomy: Anatomy) -> Variant:
-    plan = built.plan
-    return Variant(
+    plan, before = built.plan, built.evaluations
+    described = Variant(
         name=built.name,
         file=built.path.name,
         weights=tuple(path.name for path in built.weights),
@@ -483,9 +485,13 @@ def _described(built: BuiltVariant, anatomy: Anatomy) -> Variant:
         correction=built.correction,
         parity=built.parity,
         profile=built.profile,
-        evaluation=built.evaluation,
+        evaluation=before[0] if before else built.evaluation,
+        evaluations=before[1:],
         fidelity=built.fidelity,
     )
+    if built.evaluation is None or built.evaluation in before:
+        return described
+    return described.evaluated(built.evaluation, shown=not described.knows_better(built.evaluation))
 
 
 def live_report(progress: Progress, budget_ms: float | None) -> Report:

@@ -157,7 +157,9 @@ def columns_of(
     try:
         if not anatomy.classes:
             raise SnapvitError("the model has no classes")
-        if images.labels is None or not len(images):
+        if not len(images):
+            raise SnapvitError("no image is left to measure it on")
+        if images.labels is None:
             raise SnapvitError(f"{images.source} has no labels, such as one sub-folder for each class")
         return columns_for(images.classes, anatomy.classes, labels, advice=NAME_FOLDERS)
     except SnapvitError as error:

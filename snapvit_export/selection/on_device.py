@@ -31,7 +31,7 @@ from ..errors import FileFormatError, SnapvitError, UsageError
 from ..family.folder import read_family, write_manifest
 from ..family.layout import MANIFEST, RANKING
 from ..family.manifest import Limits, Manifest, MeasuredOn, Prefer, Variant
-from ..family.shipped import write_shipped
+from ..family.shipped import check_place, write_shipped
 from ..graph.format import OPSETS, Flavour, GraphFormat
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
@@ -129,6 +129,7 @@ def choose_in_family(
     folder = Path(folder)
     manifest = read_family(folder)
     _check_request(manifest, elastic, tokens, resolution, levers, data, prefer)
+    check_place(folder, manifest)
     if known is not None and known.target.device.accelerator is not None:
         if elastic is not None or data is not None or options != TimingOptions():
             raise UsageError(

@@ -189,15 +189,16 @@ def export(request: Request, progress: Progress | None = None) -> Manifest:
     device = _device(request)
     if request.clock is not None and budget is not None:
         progress.note(f"clocks: {request.clock}")
-    stages.plan(_steps(request))
+    stages.plan(_steps(request), estimates=budget is not None)  # shares of the time are known of a budget alone
     stages.step("reading")
     progress.phase("finding images")
     split = _split(request)
     with staged_folder(request.out, replaceable=own_files(request.out)) as stage:
         prepared = _prepare(request, given, split, progress)
         manifest = _fill(stage, request, budget, prepared, device, progress)
-        progress.phase("writing the chosen model as one file")
-        manifest = write_shipped(stage, manifest)
+        if manifest.choice is not None:
+            progress.phase("writing the chosen model as one file")
+            manifest = write_shipped(stage, manifest)
         manifest = msgspec.structs.replace(manifest, seconds=stages.rounded())
         write_manifest(stage, manifest)
     if given is None:
@@ -209,7 +210,8 @@ def _steps(request: Request) -> dict[str, float]:
     """Return the steps that this export has, and their shares of the time."""
     left_out = set() if request.budget else {"latency model", "race", "deciding"}
     left_out |= {"ranking"} if request.ranking else set()
-    left_out |= set() if "tokens" in request.used_levers or request.tokens else {"merging"}
+    merges = "tokens" in request.used_levers or any(fraction < 1 for fraction in request.tokens)
+    left_out |= set() if merges else {"merging"}
     left_out |= set() if _races(request) else {"race"}
     return {name: share for name, share in STEPS.items() if name not in left_out}
 
@@ -401,9 +403,9 @@ def _meter(request: Request, prepared: _PreparedInputs, builder: VariantBuilder)
         probe.path.unlink()
         return found
 
-    columns = columns_of(prepared.held_out, anatomy, class_names(prepared.model), request.prefer, builder.progress)
     if len(prepared.held_out) < (1 if anatomy.classes > 1 else LEAST_NEIGHBOURS):
         return None
+    columns = columns_of(prepared.held_out, anatomy, class_names(prepared.model), request.prefer, builder.progress)
     return ImageMeter(
         anatomy,
         request.target,
@@ -484,9 +486,21 @@ def _mixed_flops(request: Request) -> Sequence[float]:
     """Return the FLOPs targets that a mix of levers meets; the others are met by width and depth alone."""
     if "tokens" not in request.used_levers or request.tokens or request.resolution:
         return ()
-    if not request.is_timed and not _asks_for_plans(request):
+    if _wants_spread(request):
         return SPREAD
     return request.flops if request.levers is not None else ()
+
+
+def _wants_spread(request: Request) -> bool:
+    """Return True if a device that is not here is to choose among sizes that nobody has named."""
+    return not request.is_timed and not _asks_for_plans(request)
+
+
+def _unmixed_flops(request: Request) -> Sequence[float]:
+    """Return the FLOPs targets that width and depth meet alone."""
+    if _mixed_flops(request):
+        return ()
+    return SPREAD if _wants_spread(request) else request.flops
 
 
 def _asks_for_plans(request: Request) -> bool:
@@ -574,7 +588,7 @@ def _requested_plans(request: Request, planner: Planner, merging: Schedule) -> d
 def _requested_widths(request: Request, planner: Planner) -> dict[str, Plan]:
     by_fraction: list[tuple[str, Sequence[float], Callable[[float], Plan]]] = [
         ("s", request.sparsity, planner.sparsity),
-        ("flops", () if _mixed_flops(request) else request.flops, planner.flops),
+        ("flops", _unmixed_flops(request), planner.flops),
         ("params", request.params, planner.params),
     ]
     plans = {f"{prefix}{_percent(f)}": plan(f) for prefix, fractions, plan in by_fraction for f in fractions}

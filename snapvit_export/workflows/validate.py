@@ -25,6 +25,7 @@ import numpy as np
 from ..calibration.dataset import Dataset, open_dataset, split_by_seed
 from ..calibration.digits import BUNDLED as BUNDLED_IMAGES
 from ..calibration.images import calibration_and_held_out
+from ..calibration.open_source import open_source
 from ..calibration.preprocessing import Preprocessing
 from ..calibration.source import Source
 from ..errors import FileFormatError, SnapvitError, UsageError, needs
@@ -117,9 +118,16 @@ def _note_kept(manifest: Manifest, found: Mapping[str, Evaluation], progress: Pr
         )
 
 
-def require_accuracy(manifest: Manifest, least: float) -> None:
-    """Refuse a family of which some variant falls below the accuracy that was asked for."""
-    scores = {v.name: _headline(v.evaluation) for v in manifest.variants if v.evaluation is not None}
+def require_accuracy(folder: Path, manifest: Manifest, least: float) -> None:
+    """Refuse a family of which some variant falls below the accuracy that was asked for, by the last validation."""
+    last = Validation.load(folder)
+    assert last is not None, "it was written just now"
+    scores = {
+        variant.name: _headline(found)
+        for variant in manifest.variants
+        for found in (variant.evaluation, *variant.evaluations)
+        if found is not None and (found.source, found.images) == (last.source, last.images)
+    }
     low = [name for name, (_, value) in scores.items() if value < least]
     if not low:
         return
@@ -188,7 +196,8 @@ def _without_calibration(data: Dataset, request: ValidateRequest, manifest: Mani
         return data
     count = int(used.get("images", 0)) + int(used.get("unreadable", 0))
     try:
-        calibrated, _ = calibration_and_held_out(name.split(" + "), count, seed, 0)  # draws the same images again
+        # Draws the same images again; names are recorded of the very folders, so they are no datasets to be split.
+        calibrated, _ = calibration_and_held_out(name.split(" + "), count, seed, 0, opens=open_source)
     except SnapvitError:
         progress.note(
             f"the family was calibrated on {name}, which is not here: whether it has these images is not known"
@@ -350,9 +359,11 @@ def _described(
     on: MeasuredOn,
 ) -> Manifest:
     """Return the manifest with latencies, evaluations and parities filled in."""
+    # One answer for all variants, or they would be compared on different images.
+    shown = not all(variant.knows_better(found[variant.name]) for variant in manifest.variants)
     known = [
         msgspec.structs.replace(
-            variant.evaluated(found[variant.name]),
+            variant.evaluated(found[variant.name], shown),
             profile=profiles.get(variant.name, variant.profile),
             parity=parities.get(variant.name, variant.parity),
         )
@@ -361,11 +372,11 @@ def _described(
     evaluated = msgspec.structs.replace(manifest, variants=tuple(known), target=on)
     at: Percentile = "p50" if manifest.choice is None else manifest.choice.limits.at
     latencies = {variant.name: evaluated.latency(variant.name, at) for variant in known}
-    shown = {variant.name: variant.evaluation for variant in known}
+    best = {variant.name: variant.evaluation for variant in known}
     points = {
-        name: Tradeoff(ms[0], _headline(best)[1])
+        name: Tradeoff(ms[0], _headline(evaluation)[1])
         for name, ms in latencies.items()
-        if ms is not None and (best := shown[name]) is not None
+        if ms is not None and (evaluation := best[name]) is not None
     }
     beaten = dominated(points)
     flagged = [msgspec.structs.replace(v, dominated_by=beaten.get(v.name)) for v in known]

@@ -191,18 +191,20 @@ def evaluation(images: int, source: str = "pets", top1: float = 0.5) -> Evaluati
 
 
 def test_an_evaluation_on_fewer_images_stands_beside_one_on_more(exported):
-    variant = read_family(exported).variants[0]
-    variant = msgspec.structs.replace(variant, evaluation=None)
-    variant = variant.evaluated(evaluation(500)).evaluated(evaluation(60))
+    variant = msgspec.structs.replace(read_family(exported).variants[0], evaluation=None).evaluated(evaluation(500))
+    assert variant.knows_better(evaluation(60))
+    variant = variant.evaluated(evaluation(60), shown=False)
     assert (variant.evaluation.images, [each.images for each in variant.evaluations]) == (500, [60])
-    again = variant.evaluated(evaluation(60, top1=0.7))
+    again = variant.evaluated(evaluation(60, top1=0.7), shown=False)
     assert [each.top1 for each in again.evaluations] == [0.7]
     more = again.evaluated(evaluation(900))
     assert (more.evaluation.images, [each.images for each in more.evaluations]) == (900, [500, 60])
 
 
-def test_an_evaluation_on_other_data_is_shown_and_the_former_is_kept(exported):
-    variant = read_family(exported).variants[0]
-    variant = msgspec.structs.replace(variant, evaluation=None)
-    variant = variant.evaluated(evaluation(500)).evaluated(evaluation(60, "birds"))
+def test_an_evaluation_on_other_data_or_by_other_measures_is_shown_and_the_former_is_kept(exported):
+    variant = msgspec.structs.replace(read_family(exported).variants[0], evaluation=None).evaluated(evaluation(500))
+    by_knn = Evaluation(source="pets", images=60, knn=0.5)
+    assert not variant.knows_better(evaluation(60, "birds"))
+    assert not variant.knows_better(by_knn)
+    variant = variant.evaluated(evaluation(60, "birds"))
     assert (variant.evaluation.source, [each.source for each in variant.evaluations]) == ("birds", ["pets"])

@@ -159,6 +159,17 @@ def test_a_new_choice_ships_another_model_and_a_damaged_one_is_refused(snapvit, 
     assert (refused.code, "damaged" in refused.error_line) == (1, True)
 
 
+def test_files_of_the_same_names_that_are_somebodys_own_are_not_written_over(snapvit, device_folder):
+    family = device_folder / "family"
+    (family / "README.txt").write_text("mine")
+    refused = snapvit("choose", family, "--budget", "1000ms")
+    assert (refused.code, "is there already and not ours" in refused.error_line) == (1, True)
+    assert (family / "README.txt").read_text() == "mine"
+    (family / "README.txt").unlink()
+    assert snapvit("choose", family, "--budget", "1000ms").code == 0
+    assert snapvit("choose", family, "--budget", "1000ms").code == 0  # what is ours is
+
+
 def test_variants_are_found_by_name_and_take_files_images_and_arrays(family, picture):
     loaded = sv.load_family(family)
     assert loaded.dense.name == "dense"

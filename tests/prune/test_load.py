@@ -54,9 +54,22 @@ def test_of_a_model_and_its_moving_average_the_average_is_taken(weights, tmp_pat
     assert torch.equal(model.module.state_dict()["head.weight"], weights["head.weight"])
 
 
-def test_a_classifier_beside_the_backbone_is_the_models_own(weights, tmp_path):
+def test_of_several_models_none_is_guessed(weights, tmp_path):
+    content = {f"{prefix}.{name}": value for name, value in weights.items() for prefix in ("student", "teacher")}
+    torch.save(content, tmp_path / "w.pth")
+    with pytest.raises(FileFormatError, match=r"holds several ViTs \(student\., teacher\.\)"):
+        load_model(NAME, tmp_path / "w.pth")
+
+
+def test_a_key_that_holds_no_weights_is_passed_over(weights, tmp_path):
+    torch.save({"ema": {"decay": 0.999}, "model": {}, "state_dict": weights}, tmp_path / "w.pth")
+    assert load_model(NAME, tmp_path / "w.pth").anatomy.classes == 12
+
+
+@pytest.mark.parametrize("head", ["head", "classifier", "fc"])
+def test_a_classifier_beside_the_backbone_is_the_models_own(weights, tmp_path, head):
     content = {f"net.backbone.{name}": value for name, value in weights.items() if not name.startswith("head.")}
-    content |= {f"net.{name}": value for name, value in weights.items() if name.startswith("head.")}
+    content |= {f"net.{head}.{kind}": weights[f"head.{kind}"] for kind in ("weight", "bias")}
     torch.save(content, tmp_path / "w.pth")
     assert load_model(NAME, tmp_path / "w.pth").anatomy.classes == 12
 

@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 from helpers.report_factory import DEPTH, HOSTILE, make_fidelity, make_manifest, make_mixed
+from snapvit_export.family.class_names import class_name
 from snapvit_export.family.manifest import Manifest, Shipped, Variant, verdict_on
 from snapvit_export.report.charts.pareto import pareto
 from snapvit_export.report.charts.proof import proof
 from snapvit_export.report.data import LoadedFamily, collect
 from snapvit_export.report.markdown import markdown
-from snapvit_export.report.page import class_name, page
+from snapvit_export.report.page import page
 from snapvit_export.report.summary import Column, fitted, packed, table
 from snapvit_export.report.terminal import print_family
 from snapvit_export.report.text import alone, decision, divergence, dropped, headline, same, seconds

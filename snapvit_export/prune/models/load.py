@@ -68,6 +68,7 @@ STATE_DICTS = (
     *("state_dict_ema", "model_ema", "ema_state_dict", "ema", "state_dict", "model_state_dict", "model", "module"),
     *("teacher", "net"),
 )
+HEADS = ("head", "classifier", "fc")  # what the classifier beside a backbone is called
 FIRST_BLOCK = "blocks.0.norm1.weight"  # a name that every ViT of timm has: what stands before it is a prefix
 
 
@@ -218,11 +219,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            return _bare_names(load_file(path))
+            return _bare_names(load_file(path), path)
         with torch.serialization.safe_globals([argparse.Namespace]):  # options of a trainer: plain values
             loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can fail anywhere inside the readers
-        if isinstance(error, pickle.UnpicklingError) and _is_pickle(path):
+        if isinstance(error, FileFormatError):
+            raise
+        if isinstance(error, pickle.UnpicklingError) and "global" in str(error).lower() and _is_pickle(path):
             raise FileFormatError(
                 f"{path}: holds pickled objects, which are code that would have to be run. Save the weights alone, "
                 "with torch.save(model.state_dict(), FILE), and give that file"
@@ -241,16 +244,15 @@ def _is_pickle(path: Path) -> bool:
 
 def _state_dict_in(loaded: Any, path: Path) -> dict[str, Tensor]:
     """Find the weights in what training scripts save: bare, or under one of the customary keys."""
-    for key in STATE_DICTS:
-        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
-            loaded = loaded[key]
-            break
-    if not isinstance(loaded, Mapping) or not loaded or not all(isinstance(v, Tensor) for v in loaded.values()):
-        raise FileFormatError(f"{path}: holds no state dict (names and tensors)")
-    return _bare_names(loaded)
+    inside = [loaded.get(key) for key in STATE_DICTS] if isinstance(loaded, Mapping) else []
+    inside += [part.get("state_dict") for part in inside if isinstance(part, Mapping)]
+    for found in (*inside, loaded):
+        if isinstance(found, Mapping) and found and all(isinstance(value, Tensor) for value in found.values()):
+            return _bare_names(found, path)
+    raise FileFormatError(f"{path}: holds no state dict (names and tensors)")
 
 
-def _bare_names(weights: Mapping[Any, Tensor]) -> dict[str, Tensor]:
+def _bare_names(weights: Mapping[Any, Tensor], path: Path) -> dict[str, Tensor]:
     """Return the weights of the ViT alone, without the prefix that a trainer or a larger model gave their names.
 
     Lightning says `model.`, data-parallel training `module.`, torch.compile `_orig_mod.`, and some have several; beside
@@ -258,10 +260,15 @@ def _bare_names(weights: Mapping[Any, Tensor]) -> dict[str, Tensor]:
     """
     named = {str(name).removeprefix("module."): value for name, value in weights.items()}
     before = {name.removesuffix(FIRST_BLOCK) for name in named if name.endswith(FIRST_BLOCK)}
-    prefixes = [text for text in before if not text or text.endswith(".")]
+    prefixes = sorted(text for text in before if not text or text.endswith("."))
     if not prefixes:
         return {name.removeprefix("backbone."): value for name, value in named.items()}
-    prefix = min(prefixes, key=lambda text: ("ema" not in text.lower(), "teacher" not in text, len(text), text))
+    averages = [text for text in prefixes if any("ema" in part.split("_") for part in text.split("."))]
+    if len(prefixes) > 1 and len(averages) != 1:
+        raise FileFormatError(
+            f"{path}: holds several ViTs ({', '.join(prefixes[:3])}). Save the one that is meant alone"
+        )
+    (prefix,) = averages or prefixes
     bare = {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
     return {**_head_beside(named, prefix), **bare}
 
@@ -269,10 +276,12 @@ def _bare_names(weights: Mapping[Any, Tensor]) -> dict[str, Tensor]:
 def _head_beside(named: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the classifier of a larger model, if it stands beside the ViT and reads what that gives."""
     parent = prefix[: prefix[:-1].rfind(".") + 1]
-    weight = named.get(f"{parent}head.weight")
-    if not prefix or weight is None or weight.ndim != 2 or weight.shape[1] != len(named[prefix + FIRST_BLOCK]):
-        return {}
-    return {name: named[parent + name] for name in ("head.weight", "head.bias") if parent + name in named}
+    for name in HEADS if prefix else ():
+        weight = named.get(f"{parent}{name}.weight")
+        if weight is not None and weight.ndim == 2 and weight.shape[1] == len(named[prefix + FIRST_BLOCK]):
+            kinds = [kind for kind in ("weight", "bias") if f"{parent}{name}.{kind}" in named]
+            return {f"head.{kind}": named[f"{parent}{name}.{kind}"] for kind in kinds}
+    return {}
 
 
 def _load_folder(folder: Path) -> Model:

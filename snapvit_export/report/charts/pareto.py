@@ -176,8 +176,6 @@ def _faint_row(row: MeasurementRow, report: ReportData) -> Spec:
         "latency": words.ms(row.latency_ms),
         "between": f"{words.interval(row.between_ms)} ms",
         "quality": words.quality(report.measure, row.quality, row.error),
-        "same": f"{words.same(row.fidelity)} %",
-        "verdict": row.verdict,
     }
 
 

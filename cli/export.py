@@ -112,8 +112,8 @@ def export(
 
     from .. import profiles
     from ..allocation.levers import parse_levers
-    from ..allocation.recipe import correcting_settings
-    from ..target import check_runtime
+    from ..allocation.recipe import DEFAULT, correcting_settings
+    from ..target import check_runtime, faster_than
     from ..workflows.export import Request
     from ..workflows.export import export as run
     from . import parsing
@@ -123,13 +123,17 @@ def export(
     known = profiles.load(for_device or card or "cpu")
     used = known.target.runtime if runtime is None else check_runtime(runtime)
     free = precision in (None, "auto")
+    named = None if levers is None else parse_levers(levers)
+    chooses = budget is not None and ("precision" in named if named is not None else recipe == DEFAULT)
     target = msgspec.structs.replace(
         known.target,
         batch=batch or known.target.batch,
         threads=threads or known.target.threads,
         runtime=used,
-        precision=parsing.own_precision(precision, known.target.precision, used, budget is not None),
+        precision=parsing.own_precision(precision, known.target.precision, used, chooses),
     )
+    is_spread = build_only or for_device is not None  # has the same widths in all precisions
+    others = faster_than(target.precision, used) if is_spread else ()
     settings = correcting_settings(
         recipe,
         not no_correct,
@@ -154,11 +158,11 @@ def export(
         tokens=parsing.fractions(tokens, "--tokens"),
         resolution=parsing.resolutions(resolution, "--resolution"),
         target=target,
-        width_multiple=known.width_multiple(target.precision),
+        width_multiple=max(map(known.width_multiple, (target.precision, *others))),
         clock=known.clock,
         settings=settings,
         depth=depth,
-        levers=None if levers is None else parse_levers(levers),
+        levers=named,
         mixes_precisions=free,
         prefer=parsing.preference(prefer),
         strict=strict,

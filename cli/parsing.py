@@ -100,16 +100,16 @@ def preference(text: str) -> Prefer:
     return text  # type: ignore[return-value]
 
 
-def own_precision(asked: str | None, of_card: Precision, runtime: Runtime, has_budget: bool) -> Precision:
+def own_precision(asked: str | None, of_card: Precision, runtime: Runtime, chooses: bool) -> Precision:
     """Return the precision of the dense variant.
 
-    Left to us, it is the card's; but under a budget on a CPU the choice begins with fp32, and tries the others.
+    Left to us, it is the card's; but where a budget `chooses` it on a CPU, that begins with fp32, and tries the others.
     """
     from ..target import ON_CPU, parse_precision
 
     if asked not in (None, "auto"):
         return parse_precision(str(asked), runtime)
-    return "fp32" if has_budget and runtime in ON_CPU else parse_precision(of_card, runtime)
+    return "fp32" if chooses and runtime in ON_CPU else parse_precision(of_card, runtime)
 
 
 def command_line() -> str:

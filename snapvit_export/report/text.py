@@ -10,7 +10,7 @@ from ..family.fidelity import Fidelity
 from ..family.manifest import DroppedPrecision, Shipped
 from ..profiling.drift import BEYOND
 from ..profiling.sampling import COVERS
-from .data import MeasurementRow, Point, ReportData
+from .data import AlternativeRow, MeasurementRow, Point, ReportData
 from .variant_words import precision_word
 
 UNKNOWN = "–"
@@ -216,6 +216,7 @@ def decision(report: ReportData) -> str:
         than = "denser" if report.best == "densest" else "better"
         text += f"; the next {than}, {_with_levers(better)}, takes {latency(better.latency_ms, better.between_ms)}"
         text += ", but is too large" if better.verdict == "no" and better.between_ms[1] <= report.budget_ms else ""
+        text += ", and may fit on an idle machine" if better.verdict == "unsure" and report.doubt is None else ""
     if report.doubt is not None:
         names = " and ".join(filter(None, [report.next_denser, report.chosen]))
         text += f"; too noisy to decide between {names}: {report.doubt}"
@@ -242,10 +243,15 @@ def _kept(row: MeasurementRow, report: ReportData) -> str:
 def alone(report: ReportData) -> str | None:
     """Write in one line what single levers reach within the budget; None if nothing is known of them."""
     found = [
-        f"{row.lever} {same(row.fidelity)} % ({row.name}, {ms(row.latency_ms)}{_unless_it_fits(row.verdict)})"
+        f"{_alone(row)} {same(row.fidelity)} % ({row.name}, {ms(row.latency_ms)}{_unless_it_fits(row.verdict)})"
         for row in report.alternatives
     ]
     return f"With one lever alone, {same_title(report)}: {', '.join(found)}." if found else None
+
+
+def _alone(row: AlternativeRow) -> str:
+    """Name the lever; width goes with depth where whole sub-layers are removed too."""
+    return "width and depth" if "sub-layer" in row.levers and row.lever == "width" else row.lever
 
 
 def _unless_it_fits(verdict: str) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -244,7 +245,7 @@ class Candidates:
             built = replace(before, kept=keep)
         elif self.meter is not None:
             self.progress.phase(f"comparing {name} with the dense model")
-            with self.progress.stage("comparing"):
+            with self.progress.stage("comparing"), _removed_if_not_finite(built):
                 built = self.meter.measured(built)
         self.built[name] = built
         self._remove_unread(() if before is None else before.weights)
@@ -492,6 +493,17 @@ def _described(built: BuiltVariant, anatomy: Anatomy) -> Variant:
     if built.evaluation is None or built.evaluation in before:
         return described
     return described.evaluated(built.evaluation, shown=not described.knows_better(built.evaluation))
+
+
+@contextmanager
+def _removed_if_not_finite(built: BuiltVariant) -> Iterator[None]:
+    """Remove the files of a variant that cannot be compared: nobody will."""
+    try:
+        yield
+    except NotFinite:
+        for file in built.files:
+            file.unlink(missing_ok=True)
+        raise
 
 
 def live_report(progress: Progress, budget_ms: float | None) -> Report:

@@ -77,6 +77,8 @@ class Chooser:
         return built.fidelity.standard_error
 
     def _is_worse(self, built: BuiltVariant, best: BuiltVariant) -> bool:
+        if _is_estimate(built) and _is_estimate(best):
+            return self._mean_loss(built) > self._mean_loss(best)  # of one table: their errors are those of its images
         if built.losses is None or best.losses is None:
             return self._mean_loss(built) - self._mean_loss(best) > math.hypot(self._error(built), self._error(best))
         if self.options.prefer == "accuracy" and built.losses.wrong is not None and best.losses.wrong is not None:
@@ -143,7 +145,7 @@ class Chooser:
                 fidelity=found[name].fidelity,
             )
             for lever, name in alternatives.items()
-            if found[name].latency_ms <= budget_ms
+            if name in found and found[name].latency_ms <= budget_ms
         ]
         return Choice(
             variant=chosen,
@@ -161,6 +163,10 @@ class Chooser:
         )
 
 
+def _is_estimate(built: BuiltVariant) -> bool:
+    return built.fidelity is not None and built.fidelity.estimated
+
+
 def select_among(
     candidates: Candidates, budget: Budget, limits: Limits, prefer: Prefer = "fidelity", strict: bool = False
 ) -> Choice:
@@ -175,7 +181,7 @@ def select_among(
     timed = [name for name, built in candidates.built.items() if built.profile is not None]
     chosen = chooser.best(fitting) if fitting else chooser.best_unsure(timed)
     if chosen is None:
-        least = min(timed, key=lambda name: chooser.latency(name).ms)
+        least = min(timed, key=lambda name: (chooser.latency(name).ms, candidates.built[name].size_bytes))
         raise BudgetNotMet(no_variant(candidates, least, chooser.latency(least), chooser.budget_ms, limits))
     return chooser.choice(chosen)
 
@@ -188,8 +194,6 @@ def _doubt(chosen: Measurement, denser: Measurement | None, budget_ms: float, co
     if unsure is None or unsure.latency_ms > budget_ms:
         return None
     low, high = unsure.between_ms
-    if high <= budget_ms:
-        return f"{unsure.variant} was too slow at first and fits at the end. Choose again when the machine is idle"
     return (
         f"{unsure.variant} takes {low:.2f} to {high:.2f} ms and may fit or not. Choose again when the machine is idle, "
         f"or allow {rounded_up(high)}ms"
@@ -209,7 +213,7 @@ def no_variant(candidates: Candidates, least: str, latency: Latency, budget_ms: 
 
 def _too_large(candidates: Candidates, last: str, limits: Limits) -> str:
     built = candidates.built[last]
-    params = candidates.anatomy.params(built.plan)
+    params = built.params(candidates.anatomy)
     asked = [f"{size / 1e6:.3g} MB" for size in [limits.max_size_bytes] if size]
     asked += [f"{params / 1e6:.3g} M parameters" for params in [limits.max_params] if params]
     return (

@@ -7,8 +7,9 @@ intervals are looked at (a sequential test): it ends when neither the leader's n
 when those that do would hold it after `MOST_RUNS` too, so near to it is their latency, or after that many.
 
 A leader whose interval does not end below the budget has failed; the next point down its line enters. Where the next
-better point fits, it enters and becomes the leader. After `MOST_MOVES` the best of what fits is taken. On a machine
-whose cores others use too, more of either would not tell more: there are `FEWEST_RUNS` and `MOVES_BESIDE_OTHERS`.
+better point fits, it enters and becomes the leader. After `MOST_MOVES` the best of what fits is taken; while nothing
+does, it goes on down, `UNTIL_ONE_FITS` times as far. On a machine whose cores others use too, more of either would
+not tell more: there are `RUNS_BESIDE_OTHERS` and `MOVES_BESIDE_OTHERS`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from typing import Protocol
 
 from ..profiling.drift import Latency
 
-FEWEST_RUNS, MOST_RUNS = 3, 8  # in new processes
+FEWEST_RUNS, MOST_RUNS, RUNS_BESIDE_OTHERS = 3, 8, 2  # in new processes
 MOST_MOVES, MOVES_BESIDE_OTHERS = 6, 2
+UNTIL_ONE_FITS = 2  # times as many, while none does
 HOPE = 0.5  # of the margin after all runs: nearer to the budget, they would hardly tell
 
 
@@ -61,8 +63,9 @@ class Contest(Protocol):
 def decide(contest: Contest, entrants: Sequence[str], beside: Sequence[str] = ()) -> str | None:
     """Return the best variant that fits; None if none does. `beside`: others that are timed, only to be shown."""
     pool, failed = list(entrants), set[str]()
-    for move in range(MOST_MOVES):
-        if contest.is_contended and move >= MOVES_BESIDE_OTHERS:
+    for move in range(UNTIL_ONE_FITS * MOST_MOVES):
+        enough = MOVES_BESIDE_OTHERS if contest.is_contended else MOST_MOVES
+        if move >= UNTIL_ONE_FITS * enough or (move >= enough and any(fits(contest, name) for name in pool)):
             break
         alive = [name for name in pool if name not in failed]
         if not alive:
@@ -84,22 +87,29 @@ def decide(contest: Contest, entrants: Sequence[str], beside: Sequence[str] = ()
 
 def time_enough(contest: Contest, names: Sequence[str]) -> None:
     """Time variants until each has as many runs as a decision needs."""
-    while missing := [name for name in names if contest.runs(name) < FEWEST_RUNS]:
+    while missing := [name for name in names if contest.runs(name) < _fewest(contest)]:
         contest.time(missing)
 
 
 def fits(contest: Contest, name: str) -> bool:
     """Return True if a variant was timed often enough and its whole interval meets the budget."""
-    return contest.runs(name) >= FEWEST_RUNS and contest.latency(name).high <= contest.budget_ms
+    return contest.runs(name) >= _fewest(contest) and contest.latency(name).high <= contest.budget_ms
 
 
 def _time_until_decided(contest: Contest, leader: str, denser: str | None, others: Sequence[str]) -> None:
     pair = [leader] if denser is None else [leader, denser]
     for _ in range(MOST_RUNS):
+        waiting = [name for name in others if name not in pair and contest.runs(name) < _fewest(contest)]
         more = any(_may_be_told(contest, name) for name in pair if contest.runs(name))
-        if all(contest.runs(name) >= FEWEST_RUNS for name in pair) and (contest.is_contended or not more):
+        is_told = all(contest.runs(name) >= _fewest(contest) for name in pair) and (contest.is_contended or not more)
+        if is_told and not waiting:
             return
-        contest.time([*pair, *(n for n in others if n not in pair and contest.runs(n) < FEWEST_RUNS)])
+        contest.time(waiting if is_told else [*pair, *waiting])
+
+
+def _fewest(contest: Contest) -> int:
+    """Return the runs that each variant gets at least."""
+    return min(RUNS_BESIDE_OTHERS, FEWEST_RUNS) if contest.is_contended else FEWEST_RUNS
 
 
 def _may_be_told(contest: Contest, name: str) -> bool:

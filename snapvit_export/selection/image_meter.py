@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ LEAST_IMAGES = 48  # for two parts; with fewer, both are all of them
 NAME_FOLDERS = "Name the folders of images as the model's classes"
 FEW = 32  # images for a first look
 BATCH = 8
+AHEAD = 4  # batches for each core that are prepared at once
 REFERENCE = ".reference"  # the name of the dense graph in fp32 that others are compared with
 TIE = 1e-3  # of the divergence is added to wrong answers: candidates that are right as often are told apart by it
 Outputs = npt.NDArray[np.float32]
@@ -74,6 +76,7 @@ class ImageMeter:
         self.takes_bytes, self.columns, self.by_accuracy = takes_bytes, columns, by_accuracy
         self.runs_target = runs_target
         self.damage: dict[Precision, float] = {}  # of the dense model in a precision: added where a probe is in fp32
+        self.more_wrong: dict[Precision, float] = {}  # likewise: wrong answers beyond those of the dense model in fp32
         of_race = cache(lambda: dense(race))
         of_reported = of_race if race is reported else cache(lambda: dense(reported))
         self._dense = lambda is_race: of_race() if is_race else of_reported()
@@ -81,12 +84,19 @@ class ImageMeter:
     def losses(self, probe: Probe | None, point: Point, few: bool) -> Floats:
         """Return the losses of a candidate on the images of the race, or on the first few of them."""
         assert probe is not None
-        images = self.race.first(FEW) if few else self.race
-        outputs = self._outputs(probe.path, probe.precision, images.at(self.anatomy.image_of(point.plan)))
-        wanted = self._dense(True)[: len(images)]
-        added = 0.0 if probe.precision == point.precision else self.damage.get(point.precision, 0.0)
-        found = self._compared(outputs, wanted).divergence + added
-        return found if not self.by_accuracy else self._wrong(outputs, images) + TIE * found
+        rows = _spread(len(self.race), FEW) if few else range(len(self.race))
+        images = self.race.only(rows) if few else self.race
+        inputs = images.at(self.anatomy.image_of(point.plan))
+        if self.target.runtime not in ON_CPU and probe.precision == "fp32":  # an engine of each would take too long
+            outputs = self._in_threads(probe.path, inputs)
+        else:
+            outputs = self._outputs(probe.path, probe.precision, inputs)
+        wanted = self._dense(True)[list(rows)]
+        same = probe.precision == point.precision
+        found = self._compared(outputs, wanted).divergence + (0.0 if same else self.damage.get(point.precision, 0.0))
+        if not self.by_accuracy:
+            return found
+        return self._wrong(outputs, images) + TIE * found + (0.0 if same else self.more_wrong.get(point.precision, 0.0))
 
     def measured(self, built: BuiltVariant) -> BuiltVariant:
         """Return a variant with its fidelity on the reported images, and its accuracy where labels suit."""
@@ -98,6 +108,8 @@ class ImageMeter:
             self.damage[built.precision] = float(compared.divergence.mean())
         if self.columns is not None:
             wrong = self._wrong(outputs, images)
+            if built.plan == Plan.dense(self.anatomy):
+                self.more_wrong[built.precision] = float((wrong - self._wrong(self._dense(False), images)).mean())
             value, error = share(wrong == 0)
             evaluation = Evaluation(
                 top1=value, standard_errors={"top1": error}, images=len(images), source=images.source
@@ -113,22 +125,35 @@ class ImageMeter:
         assert images.labels is not None
         return np.asarray(outputs[:, self.columns].argmax(1) != images.labels, np.float64)
 
+    def _in_threads(self, path: Path, images: Images, batch: int = BATCH) -> Outputs:
+        return run_in_threads(path, images.inputs(batch, self.takes_bytes))
+
     def _outputs(self, path: Path, precision: Precision, images: Images) -> Outputs:
         batch = self.target.batch if precision == "int8-dynamic" else BATCH
-        batches = images.inputs(batch, self.takes_bytes)
         target = in_precision(self.target, precision)
         if not self.runs_target or target.runtime == "onnxruntime":
-            return run_in_threads(path, batches)
+            return self._in_threads(path, images, batch)
         if target.runtime in ON_CPU:
             target = msgspec.structs.replace(target, threads=usable_cores())
         with open_session(path, target) as session:
-            return np.concatenate([session.run(inputs) for inputs in batches])
+            return np.concatenate([session.run(inputs) for inputs in images.inputs(batch, self.takes_bytes)])
 
 
 def run_in_threads(path: Path, batches: Iterable[npt.NDArray[Any]]) -> Outputs:
-    """Run batches in ONNX Runtime, as many at once as there are cores: faster than all cores for each of them."""
-    with OrtSession(path, 1) as session, ThreadPoolExecutor(usable_cores()) as pool:
-        return np.concatenate(list(pool.map(session.run, batches)))
+    """Run batches in ONNX Runtime, as many at once as there are cores: faster than all cores for each of them.
+
+    Only as many of them are in memory as keep the cores busy.
+    """
+    cores, outputs, left = usable_cores(), [], iter(batches)
+    with OrtSession(path, 1) as session, ThreadPoolExecutor(cores) as pool:
+        while some := list(islice(left, AHEAD * cores)):
+            outputs += list(pool.map(session.run, some))
+    return np.concatenate(outputs)
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """Return at most so many rows, evenly spread: images may have their classes in order."""
+    return [i * count // most for i in range(most)] if count > most else list(range(count))
 
 
 def meter_of_images(

@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from ..budget import Budget
 from ..errors import BudgetNotMet, FileFormatError, UsageError
-from ..family.manifest import Choice, Limits, Manifest, MeasuredOn, Variant, Verdict
+from ..family.manifest import Choice, Limits, Manifest, MeasuredOn, Prefer, Variant, Verdict
 from ..profiling.drift import Latency
 from ..profiling.profile import LEAST_RUNS, Percentile, Profile
 from ..progress import Silent
@@ -101,7 +103,12 @@ class ChoiceLatencies:
         found = {row.variant: row.profile for row in choice.measurements}
         timed = [variant for variant in manifest.variants if variant.profile is not None]
         same = all(found.get(variant.name) == variant.profile for variant in timed)
-        return ChoiceLatencies(manifest, choice) if same and manifest.dense in found else None
+        if not same or manifest.dense not in found:
+            return None
+        latencies = ChoiceLatencies(manifest, choice)
+        dense = latencies.latency(manifest.dense, at)
+        is_relative = dense.low == dense.high  # a budget in per cent: intervals of ratios, not of milliseconds
+        return None if is_relative else latencies
 
     def add(self, run: Mapping[str, Profile]) -> None:
         """Take no notice of single runs: they are among all that are known."""
@@ -171,7 +178,7 @@ def pick(
     latencies = ChoiceLatencies.of(manifest, at) if device == OWN else None
     candidates = _timed_candidates(Path(), manifest, found.target.target, timed, profiles, latencies)
     try:
-        choice = select_among(candidates, budget, Limits(at=at), strict=strict)
+        choice = select_among(candidates, budget, *_as_chosen(device, manifest, at), strict=strict)
     except BudgetNotMet as error:
         raise BudgetNotMet(f"{device}: {error}") from error
     measured = {measurement.variant: measurement for measurement in choice.measurements}
@@ -186,6 +193,14 @@ def pick(
         next_denser=choice.next_denser,
         next_denser_ms=None if choice.next_denser is None else measured[choice.next_denser].latency_ms,
     )
+
+
+def _as_chosen(device: str, manifest: Manifest, at: Percentile) -> tuple[Limits, Prefer]:
+    """Return limits and preference: on the family's own device those of its choice."""
+    choice = manifest.choice
+    if device != OWN or choice is None:
+        return Limits(at=at), "fidelity"
+    return msgspec.structs.replace(choice.limits, at=at), choice.prefer or "fidelity"
 
 
 def pick_all(manifest: Manifest, budgets: Mapping[str, Budget], at: Percentile, strict: bool = False) -> list[Pick]:

@@ -22,7 +22,8 @@ from functools import cached_property
 from ..allocation.levers import Lever
 from ..allocation.planner import Planner
 from ..budget import Budget
-from ..errors import BudgetNotMet, SnapvitError
+from ..errors import BudgetNotMet, GateFailed, SnapvitError
+from ..family.fidelity import NotFinite
 from ..family.manifest import Choice, DroppedPrecision, Limits
 from ..model.plan import Plan
 from ..profiling.latency_model import LatencyModel
@@ -42,7 +43,8 @@ FINALISTS = 3
 FAR = 2.0  # times the divergence of the best in the race: the refit of what is cut does not make up for that
 MOST_OFF = 1.12  # a latency model is not off by more: the run was disturbed
 RUN_SECONDS = 0.5  # of every file in a run
-SAFE = 0.97  # of a size: what an estimate leaves for the graph itself
+SAFE = 0.97  # of a size: an estimate by parameters is not exact
+LARGER_GRAPH = 1.3  # times the dense graph without its weights: merging adds nodes
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,8 @@ class Selection(Chooser):
         found = {
             p: InPrecision(self.measured_ms(name) / dense_ms, self._loss(name)) for p, name in self.dense_in.items()
         }
-        self.dropped = of_no_use(found, self.own, STEP)
+        too_large = self.candidates.built[DENSE].size_bytes > (self.limits.max_size_bytes or math.inf)
+        self.dropped = [] if too_large else of_no_use(found, self.own, STEP)  # others may be of use for being smaller
         for each in self.dropped:
             del self.dense_in[each.precision]
             self.candidates.progress.note(f"{each.precision}: {each.reason}")
@@ -145,7 +148,9 @@ class Selection(Chooser):
         is_cut = point.plan.with_tokens() != Plan.dense(self.anatomy)
         after = self.anatomy.with_output_biases() if is_cut and self.planner.corrected else self.anatomy
         params = after.params(point.plan)
-        size = self.candidates.built[self.dense_in[point.precision]].size_bytes * params / self.anatomy.params()
+        dense = self.candidates.built[self.dense_in[point.precision]]
+        graph = dense.path.stat().st_size if dense.weights else 0  # which does not shrink with its weights
+        size = (dense.size_bytes - graph) * params / self.anatomy.params() + LARGER_GRAPH * graph
         small = size <= SAFE * (self.limits.max_size_bytes or math.inf)
         return small and params <= (self.limits.max_params or math.inf)
 
@@ -182,7 +187,13 @@ class Selection(Chooser):
         """Build a point and compare it with the dense model; None if it turns out too large for another limit."""
         is_step = place.width == FILLED and place.precision == self.own
         name = self.candidates.name_of(point, self.space.step_name(point.plan) if is_step else None)
-        self.candidates.add(name, point, keep=keep)
+        try:
+            self.candidates.add(name, point, keep=keep)
+        except (GateFailed, NotFinite) as error:
+            if point.precision == self.own:
+                raise
+            self.candidates.progress.note(f"{name} is left out: {error}")  # its precision was our idea
+            return None
         self.entrants[name] = Entrant(place, point, self.space.cost(point.precision, point.plan))
         return name if self.candidates.meets_limits(name, self.limits) else None
 
@@ -200,8 +211,12 @@ class Selection(Chooser):
         if fitting and self._shows_alternatives:
             best = min(fitting, key=lambda p: self._loss(self.dense_in[p]))
             self.alternatives["precision"] = self._known(best)
-        also = [name for name, built in self.candidates.built.items() if built.kept and self._may_fit(name)]
+        also = [name for name in self._made_well() if self._may_fit(name)]
         return list(dict.fromkeys(name for name in (*found, *also) if name is not None))
+
+    def _made_well(self) -> list[str]:
+        """Return the variants that are made as well as they can be, the dense one among them: nothing is cut there."""
+        return [name for name, built in self.candidates.built.items() if built.kept or name == DENSE]
 
     def _may_fit(self, name: str) -> bool:
         """Return True if it is not told yet that a variant is too slow; what was asked for takes part in the choice."""
@@ -243,7 +258,7 @@ class Selection(Chooser):
             self.first_losses |= {} if on_all else {place: float(losses.mean()) for place, losses in found.items()}
             return found
 
-        self.leaders = race(first, self.space.neighbours, measure)
+        self.leaders = race(list(points), self.space.neighbours, measure)
         if not self.leaders:
             raise SnapvitError("no candidate for this budget has finite outputs. Allow more, or name fewer --levers")
         least = min(float(losses.mean()) for losses in self.leaders.values())
@@ -313,10 +328,12 @@ class Selection(Chooser):
             if point != leader.point:
                 break
             above *= 1 + STEP
-        if point is None or point == leader.point:
-            point = self.space.larger(leader.place)
-            point = point if point is not None and self._allows(point) else None
-        return None if point is None else self._enter(leader.place, point, keep=True)
+        if point is not None and point != leader.point:
+            return self._enter(leader.place, point, keep=True)
+        larger = self.space.larger(leader.place)
+        if larger is None or not self._allows(larger[1]):
+            return None
+        return self._enter(*larger, keep=True)
 
     def lower(self, name: str) -> str | None:
         """Build the point of a variant's line that should fit after all, at least half a step below."""
@@ -331,7 +348,7 @@ class Selection(Chooser):
 
     def _unsure(self) -> str | None:
         """Return the best that may fit, of those that are made as well as they can be."""
-        return self.best_unsure([name for name, built in self.candidates.built.items() if built.kept])
+        return self.best_unsure(self._made_well())
 
     def _smallest(self) -> str:
         """Build and time the smallest model of all; refuse the budget if not even that fits, and say what it takes."""

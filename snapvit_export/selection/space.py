@@ -156,14 +156,14 @@ class Space:
         point = Point(plan, place.precision)
         return point if self.allows(point) else None
 
-    def larger(self, place: Place) -> Point | None:
-        """Return the point of the next larger grid or width, which merges nothing; of both the cheaper."""
+    def larger(self, place: Place) -> tuple[Place, Point] | None:
+        """Return the place of the next larger grid or width, the cheaper, and its point, which merges nothing."""
         p, grid, width = place
         if width == FILLED:
             return None
-        plans = [self._sized(Place(p, grid - 1, width))] if grid else []
-        plans += [self._sized(Place(p, grid, width - 1))] if width else []
-        return min((Point(plan, p) for plan in plans), key=lambda each: self.cost(p, each.plan), default=None)
+        places = [Place(p, grid - 1, width)] * (grid > 0) + [Place(p, grid, width - 1)] * (width > 0)
+        found = [(each, Point(self._sized(each), p)) for each in places]
+        return min(found, key=lambda each: self.cost(p, each[1].plan), default=None)
 
     def smallest(self, precision: Precision) -> Plan:
         """Return the cheapest Plan of a precision, whatever its fidelity."""

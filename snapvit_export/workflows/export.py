@@ -62,6 +62,7 @@ from ..selection.image_meter import (
 from ..selection.mixes import SPREAD, best_mix
 from ..selection.options import Options
 from ..selection.point import Point
+from ..selection.precisions import build_dense
 from ..selection.select import select
 from ..selection.space import grids_for
 from ..storage.atomic import refuse_foreign, staged_folder
@@ -470,6 +471,10 @@ def _time_and_choose(
 def _add_mixes(request: Request, prepared: _PreparedInputs, candidates: Candidates) -> None:
     """Build the mix of levers with the best fidelity for each FLOPs target, or a spread of them for a device."""
     options = _options(request, prepared)
+    if _mixed_flops(request) and candidates.meter is None:
+        raise SnapvitError(f"{prepared.held_out.source}: too few images to compare mixes on. Give more, or no --levers")
+    if _wants_spread(request):
+        build_dense(candidates, options.precisions)
     for fraction in _mixed_flops(request):
         point = best_mix(candidates, prepared.planner, options, fraction)
         for precision in (request.target.precision, *(() if request.is_timed else options.precisions)):

@@ -89,9 +89,7 @@ class SimulatedBuilder:
         self.kept += [name] * keep
         path, size = self._write(name, point), BYTES[point.precision] * ANATOMY.params(point.plan)
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-        return BuiltVariant(
-            name, path, (), point.plan, point.precision, sha256, size, None, None, kept=keep or name == DENSE
-        )
+        return BuiltVariant(name, path, (), point.plan, point.precision, sha256, size, None, None, kept=keep)
 
     def write_samples(self, plans, precision) -> SampleGraphs:
         return SampleGraphs(
@@ -513,3 +511,37 @@ def test_a_candidate_without_finite_outputs_loses_the_race_and_other_failures_ar
     candidates.meter.error = GateFailed
     with pytest.raises(GateFailed, match="broken"):
         chosen_by(candidates, "7ms")
+
+
+def test_the_dense_model_is_chosen_where_it_turns_out_to_fit(simulated):
+    """At first its interval holds the budget, so that it is not taken at once; it loses least, and it fits."""
+    candidates = simulated(machine=(0.004, 0.01), seed=3)
+    choice = chosen_by(candidates, f"{1.01 * DENSE_MS}ms")
+    found = by_name(choice)
+    assert choice.variant == "dense" or not found["dense"].fits
+
+
+def test_a_variant_that_was_timed_before_leaves_no_alternative_untimed(simulated):
+    candidates = simulated()
+    candidates.add("dense-int8", Point(Plan.dense(ANATOMY), "int8-dynamic"), keep=True)
+    for _ in range(4):
+        candidates.time(["dense-int8"], fresh=True)
+    choice = chosen_by(candidates, "15ms")
+    found = by_name(choice)
+    assert {each.variant for each in choice.alternatives} <= set(found)
+    assert {each.lever for each in choice.alternatives} >= {"tokens", "width"}
+
+
+def test_a_finalist_in_a_precision_of_our_own_choosing_that_fails_a_gate_is_left_out(simulated):
+    candidates = simulated()
+    build = candidates._builder.build
+
+    def refusing(name, point, keep, before=None):
+        if point.precision != "fp32" and point.plan != Plan.dense(ANATOMY):
+            raise GateFailed(f"{name}: too far from fp32")
+        return build(name, point, keep, before)
+
+    candidates._builder.build = refusing
+    choice = chosen_by(candidates, "6ms")
+    assert by_name(choice)[choice.variant].precision == "fp32"
+    assert by_name(choice)[choice.variant].fits

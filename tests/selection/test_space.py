@@ -216,8 +216,10 @@ def test_the_next_larger_place_costs_more_and_merges_nothing(whole):
         if place.width == FILLED or place[1:] == (0, 0):
             assert larger is None
             continue
-        assert not any(larger.plan.merged)
-        assert whole.cost(place.precision, larger.plan) > whole.cost(place.precision, whole._sized(place))
+        there, point = larger
+        assert point.plan == whole._sized(there)
+        assert not any(point.plan.merged)
+        assert whole.cost(place.precision, point.plan) > whole.cost(place.precision, whole._sized(place))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(8, 8), (14, 14), (8, 16), (37, 37), (1, 1), (2, 3)])

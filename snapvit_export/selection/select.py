@@ -40,6 +40,7 @@ from .space import FILLED, Cost, Flops, ModelledLatency, Place, Space
 STEP = 0.04  # between neighbours of a line, of their latency: what some runs in new processes tell apart
 MOST_STEPS = 4  # up a line, to another Plan
 FINALISTS = 3
+FEW_LOOKS, FEW_LEADERS = 10, 2  # of the race where other work takes half of the machine: then there is one finalist
 FAR = 2.0  # times the divergence of the best in the race: the refit of what is cut does not make up for that
 MOST_OFF = 1.12  # a latency model is not off by more: the run was disturbed
 RUN_SECONDS = 0.5  # of every file in a run
@@ -72,6 +73,7 @@ class Selection(Chooser):
         self.first_losses: dict[Place, float] = {}  # all that were in the race: mean losses on few images
         self.entrants: dict[str, Entrant] = {}  # by the name of the variant
         self.alternatives: dict[Lever, str] = {}
+        self.is_hurried = False  # True: other work takes the cores, so less is tried
 
     @property
     def aim_ms(self) -> float:
@@ -199,6 +201,7 @@ class Selection(Chooser):
 
     def _enter_all(self) -> list[str]:
         """Build the finalists and the best of every single lever; return the names of all that may be chosen."""
+        self.is_hurried = self.is_contended  # nothing will be decided, and it should not take long to say so
         ranked = self._race()
         self.candidates.progress.step("deciding")
         single = self._single()
@@ -258,7 +261,8 @@ class Selection(Chooser):
             self.first_losses |= {} if on_all else {place: float(losses.mean()) for place, losses in found.items()}
             return found
 
-        self.leaders = race(list(points), self.space.neighbours, measure)
+        few = (FEW_LOOKS, FEW_LEADERS) if self.is_hurried else ()
+        self.leaders = race(list(points), self.space.neighbours, measure, *few)
         if not self.leaders:
             raise SnapvitError("no candidate for this budget has finite outputs. Allow more, or name fewer --levers")
         least = min(float(losses.mean()) for losses in self.leaders.values())
@@ -266,7 +270,7 @@ class Selection(Chooser):
         kinds: dict[tuple[bool, bool], Place] = {}  # with all of the width or not, of own images or smaller ones
         for place in near:
             kinds.setdefault((place.width == 0, place.grid == 0), place)
-        return list(kinds.values())[:FINALISTS]
+        return list(kinds.values())[: 1 if self.is_hurried else FINALISTS]
 
     def _any_place(self) -> list[Place]:
         """Return a place that meets the budget, if there is one among all."""
@@ -302,7 +306,9 @@ class Selection(Chooser):
     @property
     def _shows_alternatives(self) -> bool:
         mixes = {"precision", "tokens"} & set(self.options.levers)
-        return bool(mixes) and len(self.options.levers) > 1 and self.candidates.meter is not None
+        return (
+            not self.is_hurried and bool(mixes) and len(self.options.levers) > 1 and self.candidates.meter is not None
+        )
 
     # -- the decision (`decide.Contest`) ------------------------------------------------------------------------------
 

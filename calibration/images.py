@@ -26,6 +26,7 @@ from .source import UnreadableImage, decoded_once
 
 MOST_UNREADABLE = 0.05  # share of the images: a few damaged files are common, more are a mistake
 OTHER_SIZES = 8  # of the same images that are kept, beside their own: candidates of a choice go to and fro
+VERY_MANY = 1000  # images that a source holds out: beyond that some are enough
 SHOWN_UNREADABLE = 5  # names of images; the others are counted
 
 
@@ -124,7 +125,7 @@ def _opened(data: Sequence[str], opens: Callable[[str], Source]) -> list[Source]
 
 def _at_most(source: Source, most: int, seed: int) -> Source:
     """Return all images, so that figures can be compared, or some by seed where they are very many."""
-    return source if source.count <= most else source.subset(shuffled(source.count, seed)[:most])
+    return source if source.count <= max(most, VERY_MANY) else source.subset(shuffled(source.count, seed)[:most])
 
 
 def _split(source: Source, part: int, seed: int) -> tuple[Source, Source]:

@@ -45,8 +45,10 @@ def read_family(folder: Path | str) -> Manifest:
 
 
 def _listed(manifest: Manifest) -> list[WeightFile | Variant | Shipped]:
-    shipped = [] if manifest.shipped is None else [manifest.shipped, *manifest.shipped.also]
-    return [*manifest.weights, *manifest.variants, *shipped]
+    listed: list[WeightFile | Variant | Shipped] = [*manifest.weights, *manifest.variants]
+    if manifest.shipped is not None:
+        listed += [manifest.shipped, *manifest.shipped.also]
+    return listed
 
 
 def _check_graph(path: Path, listed: Sequence[str]) -> None:

@@ -241,7 +241,7 @@ class Manifest(Value, frozen=True, kw_only=True):
     weights: tuple[WeightFile, ...] = ()  # all files that graphs point into
     input: Input = Input()
     shipped: Shipped | None = None  # None in older files, or without a choice
-    command: str = ""  # that exported it; empty in older files and from Python
+    command: str | None = None  # that exported it; None in older files and from Python
     labels: tuple[str, ...] = ()  # names of the classes, in the order of the outputs; empty: not known
     seconds: dict[str, float] = msgspec.field(
         default_factory=dict

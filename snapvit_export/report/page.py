@@ -67,7 +67,7 @@ def page(family: LoadedFamily, report: ReportData) -> str:
         dropped=[f"{words.dropped(found)}." for found in report.dropped],
         use=_use(family),
         empty=_empty(family, report),
-        command=plain(family.manifest.command) if family.manifest.command.startswith("snapvit ") else "",
+        command=_command(family.manifest),
         samples=_samples(family, report),
         samples_note=_samples_note(family.validation),
         merges=_merges(family.validation),
@@ -107,6 +107,12 @@ def _use(family: LoadedFamily) -> dict[str, str] | None:
         "command": "python run.py image.jpg",
         "code": code,
     }
+
+
+def _command(manifest: Manifest) -> str:
+    """Return the command that made a family, as its manifest has it: one of ours, or none."""
+    command = plain(manifest.command or "")
+    return command if command.startswith("snapvit ") else ""
 
 
 def _empty(family: LoadedFamily, report: ReportData) -> dict[str, str]:

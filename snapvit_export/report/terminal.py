@@ -150,7 +150,7 @@ def columns_that_fit(columns: Sequence[tuple[str, list[str], int]], width: int) 
     for leaving in sorted({0, *(number for _, _, number in columns)}):
         shown = [(title, cells) for title, cells, number in columns if not 0 < number <= leaving]
         widths = [max(map(len, (title, *cells))) for title, cells in shown]
-        if sum(widths[1:]) + min(widths[0], LONGEST_NAME) + COLUMN_GAP * len(shown) <= width:  # names may be folded
+        if sum(min(each, LONGEST_NAME) + COLUMN_GAP for each in widths) <= width:  # longer names are folded
             break
     return shown
 

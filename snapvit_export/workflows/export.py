@@ -115,7 +115,7 @@ class Request:
     limits: Limits = field(default_factory=Limits)  # beside the budget
     width_multiple: int = 1  # of the neurons that an MLP keeps
     clock: str | None = None  # advice on the clocks of the device before timing; only shown
-    command: str = ""  # that asks for this, kept in the manifest
+    command: str | None = None  # that asks for this, kept in the manifest
     build_only: bool = False  # True: build engines for a GPU that is not here, and time nothing
     elsewhere: bool = False  # True: for a device that is not here, which times and chooses itself; nothing is timed
 

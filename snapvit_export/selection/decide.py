@@ -21,7 +21,7 @@ from typing import Protocol
 from ..profiling.drift import Latency
 
 FEWEST_RUNS, MOST_RUNS, RUNS_BESIDE_OTHERS = 3, 8, 2  # in new processes
-MOST_MOVES, MOVES_BESIDE_OTHERS = 6, 2
+MOST_MOVES, MOVES_BESIDE_OTHERS = 6, 3
 UNTIL_ONE_FITS = 2  # times as many, while none does
 HOPE = 0.5  # of the margin after all runs: nearer to the budget, they would hardly tell
 
@@ -64,8 +64,9 @@ def decide(contest: Contest, entrants: Sequence[str], beside: Sequence[str] = ()
     """Return the best variant that fits; None if none does. `beside`: others that are timed, only to be shown."""
     pool, failed = list(entrants), set[str]()
     for move in range(UNTIL_ONE_FITS * MOST_MOVES):
-        enough = MOVES_BESIDE_OTHERS if contest.is_contended else MOST_MOVES
-        if move >= UNTIL_ONE_FITS * enough or (move >= enough and any(fits(contest, name) for name in pool)):
+        if contest.is_contended and move >= MOVES_BESIDE_OTHERS:
+            break
+        if move >= MOST_MOVES and any(fits(contest, name) for name in pool):
             break
         alive = [name for name in pool if name not in failed]
         if not alive:

@@ -324,7 +324,7 @@ class Selection(Chooser):
 
     def denser(self, name: str) -> str | None:
         """Build the next better point: a step up a variant's line, or else the next larger place."""
-        if name not in self.entrants:
+        if name not in self.entrants or self.is_hurried:
             return None
         leader = self.entrants[name]
         at_ms = self.measured_ms(name) if self.runs(name) else self.aim_ms

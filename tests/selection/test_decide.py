@@ -14,7 +14,6 @@ from snapvit_export.selection.decide import (
     MOST_RUNS,
     MOVES_BESIDE_OTHERS,
     RUNS_BESIDE_OTHERS,
-    UNTIL_ONE_FITS,
     decide,
 )
 from snapvit_export.target import Target
@@ -181,8 +180,8 @@ def test_beside_other_work_no_more_runs_and_moves_are_made_than_needed():
     contest = SimulatedContest({"a": FINE}, machine=(0.1, 0.3))
     contest.is_contended = True
     decide(contest, ["a5"])
-    assert contest.timed <= RUNS_BESIDE_OTHERS * UNTIL_ONE_FITS * MOVES_BESIDE_OTHERS
-    assert contest.moved <= UNTIL_ONE_FITS * MOVES_BESIDE_OTHERS
+    assert contest.timed <= RUNS_BESIDE_OTHERS * MOVES_BESIDE_OTHERS
+    assert contest.moved <= MOVES_BESIDE_OTHERS
     free = SimulatedContest({"a": FINE}, machine=(0.1, 0.3))
     decide(free, ["a5"])
     assert free.timed > contest.timed  # it would have gone on

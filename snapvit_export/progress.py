@@ -15,6 +15,7 @@ from typing import Protocol
 Intervals = Mapping[str, tuple[float, float, float]]  # by candidate: milliseconds, and the interval they lie in
 OTHER = "other"  # time that belongs to no stage
 SHORT = 5.0  # seconds: less is not worth an estimate
+ENOUGH = 0.1  # of the whole must be done before it tells how long the rest takes
 
 
 def clock(seconds: float) -> str:
@@ -93,7 +94,7 @@ class Stages:
         number = names.index(self._step)
         done, left = (sum(self._shares[name] for name in part) for part in (names[:number], names[number:]))
         taken, since = self._step_began - self._began, time.monotonic() - self._step_began
-        seconds = taken * left / done - since if done else 0.0
+        seconds = taken * left / done - since if done >= ENOUGH * (done + left) else 0.0
         about = f", about {clock(10 * math.ceil(seconds / 10))} left" if self._estimates and seconds >= SHORT else ""
         return f"[{number + 1}/{len(names)}{about}] "
 

@@ -83,6 +83,7 @@ def test_a_relative_budget_is_met_and_proved(run_in_full, tmp_path, monkeypatch)
     assert chosen.correction == manifest.variant(choice.variant).correction == "refit"
     assert manifest.variant(choice.variant).profile.sha256 == manifest.variant(choice.variant).sha256
     expected = {"manifest.json", "ranking.safetensors", "weights.bin", "dense.onnx"}
+    expected |= {"model.onnx", "run.py", "README.txt", *(["labels.txt"] if manifest.labels else [])}
     listed = {weights.file for weights in manifest.weights}
     assert {p.name for p in (tmp_path / "out").iterdir()} == expected | listed | {
         f"{name}.onnx" for name in (choice.variant, choice.next_denser)

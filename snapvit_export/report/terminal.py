@@ -117,14 +117,14 @@ def print_validation(manifest: Manifest, file: TextIO | None = None, width: int 
         ("variant", [p.name for p in points], 0),
         *((title, [by_name[p.name] for p in points], 5) for title, by_name in tokens.items()),
         (f"{report.at} ms", [_number(p.latency_ms, 2) for p in points], 0),
-        ("", latencies, 3),
+        ("", latencies, 4),
         (title, [words.quality(report.measure, p.quality, p.error) for p in points], 0),
-        (" ", qualities, 3),
+        (" ", qualities, 4),
         ("agrees", [words.share(p.agreement) for p in points], 6),
         ("cosine", [words.cosine(p.cosine) for p in points], 2),
         ("MB", [_number(p.size_bytes / 1e6, 1) for p in points], 7),
         ("parity", [words.small(p.parity) for p in points], 1),
-        ("dominated by", [p.dominated_by or words.UNKNOWN for p in points], 4),
+        ("dominated by", [p.dominated_by or words.UNKNOWN for p in points], 3),
         ("  ", ["chosen" if p.is_chosen else "" for p in points], 0),
     ]
     known = [column for column in columns if any(cell.strip(words.UNKNOWN) for cell in column[1])]

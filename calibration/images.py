@@ -194,11 +194,11 @@ def in_two_parts(source: Source, most: tuple[int, int], least: int) -> tuple[Sou
         return source, source
     race = [row for row in rows if row % 3 == 0]
     report = [row for row in rows if row % 3]
-    return tuple(source.subset(_spread(part, limit)) for part, limit in zip((race, report), most))  # type: ignore[return-value]
+    return tuple(source.subset(evenly(part, limit)) for part, limit in zip((race, report), most))  # type: ignore[return-value]
 
 
-def _spread(rows: Sequence[int], most: int) -> list[int]:
-    """Return at most so many of them, evenly spread."""
+def evenly(rows: Sequence[int], most: int) -> list[int]:
+    """Return at most so many of them, evenly spread: sources may have their classes in order."""
     return [rows[i * len(rows) // most] for i in range(most)] if len(rows) > most else list(rows)
 
 

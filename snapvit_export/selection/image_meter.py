@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..calibration.dataset import open_to_calibrate
-from ..calibration.images import Images, in_two_parts, read_images
+from ..calibration.images import Images, evenly, in_two_parts, read_images
 from ..errors import SnapvitError, UsageError
 from ..evaluate.head import columns_for
 from ..family.evaluation import Evaluation, share
@@ -84,7 +84,7 @@ class ImageMeter:
     def losses(self, probe: Probe | None, point: Point, few: bool) -> Floats:
         """Return the losses of a candidate on the images of the race, or on the first few of them."""
         assert probe is not None
-        rows = _spread(len(self.race), FEW) if few else range(len(self.race))
+        rows = evenly(range(len(self.race)), FEW) if few else range(len(self.race))
         images = self.race.only(rows) if few else self.race
         inputs = images.at(self.anatomy.image_of(point.plan))
         if self.target.runtime not in ON_CPU and probe.precision == "fp32":  # an engine of each would take too long
@@ -149,11 +149,6 @@ def run_in_threads(path: Path, batches: Iterable[npt.NDArray[Any]]) -> Outputs:
         while some := list(islice(left, AHEAD * cores)):
             outputs += list(pool.map(session.run, some))
     return np.concatenate(outputs)
-
-
-def _spread(count: int, most: int) -> list[int]:
-    """Return at most so many rows, evenly spread: images may have their classes in order."""
-    return [i * count // most for i in range(most)] if count > most else list(range(count))
 
 
 def meter_of_images(

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from ..allocation.recipe import DEFAULT, Settings, make_settings
-from ..calibration.images import calibration_and_held_out, read_images
+from ..calibration.images import calibration_and_held_out, evenly, read_images
 from ..calibration.source import Source
 from ..correction.moments import Damping
 from ..elastic.format import Description, own_files
@@ -95,8 +95,7 @@ def _split(request: PackRequest) -> list[Source]:
     if request.fidelity:
         calibration, others = split(MOST_MEASURED, LEAST_MEASURED)
         if others.count >= LEAST_IMAGES:
-            count = min(others.count, MOST_MEASURED)  # evenly: classes may be in order
-            return [calibration, others.subset([row * others.count // count for row in range(count)])]
+            return [calibration, others.subset(evenly(range(others.count), MOST_MEASURED))]
     return [split(0)[0]]
 
 

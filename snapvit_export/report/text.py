@@ -243,13 +243,13 @@ def _kept(row: MeasurementRow, report: ReportData) -> str:
 def alone(report: ReportData) -> str | None:
     """Write in one line what single levers reach within the budget; None if nothing is known of them."""
     found = [
-        f"{_alone(row)} {same(row.fidelity)} % ({row.name}, {ms(row.latency_ms)}{_unless_it_fits(row.verdict)})"
+        f"{lever_title(row)} {same(row.fidelity)} % ({row.name}, {ms(row.latency_ms)}{_unless_it_fits(row.verdict)})"
         for row in report.alternatives
     ]
     return f"With one lever alone, {same_title(report)}: {', '.join(found)}." if found else None
 
 
-def _alone(row: AlternativeRow) -> str:
+def lever_title(row: AlternativeRow) -> str:
     """Name the lever; width goes with depth where whole sub-layers are removed too."""
     return "width and depth" if "sub-layer" in row.levers and row.lever == "width" else row.lever
 

@@ -149,7 +149,7 @@ def alternative_rows(report: ReportData) -> dict[str, Any]:
     columns = ["lever", "variant", "levers", f"latency {report.at}", f"{words.interval_title(report)}, ms"]
     rows = [
         (
-            row.lever,
+            words.lever_title(row),
             row.name,
             row.levers,
             words.ms(row.latency_ms),

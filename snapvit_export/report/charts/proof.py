@@ -99,4 +99,5 @@ def _role(measured: MeasurementRow, report: ReportData) -> str:
     """Write why a candidate stands in the chart."""
     if measured.is_chosen:
         return ", chosen"
-    return "".join(f", {found.lever} alone" for found in report.alternatives if found.name == measured.name)
+    alone = [found for found in report.alternatives if found.name == measured.name]
+    return "".join(f", {words.lever_title(found)} alone" for found in alone)

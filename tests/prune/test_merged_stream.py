@@ -7,6 +7,8 @@ import torch
 from helpers.images import noise
 from helpers.models import TINY, make_model, model_of
 from helpers.rankings import random_ranking
+from snapvit_export.allocation import schedule_choice as schedules
+from snapvit_export.allocation.schedule_choice import ScheduleDamage, best_schedule
 from snapvit_export.allocation.tokens import DEFAULT, SCHEDULES
 from snapvit_export.correction.moments import Damping
 from snapvit_export.elastic.folder import Elastic
@@ -20,9 +22,9 @@ from snapvit_export.prune.correct.sequential import correct_in_sequence
 from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.models.tokens import with_tokens
 from snapvit_export.prune.pack import pack
-from snapvit_export.prune.stats import schedules, token_weights
+from snapvit_export.prune.stats import token_weights
 from snapvit_export.prune.stats.observe import observe
-from snapvit_export.prune.stats.schedules import ScheduleDamage, best_schedule, choose_schedule, measure_schedules
+from snapvit_export.prune.stats.schedules import choose_schedule, measure_schedules
 from snapvit_export.prune.stats.stream import Stream, capture_input
 
 

@@ -262,5 +262,5 @@ def test_the_tokens_that_a_model_reads_have_their_share_of_the_weight(name, read
         return
     shares = [float(own[:read].sum() / own.sum()) for own in found]
     least = read / anatomy.tokens  # of two tokens among eighteen, a tenth would be less than their share
-    assert shares == pytest.approx([max(tokens.READ, least)] * (len(found) - 1) + [tokens.READ_LAST])
+    assert shares == pytest.approx([max(READ, least)] * (len(found) - 1) + [READ_LAST])
     assert all((own[read:] == 1).all() for own in found)

@@ -24,7 +24,7 @@ from snapvit_export.prune.models.tokens import with_tokens
 from snapvit_export.prune.pack import pack
 from snapvit_export.prune.stats import token_weights
 from snapvit_export.prune.stats.observe import observe
-from snapvit_export.prune.stats.schedules import choose_schedule, measure_schedules
+from snapvit_export.prune.stats.schedules import Divergence, choose_schedule, measure_schedules
 from snapvit_export.prune.stats.stream import Stream, capture_input
 
 
@@ -212,7 +212,7 @@ def test_schedules_that_are_far_behind_at_the_first_level_are_not_measured_at_th
         seen.append(merged)
         return np.linspace(1.0, 1.1, 6) * (2.0 if merged == bad else 1.0)
 
-    monkeypatch.setattr(schedules.Divergence, "__call__", diverged)
+    monkeypatch.setattr(Divergence, "__call__", diverged)
     found = measure_schedules(model, images)
     assert "falling" not in {each.schedule.name for each in found}
     assert "constant" in {each.schedule.name for each in found}

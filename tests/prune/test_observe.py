@@ -10,6 +10,7 @@ from helpers.models import TINY, features, make_model, model_of
 from helpers.plans import half_plan
 from helpers.rankings import random_ranking
 from snapvit_export.calibration.images import Images
+from snapvit_export.correction.token_weights import READ, READ_LAST
 from snapvit_export.errors import SnapvitError
 from snapvit_export.model.plan import Plan
 from snapvit_export.progress import Silent

@@ -28,7 +28,8 @@ from ..model.anatomy import Anatomy
 from ..model.plan import Plan
 from ..progress import Progress
 from ..target import Precision
-from .image_meter import BATCH, Outputs, run_in_threads
+from ..runtimes.in_threads import run_in_threads
+from .image_meter import BATCH, Outputs
 from .space import Grid, grids_for
 
 PATCHES = (1.0, 0.7, 0.45)  # of the model's own, nearest of the smaller grids: the first step costs more than the next

@@ -28,6 +28,11 @@ class ImageRequest(Protocol):
     def data(self) -> str | Sequence[str] | None: ...
 
 
+def is_onnx(model: str) -> bool:
+    """Return True if a model is named by an ONNX file, which needs no torch."""
+    return Path(model).suffix.lower() == ".onnx"
+
+
 def data_of(request: ImageRequest) -> str | Sequence[str]:
     """Return the sources of a request's images."""
     if request.data is not None:

@@ -21,7 +21,7 @@ from ..allocation.schedule_choice import IMAGES as SCHEDULE_IMAGES
 from ..allocation.schedule_choice import Diverged, chosen, measure
 from ..allocation.tokens import Schedule
 from ..calibration.images import Images
-from ..correction.cholesky import Factors, columns_of
+from ..correction.cholesky import Factor, Factors, columns_of, make_factor, no_factor
 from ..correction.moments import Damping, Moments, Statistics
 from ..correction.ordering import OutputLayer, Parts, check_order, in_parallel, ordered_part, ranking_of
 from ..errors import UsageError
@@ -69,6 +69,25 @@ def rank(
     ranking, factors = ranking_of(parts, blueprint.anatomy, blueprint.model, damping, statistics, described)
     sublayers = measure_sublayers(blueprint, images, statistics, progress)
     return replace(ranking, provenance={**described, KEY: as_builtins(sublayers)}), factors
+
+
+def factors_for(
+    blueprint: Blueprint, ranking: Ranking, images: Images, damping: Damping, progress: Progress
+) -> Factors:
+    """Return the factors that correct any Plan of a ranking that was made before."""
+    statistics, embed = observe(blueprint, images, progress), blueprint.anatomy.embed_dim
+    made: dict[str, list[Factor]] = {"proj": [], "fc2": []}
+    for i, block in enumerate(blueprint.anatomy.blocks):
+        units = {"proj": block.head_dim, "fc2": 1}
+        orders = {"proj": ranking.head_order(i), "fc2": ranking.neuron_order(i)}
+        for layer, moments in (("proj", statistics.proj[i]), ("fc2", statistics.fc2[i])):
+            own = _layer(blueprint, i, layer, moments)
+            made[layer].append(
+                no_factor(units[layer], embed)
+                if own is None
+                else make_factor(own.weight, moments, orders[layer], own.unit, damping, own.layer_scale)
+            )
+    return Factors(tuple(made["proj"]), tuple(made["fc2"]), ranking.order_sha256, damping, statistics.images)
 
 
 def provenance_of(blueprint: Blueprint, images: Images, settings: Settings) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from ..runtimes.session import version_of
 from ..runtimes.tensorrt.session import BuildOnly
 from ..storage.atomic import refuse_foreign
 from ..target import ON_CPU, Target, parse_precision
-from .inputs import BUNDLED_MODEL, refuse_own_folder
+from .inputs import BUNDLED_MODEL, is_onnx, refuse_own_folder
+from .onnx_model import OnnxOptions, refuse_without_onnx
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Request:
 
     model: str = BUNDLED_MODEL
     checkpoint: Path | None = None
+    onnx: OnnxOptions = OnnxOptions()  # what an ONNX file does not say itself
     data: str | Sequence[str] | None = None  # None: the bundled digits, for the bundled model
     out: Path = Path("snapvit-family")
     budget: str | None = None
@@ -134,6 +136,8 @@ class Request:
 
 def check(request: Request, budget: Budget | None) -> Ranking | None:
     """Refuse what can be refused before any work; return the ranking that was given, if one was."""
+    if not is_onnx(request.model):
+        refuse_without_onnx(request.onnx, request.model)
     if request.levers is not None and request.depth not in (None, "depth" in request.levers):
         raise UsageError("--levers and --depth or --no-depth contradict each other. Name depth in --levers, or not")
     if request.flops and budget is None and request.levers is not None and set(request.levers) == {"precision"}:

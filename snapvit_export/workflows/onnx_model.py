@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ..calibration.images import Images
 from ..calibration.presets import Asked, preprocessing_for
-from ..errors import UsageError
-from ..evaluate.head import read_labels
+from ..errors import SnapvitError, UsageError
+from ..evaluate.head import read_names
 from ..graph.writer import Blueprint
 from ..onnx_import.gate import require_same_as_original
 from ..onnx_import.recognise import recognise
@@ -52,7 +52,7 @@ def load_onnx(model: str, options: OnnxOptions, progress: Progress) -> Blueprint
     for note in found.notes:
         progress.note(note)
     asked = Asked(options.preprocessing, options.mean, options.std, options.resize)
-    labels = () if options.classes is None else read_labels(options.classes, found.anatomy.classes)
+    labels = _labels(options.classes, found.anatomy.classes)
     return Blueprint(
         model=path.stem,
         anatomy=found.anatomy,
@@ -67,3 +67,13 @@ def require_same(model: Blueprint, path: str, options: OnnxOptions, images: Imag
     """Require that our dense graph and the file itself agree on real images, before anything else is done."""
     progress.phase("comparing our dense graph with the file")
     require_same_as_original(model, Path(path), next(images.first(GATE_IMAGES).batches(GATE_IMAGES)), options.output)
+
+
+def _labels(path: Path | None, classes: int) -> tuple[str, ...]:
+    """Read the names of all classes; none without a file."""
+    if path is None:
+        return ()
+    names = read_names(path)
+    if len(names) != classes:
+        raise SnapvitError(f"{path}: names {len(names)} classes, the model has {classes}. Write a line for each")
+    return names

@@ -17,8 +17,16 @@ def export(
         Optional[str], typer.Option(help="Also at most this size, graph and weights: 12MB, 500kB or 1.5GB.")
     ] = None,
     max_params: Annotated[Optional[str], typer.Option(help="Also at most so many parameters: 3.5M, 800k.")] = None,
-    model: Annotated[str, typer.Option(help="A timm name, a folder saved by us, or 'bundled'.")] = "bundled",
+    model: Annotated[
+        str, typer.Option(help="A timm name, a folder saved by us, an .onnx file of a ViT, or 'bundled'.")
+    ] = "bundled",
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
+    output: options.Output = None,
+    preprocessing: options.Preprocessing = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    resize: options.Resize = None,
+    classes: options.ClassNames = None,
     data: Annotated[
         Optional[list[str]],
         typer.Option(help="Images to calibrate on: folder, list, .npz, hf:owner/name or 'digits'. May be repeated."),
@@ -148,6 +156,7 @@ def export(
         command=parsing.command_line(),
         model=model,
         checkpoint=checkpoint,
+        onnx=parsing.onnx_options(output, preprocessing, mean, std, resize, classes),
         data=data or None,
         out=out,
         budget=budget,

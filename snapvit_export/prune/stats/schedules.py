@@ -28,6 +28,7 @@ from ...model.plan import Plan
 from ...progress import Progress, Silent
 from ..models.load import Model
 from ..models.tokens import with_tokens
+from .free_cores import on_free_cores
 from .output_divergence import OutputDivergence, default_divergence
 
 LEVELS = (0.72, 0.6, 0.5)  # of the dense blocks' FLOPs: where merging alone is worth having
@@ -123,7 +124,9 @@ def choose_schedule(
     model: Model, images: Images, progress: Progress | None = None
 ) -> tuple[Schedule, Mapping[str, Any]]:
     """Return the schedule that suits a model, and the choice as it is recorded with what is made by it."""
-    found, progress = measure_schedules(model, images, progress), progress or Silent()
+    progress = progress or Silent()
+    with on_free_cores():
+        found = measure_schedules(model, images, progress)
     if not found:
         progress.note(f"too few blocks or patches to compare schedules of merging: '{DEFAULT}' is taken")
         return SCHEDULES[DEFAULT], {"name": DEFAULT}

@@ -58,14 +58,10 @@ def observe(
             for layer, moments in sums.items():
                 x = found[names[layer]]
                 own = weights[int(layer.split(".")[1])]
-                moments.add(
-                    x.reshape(-1, anatomy.tokens, x.shape[-1]), counted(anatomy, len(images), number, own)
-                )
+                moments.add(x.reshape(-1, anatomy.tokens, x.shape[-1]), counted(anatomy, len(images), number, own))
             progress.advance(min(size, len(images) - number * size))
     made = {layer: _with_value_bias(blueprint, layer, moments.result()) for layer, moments in sums.items()}
-    proj, fc2 = (
-        tuple(made.get(f"blocks.{i}.{layer}", EMPTY) for i in range(len(anatomy.blocks))) for layer in LAYERS
-    )
+    proj, fc2 = (tuple(made.get(f"blocks.{i}.{layer}", EMPTY) for i in range(len(anatomy.blocks))) for layer in LAYERS)
     described = {"data": images.fingerprint, "passed_over": subsample_step(anatomy, len(images)), **(provenance or {})}
     return Statistics(proj, fc2, len(images), described)
 

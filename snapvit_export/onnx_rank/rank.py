@@ -53,9 +53,7 @@ def check_settings(settings: Settings) -> None:
         raise UsageError(f"{without}, and so is its correction. Leave --correction out, or give elastic")
 
 
-def rank(
-    blueprint: Blueprint, images: Images, settings: Settings, progress: Progress
-) -> tuple[Ranking, Factors]:
+def rank(blueprint: Blueprint, images: Images, settings: Settings, progress: Progress) -> tuple[Ranking, Factors]:
     """Rank the heads and neurons of a model; return the ranking and the factors that correct any Plan of it.
 
     >>> ranking, factors = rank(blueprint, images, make_settings("default"), Silent())

@@ -27,8 +27,8 @@ from ..graph.writer import Blueprint, GraphWriter, shared_file
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
 from ..progress import Progress
-from ..target import Precision
 from ..runtimes.in_threads import run_in_threads
+from ..target import Precision
 from .image_meter import BATCH, Outputs
 from .space import Grid, grids_for
 

@@ -236,7 +236,9 @@ def _add_mixes(request: Request, prepared: PreparedModel, candidates: Candidates
     """Build the mix of levers with the best fidelity for each FLOPs target, or a spread of them for a device."""
     options = _options(request, prepared)
     if mixed_flops(request) and candidates.meter is None:
-        raise SnapvitError(f"{prepared.images.held_out.source}: too few images to compare mixes on. Give more, or no --levers")
+        raise SnapvitError(
+            f"{prepared.images.held_out.source}: too few images to compare mixes on. Give more, or no --levers"
+        )
     if request.wants_spread:
         build_dense(candidates, options.precisions)
     for fraction in mixed_flops(request):

@@ -119,9 +119,7 @@ class Request:
     @property
     def asks_for_plans(self) -> bool:
         """True if sizes are named, beside a budget or without one."""
-        return bool(
-            self.sparsity or self.flops or self.params or self.pairs or self.tokens or self.resolution
-        )
+        return bool(self.sparsity or self.flops or self.params or self.pairs or self.tokens or self.resolution)
 
     @property
     def wants_spread(self) -> bool:

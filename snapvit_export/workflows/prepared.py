@@ -65,9 +65,7 @@ def split_images(request: Request) -> tuple[Source, ...]:
     return calibration, *in_two_parts(held_out, (MOST_RACED, MOST_REPORTED), LEAST_IMAGES)
 
 
-def read_parts(
-    split: Sequence[Source], preprocessing: Preprocessing, request: Request, progress: Stages
-) -> ImageParts:
+def read_parts(split: Sequence[Source], preprocessing: Preprocessing, request: Request, progress: Stages) -> ImageParts:
     """Decode every image once."""
     distinct = split if split[1] is not split[2] else split[:2]
     with progress.stage("reading images"):

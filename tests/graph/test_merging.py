@@ -345,9 +345,7 @@ def test_a_variant_that_merges_is_built_through_all_gates(precision, tmp_path):
         folder.mkdir()
     corrector = Corrector(model, ranking, None, images, Silent())
     cutter = ModuleCutter(model, corrector)
-    builder = VariantBuilder(
-        cutter, target, GraphFormat("ort"), images, *folders, provenance={}, progress=Silent()
-    )
+    builder = VariantBuilder(cutter, target, GraphFormat("ort"), images, *folders, provenance={}, progress=Silent())
     plan = merging_plan(model.anatomy)
     built = builder.build("merged", Point(plan, precision), keep=True)
     assert built.plan == plan

@@ -26,8 +26,8 @@ from snapvit_export.prune.models import load
 from snapvit_export.prune.models.load import load_model
 from snapvit_export.runtimes.ort import OrtSession
 from snapvit_export.workflows.export import Request
-from snapvit_export.workflows.prepared import split_images
 from snapvit_export.workflows.pack import PackRequest
+from snapvit_export.workflows.prepared import split_images
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from ...errors import SnapvitError
 from ...progress import Progress, Silent
 from ..models.load import Model
 from ..models.tokens import with_tokens
+from .free_cores import on_free_cores
 from .output_divergence import OutputDivergence, default_divergence
 
 BATCH = 16
@@ -52,7 +53,8 @@ def choose_schedule(
     model: Model, images: Images, progress: Progress | None = None
 ) -> tuple[Schedule, Mapping[str, Any]]:
     """Return the schedule that suits a model, and the choice as it is recorded with what is made by it."""
-    return chosen(measure_schedules(model, images, progress), progress or Silent())
+    with on_free_cores():
+        return chosen(measure_schedules(model, images, progress), progress or Silent())
 
 
 @torch.no_grad()

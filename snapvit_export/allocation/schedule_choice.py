@@ -1,4 +1,4 @@
-"""Which schedule of merging suits a model: the output divergence of each at equal FLOPs, measured without labels. Light.
+"""Which schedule of merging suits a model: the output divergence of each at equal FLOPs, without labels. Light.
 
 Every schedule of `tokens` merges until the blocks need each of `LEVELS` of the dense FLOPs; the same images go through
 all of them and through the dense model. Schedules that are far behind at the middle level are not measured at the

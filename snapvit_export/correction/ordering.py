@@ -1,4 +1,4 @@
-"""From Statistics to a Ranking: the order of the structures in every layer, and the damage of every width. Light: numpy.
+"""From Statistics to a Ranking: the order of the structures in every layer, the damage of every width. Light: numpy.
 
 The damage of a layer is the squared error of its output, after LayerScale, that correction cannot remove. Errors of
 all layers are added to the same residual stream, so damages of heads and neurons of all blocks are comparable as they

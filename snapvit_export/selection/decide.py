@@ -76,7 +76,7 @@ def decide(contest: Contest, entrants: Sequence[str], beside: Sequence[str] = ()
         if not contest.runs(leader):
             contest.time([leader, *(name for name in (*alive, *beside) if not contest.runs(name))])
         is_slow = contest.latency(leader).low > contest.budget_ms
-        denser = None if is_slow else contest.denser(leader)
+        denser = None if is_slow or contest.is_contended else contest.denser(leader)
         _time_until_decided(contest, leader, denser, [*alive, *beside])
         if not fits(contest, leader):
             failed.add(leader)

@@ -1,4 +1,4 @@
-"""Builds the variants of an export: cut, correct, write, check; each file is built once. Light: torch is behind a Cutter.
+"""Builds the variants of an export: cut, correct, write, check; each file is built once. Light.
 
 A `Cutter` gives the corrected weights of any Plan: from a module in torch (`prune.build`), or from tensors and factors
 alone (`onnx_rank.cutter`). A variant of smaller images is checked on the same images, read again in its own size. The

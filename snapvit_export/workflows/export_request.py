@@ -40,7 +40,7 @@ class Request:
 
     model: str = BUNDLED_MODEL
     checkpoint: Path | None = None
-    onnx: OnnxOptions = OnnxOptions()  # what an ONNX file does not say itself
+    onnx: OnnxOptions = field(default_factory=OnnxOptions)  # what an ONNX file does not say itself
     data: str | Sequence[str] | None = None  # None: the bundled digits, for the bundled model
     out: Path = Path("snapvit-family")
     budget: str | None = None

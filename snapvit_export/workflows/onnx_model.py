@@ -11,8 +11,6 @@ from ..calibration.presets import Asked, preprocessing_for
 from ..errors import SnapvitError, UsageError
 from ..evaluate.head import read_names
 from ..graph.writer import Blueprint
-from ..onnx_import.gate import require_same_as_original
-from ..onnx_import.recognise import recognise
 from ..progress import Progress
 
 GATE_IMAGES = 8
@@ -46,6 +44,8 @@ def refuse_without_onnx(options: OnnxOptions, model: str) -> None:
 
 def load_onnx(model: str, options: OnnxOptions, progress: Progress) -> Blueprint:
     """Read an ONNX file; what cannot be cut is refused by the first node that does not fit."""
+    from ..onnx_import.recognise import recognise
+
     path = Path(model)
     progress.phase(f"recognising {path.name}")
     found = recognise(path, options.output)
@@ -65,6 +65,8 @@ def load_onnx(model: str, options: OnnxOptions, progress: Progress) -> Blueprint
 
 def require_same(model: Blueprint, path: str, options: OnnxOptions, images: Images, progress: Progress) -> None:
     """Require that our dense graph and the file itself agree on real images, before anything else is done."""
+    from ..onnx_import.gate import require_same_as_original
+
     progress.phase("comparing our dense graph with the file")
     require_same_as_original(model, Path(path), next(images.first(GATE_IMAGES).batches(GATE_IMAGES)), options.output)
 

@@ -24,7 +24,7 @@ from ..calibration.images import Images
 from ..correction.cholesky import Factor, Factors, columns_of, make_factor, no_factor
 from ..correction.moments import Damping, Moments, Statistics
 from ..correction.ordering import OutputLayer, Parts, check_order, in_parallel, ordered_part, ranking_of
-from ..errors import UsageError
+from ..errors import SnapvitError, UsageError
 from ..graph.writer import Blueprint, GraphWriter
 from ..model.plan import Plan, Protection
 from ..model.ranking import Ranking
@@ -109,6 +109,20 @@ def weights_sha256(dense: Tensors) -> str:
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(dense[name]).tobytes())
     return digest.hexdigest()
+
+
+def check_weights(ranking: Ranking, blueprint: Blueprint, where: str) -> None:
+    """Refuse a ranking of another model, or one whose provenance names other weights; `where` begins the error."""
+    try:
+        ranking.check_fits(blueprint.anatomy)
+    except SnapvitError as error:
+        raise SnapvitError(f"{where}{error}") from error
+    made_from = ranking.provenance.get("weights_sha256")
+    if made_from not in (None, weights_sha256(blueprint.dense)):
+        raise SnapvitError(
+            f"{where}the ranking was made from other weights of {ranking.model}, or from a model in torch. Rank the "
+            "file first: snapvit rank FILE.onnx"
+        )
 
 
 def _ordered(blueprint: Blueprint, statistics: Statistics, order: str, damping: Damping) -> Sequence[Parts]:

@@ -12,10 +12,10 @@ from msgspec import UNSET
 from ..allocation.tokens import DEFAULT, SCHEDULES
 from ..calibration.source import Source
 from ..correction.moments import Damping
-from ..errors import SnapvitError, UsageError
+from ..errors import UsageError
 from ..model.ranking import Ranking
 from ..onnx_rank.cutter import TensorCutter
-from ..onnx_rank.rank import check_settings, choose_schedule, factors_for, in_rank_order, rank, weights_sha256
+from ..onnx_rank.rank import check_settings, check_weights, choose_schedule, factors_for, in_rank_order, rank
 from ..progress import Stages
 from .export_request import Request
 from .onnx_model import load_onnx, require_same
@@ -34,8 +34,7 @@ def prepare(request: Request, given: Ranking | None, split: Sequence[Source], pr
         model = load_onnx(request.model, request.onnx, progress)
     anatomy, has_one_size = model.anatomy, model.anatomy.rope != "none" and model.wiring.rotary is UNSET
     if given is not None:
-        _check_same_weights(given, weights_sha256(model.dense), f"{request.ranking}: ")
-        given.check_fits(anatomy)
+        check_weights(given, model, f"{request.ranking}: ")
     refuse_early(request, given, anatomy, model.model, has_one_size)
     images = read_parts(split, model.preprocessing, request, progress)
     require_same(model, request.model, request.onnx, images.calibration, progress)
@@ -68,13 +67,3 @@ def prepare(request: Request, given: Ranking | None, split: Sequence[Source], pr
         cutter=TensorCutter(in_rank_order(model, ranking), factors if corrects else None),
         has_one_size=has_one_size,
     )
-
-
-def _check_same_weights(ranking: Ranking, weights: str, where: str) -> None:
-    """Refuse a ranking whose provenance names other weights."""
-    made_from = ranking.provenance.get("weights_sha256")
-    if made_from is not None and made_from != weights:
-        raise SnapvitError(
-            f"{where}the ranking was made from other weights of {ranking.model}, or from a model in torch. Rank the "
-            "file first: snapvit rank FILE.onnx"
-        )

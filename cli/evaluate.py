@@ -7,12 +7,12 @@ from typing import Annotated, Optional
 
 import typer
 
-from .options import Quiet
+from . import options as shared
 
 
 def evaluate(
     model: Annotated[
-        str, typer.Argument(help="A timm name, a folder saved by us, a .onnx of a family, or 'bundled'.")
+        str, typer.Argument(help="A timm name, a folder saved by us, an .onnx file of a ViT, or 'bundled'.")
     ] = "bundled",
     by: Annotated[
         Optional[str], typer.Option(help="head, knn, linear, segment, or several: knn,linear. By default what suits.")
@@ -38,8 +38,13 @@ def evaluate(
     runtime: Annotated[
         Optional[str], typer.Option(help="Runs an exported file: onnxruntime, openvino, ... as in export.")
     ] = None,
+    output: shared.Output = None,
+    preprocessing: shared.Preprocessing = None,
+    mean: shared.Mean = None,
+    std: shared.Std = None,
+    resize: shared.Resize = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    quiet: Quiet = False,
+    quiet: shared.Quiet = False,
 ) -> None:
     """Measure the quality of a model or a file.
 
@@ -48,11 +53,13 @@ def evaluate(
     from ..evaluate.evaluator import EvalOptions, parse_ignored, parse_metrics
     from ..target import check_runtime
     from ..workflows.evaluate import EvaluateRequest, evaluate_model
+    from . import parsing
     from .progress import shown
 
     options = EvalOptions(parse_metrics(by), classes, features, images, seed, parse_ignored(ignore))
     used = None if runtime is None else check_runtime(runtime)
-    request = EvaluateRequest(model, checkpoint, data, ranking, sparsity, flops, options, used)
+    onnx = parsing.onnx_options(output, preprocessing, mean, std, resize)
+    request = EvaluateRequest(model, checkpoint, data, ranking, sparsity, flops, options, used, onnx)
     with shown(quiet) as progress:
         found = evaluate_model(request, progress)
     if as_json:

@@ -7,10 +7,18 @@ from typing import Annotated, Optional
 
 import typer
 
+from . import options
+
 
 def pack(
-    model: Annotated[str, typer.Option(help="A timm name, a folder saved by us, or 'bundled'.")] = "bundled",
+    model: Annotated[str, typer.Option(help="A timm name, a folder saved by us, an .onnx file of a ViT, or 'bundled'.")] = "bundled",
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
+    output: options.Output = None,
+    preprocessing: options.Preprocessing = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    resize: options.Resize = None,
+    classes: options.ClassNames = None,
     ranking: Annotated[Optional[Path], typer.Option(help="Use this ranking instead of ranking anew.")] = None,
     data: Annotated[
         Optional[list[str]],
@@ -44,11 +52,13 @@ def pack(
 
     from ..allocation.recipe import correcting_settings
     from ..workflows.pack import PackRequest, pack_model
+    from . import parsing
     from .progress import shown
 
     request = PackRequest(
         model=model,
         checkpoint=checkpoint,
+        onnx=parsing.onnx_options(output, preprocessing, mean, std, resize, classes),
         ranking=ranking,
         data=data or None,
         out=out,

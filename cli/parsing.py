@@ -72,7 +72,7 @@ def onnx_options(
     mean: str | None,
     std: str | None,
     resize: str | None,
-    classes: Path | None,
+    classes: Path | None = None,
 ) -> OnnxOptions:
     """Parse what an ONNX file does not say itself."""
     from ..workflows.onnx_model import OnnxOptions

@@ -78,7 +78,7 @@ def test_sublayers_are_measured_as_in_torch(name):
 def test_the_same_plans_and_corrections_as_in_torch(name):
     model = model_of(name)
     images, dense = noise(model, 24), unranked(model)
-    ranking, factors = rank(dense, images, make_settings("default"), Silent())
+    ranking, _ = rank(dense, images, make_settings("default"), Silent())
     statistics = observe_in_torch(model, images, warn=False)
     theirs, their_factors = damage_ranking(model, statistics)
     for i, (ours, wanted) in enumerate(zip(ranking.damage, theirs.damage)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..calibration.images import Images
 from ..calibration.presets import Asked, preprocessing_for
@@ -14,6 +15,9 @@ from ..graph.writer import Blueprint
 from ..progress import Progress
 
 GATE_IMAGES = 8
+
+if TYPE_CHECKING:
+    from ..onnx_import.recognise import Recognised
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,16 @@ def refuse_without_onnx(options: OnnxOptions, model: str) -> None:
         )
 
 
-def load_onnx(model: str, options: OnnxOptions, progress: Progress) -> Blueprint:
+@dataclass(frozen=True, eq=False)
+class OnnxModel:
+    """An ONNX file of another tool, and the model that was recognised in it."""
+
+    path: Path
+    found: Recognised
+    blueprint: Blueprint  # heads and neurons in the file's own order
+
+
+def load_onnx(model: str, options: OnnxOptions, progress: Progress) -> OnnxModel:
     """Read an ONNX file; what cannot be cut is refused by the first node that does not fit."""
     from ..onnx_import.recognise import recognise
 
@@ -52,23 +65,24 @@ def load_onnx(model: str, options: OnnxOptions, progress: Progress) -> Blueprint
     for note in found.notes:
         progress.note(note)
     asked = Asked(options.preprocessing, options.mean, options.std, options.resize)
-    labels = _labels(options.classes, found.anatomy.classes)
-    return Blueprint(
+    blueprint = Blueprint(
         model=path.stem,
         anatomy=found.anatomy,
         wiring=found.wiring,
         preprocessing=preprocessing_for(path.name, found.anatomy.image, asked),
-        labels=labels,
+        labels=_labels(options.classes, found.anatomy.classes),
         dense=found.dense,
     )
+    return OnnxModel(path, found, blueprint)
 
 
-def require_same(model: Blueprint, path: str, options: OnnxOptions, images: Images, progress: Progress) -> None:
+def require_same(model: OnnxModel, images: Images, progress: Progress) -> None:
     """Require that our dense graph and the file itself agree on real images, before anything else is done."""
     from ..onnx_import.gate import require_same_as_original
 
-    progress.phase("comparing our dense graph with the file")
-    require_same_as_original(model, Path(path), next(images.first(GATE_IMAGES).batches(GATE_IMAGES)), options.output)
+    progress.phase(f"comparing our dense graph with {model.path.name}")
+    agreed = require_same_as_original(model.found, model.path, next(images.first(GATE_IMAGES).batches(GATE_IMAGES)))
+    progress.note(f"our dense graph and {model.path.name} differ by {agreed.max_abs:.1e} of the largest output")
 
 
 def _labels(path: Path | None, classes: int) -> tuple[str, ...]:

@@ -31,13 +31,14 @@ def prepare(request: Request, given: Ranking | None, split: Sequence[Source], pr
     if request.settings.correction == "refit":  # which fits modules, in torch
         request = replace(request, settings=replace(request.settings, correction="elastic"))
     with progress.stage("starting"):
-        model = load_onnx(request.model, request.onnx, progress)
+        file = load_onnx(request.model, request.onnx, progress)
+    model = file.blueprint
     anatomy, has_one_size = model.anatomy, model.anatomy.rope != "none" and model.wiring.rotary is UNSET
     if given is not None:
         check_weights(given, model, f"{request.ranking}: ")
     refuse_early(request, given, anatomy, model.model, has_one_size)
     images = read_parts(split, model.preprocessing, request, progress)
-    require_same(model, request.model, request.onnx, images.calibration, progress)
+    require_same(file, images.calibration, progress)
     ranking, factors = given, None
     if ranking is None:
         progress.step("ranking")

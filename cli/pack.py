@@ -11,7 +11,9 @@ from . import options
 
 
 def pack(
-    model: Annotated[str, typer.Option(help="A timm name, a folder saved by us, an .onnx file of a ViT, or 'bundled'.")] = "bundled",
+    model: Annotated[
+        str, typer.Option(help="A timm name, a folder saved by us, an .onnx file of a ViT, or 'bundled'.")
+    ] = "bundled",
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
     output: options.Output = None,
     preprocessing: options.Preprocessing = None,

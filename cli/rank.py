@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def rank(
-    model: Annotated[str, typer.Argument(help="A timm name, a folder saved by us, an .onnx file of a ViT, or 'bundled'.")] = "bundled",
+    model: Annotated[
+        str, typer.Argument(help="A timm name, a folder saved by us, an .onnx file of a ViT, or 'bundled'.")
+    ] = "bundled",
     data: Annotated[
         Optional[list[str]],
         typer.Option(help="Images: folder, list, .npz, hf:owner/name or 'digits'. Repeat to mix in equal parts."),

@@ -18,7 +18,7 @@ from ..onnx_rank.cutter import TensorCutter
 from ..onnx_rank.rank import check_settings, check_weights, choose_schedule, factors_for, in_rank_order, rank
 from ..progress import Stages
 from .export_request import Request
-from .onnx_model import load_onnx, require_same
+from .onnx_model import load_onnx, require_same, warn_of_preprocessing
 from .prepared import PreparedModel, provenance_of, read_parts
 from .requested_plans import planner_of, refuse_early, requested_plans
 
@@ -39,6 +39,7 @@ def prepare(request: Request, given: Ranking | None, split: Sequence[Source], pr
     refuse_early(request, given, anatomy, model.model, has_one_size)
     images = read_parts(split, model.preprocessing, request, progress)
     require_same(file, images.calibration, progress)
+    warn_of_preprocessing(file, images.calibration, progress)
     ranking, factors = given, None
     if ranking is None:
         progress.step("ranking")

@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from .options import Quiet
+from .options import Force, Quiet
 
 
 def evaluate(
@@ -38,6 +38,7 @@ def evaluate(
     runtime: Annotated[
         Optional[str], typer.Option(help="Runs an exported file: onnxruntime, openvino, ... as in export.")
     ] = None,
+    force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -52,7 +53,7 @@ def evaluate(
 
     options = EvalOptions(parse_metrics(by), classes, features, images, seed, parse_ignored(ignore))
     used = None if runtime is None else check_runtime(runtime)
-    request = EvaluateRequest(model, checkpoint, data, ranking, sparsity, flops, options, used)
+    request = EvaluateRequest(model, checkpoint, data, ranking, sparsity, flops, options, used, force)
     with shown(quiet) as progress:
         found = evaluate_model(request, progress)
     if as_json:

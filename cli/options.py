@@ -17,3 +17,4 @@ Pause = Annotated[float, typer.Option(min=0, max=10000, help="Milliseconds to sl
 Pin = Annotated[Optional[str], typer.Option(help="Cores to run on: 0 or 0,2.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit 1 unless a variant surely fits, with its whole interval.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
+Force = Annotated[bool, typer.Option("--force", help="Write over a file that this command did not make.")]

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from .options import Force
+
 if TYPE_CHECKING:
     from ..model.ranking import Ranking
     from ..model.sublayer import SubLayer
@@ -66,6 +68,7 @@ def rank(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     engine: Annotated[Optional[str], typer.Option(help="What evaluates candidates: torch or onnxruntime.")] = None,
     autocast: Annotated[Optional[str], typer.Option(help="none, bf16 or fp16; a GPU measures without it.")] = None,
+    force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and progress as lines of JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
 ) -> None:
@@ -107,7 +110,9 @@ def rank(
     if damping is not None and settings.allocation == "pairs":
         raise UsageError("--damping has no part in a ranking by scores alone. Give --allocation joint, or leave it out")
     in_rounds = parsing.fractions(rounds, "--rounds")
-    request = RankRequest(model, data, out, checkpoint, settings, device, engine, autocast, in_rounds, most_moved)
+    request = RankRequest(
+        model, data, out, checkpoint, settings, device, engine, autocast, in_rounds, most_moved, force
+    )
     with shown(quiet, as_json) as progress:
         ranking = rank_model(request, progress)
     if ranking is not None:  # otherwise another process of the run writes and prints

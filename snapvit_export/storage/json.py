@@ -17,6 +17,9 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
 Kept = Annotated[int, msgspec.Meta(ge=0, le=10**7)]  # structures kept of a size; 0: none
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
+# Of a variant or a file in a folder: a path that is made from it stays in that folder, and can be shown and typed. The
+# length leaves room for what a temporary name adds; a $ in place of \Z would let a newline pass.
+Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_+-][A-Za-z0-9_.+-]*\Z", max_length=180)]
 
 
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,6 +27,18 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 T = TypeVar("T")
+
+
+def is_name(text: str) -> bool:
+    """Return True if a path may be made from this text.
+
+    >>> is_name("s30"), is_name("../s30"), is_name(".s30")
+    (True, False, False)
+    """
+    try:
+        return bool(msgspec.convert(text, Name))
+    except msgspec.ValidationError:
+        return False
 
 
 def to_json(value: Any) -> bytes:

@@ -73,7 +73,7 @@ def test_rank_replaces_only_the_same_ranking(snapvit, tiny_folder, diary, tmp_pa
     first = out.read_bytes()
     assert snapvit(*command, "--out", out).code == 0
     assert out.read_bytes() == first
-    for change in (("--seed", "1"), ("--criterion", "lamp"), ("--depth",)):
+    for change in (("--seed", "1"), ("--criterion", "lamp")):
         outcome = snapvit(*command, "--out", out, *change)
         assert outcome.code == 1
         assert "is a ranking of another model, images or settings" in outcome.error_line

@@ -39,6 +39,7 @@ def compare(
     out: Annotated[Path, typer.Option(help="Folder to write; a run that was stopped goes on there.")] = Path(
         "snapvit-comparison"
     ),
+    force: options.Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers instead of a table.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -67,6 +68,7 @@ def compare(
         seed,
         evaluations,
         EvalOptions(parse_metrics(by), classes, images=judged, seed=seed),
+        force,
     )
     with shown(quiet) as progress:
         found = run_comparison(request, progress)

@@ -43,6 +43,7 @@ def evaluate(
     mean: shared.Mean = None,
     std: shared.Std = None,
     resize: shared.Resize = None,
+    force: shared.Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     quiet: shared.Quiet = False,
 ) -> None:
@@ -59,7 +60,7 @@ def evaluate(
     options = EvalOptions(parse_metrics(by), classes, features, images, seed, parse_ignored(ignore))
     used = None if runtime is None else check_runtime(runtime)
     onnx = parsing.onnx_options(output, preprocessing, mean, std, resize)
-    request = EvaluateRequest(model, checkpoint, data, ranking, sparsity, flops, options, used, onnx)
+    request = EvaluateRequest(model, checkpoint, data, ranking, sparsity, flops, options, used, force, onnx)
     with shown(quiet) as progress:
         found = evaluate_model(request, progress)
     if as_json:

@@ -7,11 +7,14 @@ from typing import Annotated, Optional
 
 import typer
 
+from .options import Force
+
 
 def import_scores(
     file: Annotated[Path, typer.Argument(help="A .pt score file of the released SnapViT code.")],
     out: Annotated[Path, typer.Option(help="Ranking to write.")] = Path("ranking.safetensors"),
     model: Annotated[Optional[str], typer.Option(help="timm name, to check that the scores are of this model.")] = None,
+    force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Turn a released score file into a ranking.
@@ -20,7 +23,7 @@ def import_scores(
     """
     from ..workflows.rank import import_ranking
 
-    ranking = import_ranking(file, out, model)
+    ranking = import_ranking(file, out, model, force)
     if as_json:
         from ..storage.json import to_json
 

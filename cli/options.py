@@ -31,3 +31,4 @@ Resize = Annotated[
     Optional[str], typer.Option(help="ONNX file: shorter side before the crop, or squash: 256, 256:bilinear, squash")
 ]
 ClassNames = Annotated[Optional[Path], typer.Option(help="ONNX file: names of its classes, line by line.")]
+Force = Annotated[bool, typer.Option("--force", help="Write over a file that this command did not make.")]

@@ -20,6 +20,7 @@ def profile(
     seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="Of each variant.")] = 2.0,
     pause: options.Pause = 0.0,
     pin: options.Pin = None,
+    force: options.Force = False,
     python: Annotated[str, typer.Option(help="Python of another machine.")] = "python3",
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile instead of a table.")] = False,
     quiet: options.Quiet = False,
@@ -29,11 +30,13 @@ def profile(
     Writes the latencies with the device that they belong to.
     """
     from ..runtimes.device import pin_to
+    from ..selection.known_profiles import check_profile_place
     from ..selection.on_device import TimingOptions, profile_family
     from ..target import check_runtime
     from .progress import shown
 
     timing = TimingOptions(None if runtime is None else check_runtime(runtime), threads, batch, pause)
+    check_profile_place(out, force)
     with shown(quiet) as progress:
         if target == "local":
             pin_to(pin)

@@ -75,6 +75,7 @@ def rank(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     engine: Annotated[Optional[str], typer.Option(help="What evaluates candidates: torch or onnxruntime.")] = None,
     autocast: Annotated[Optional[str], typer.Option(help="none, bf16 or fp16; a GPU measures without it.")] = None,
+    force: options.Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and progress as lines of JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
 ) -> None:
@@ -117,7 +118,9 @@ def rank(
         raise UsageError("--damping has no part in a ranking by scores alone. Give --allocation joint, or leave it out")
     in_rounds = parsing.fractions(rounds, "--rounds")
     onnx = parsing.onnx_options(output, preprocessing, mean, std, resize)
-    request = RankRequest(model, data, out, checkpoint, settings, device, engine, autocast, in_rounds, most_moved, onnx)
+    request = RankRequest(
+        model, data, out, checkpoint, settings, device, engine, autocast, in_rounds, most_moved, force, onnx
+    )
     with shown(quiet, as_json) as progress:
         ranking = rank_model(request, progress)
     if ranking is not None:  # otherwise another process of the run writes and prints

@@ -25,6 +25,7 @@ def report(
         Optional[list[Path]],
         typer.Option(help="Another family of the same model in the same charts. May be repeated."),
     ] = None,
+    force: options.Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers of the report.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -38,7 +39,7 @@ def report(
 
     wanted = None if formats is None else parse_formats(formats)
     with shown(quiet) as progress:
-        data, files = write(family, out, wanted, budget, beside or [], progress)
+        data, files = write(family, out, wanted, budget, beside or [], progress, force)
     if as_json:
         from ..storage.json import to_json
 

@@ -20,13 +20,13 @@ import numpy as np
 
 from ..errors import FileFormatError
 from ..graph.precision import FLOAT
-from ..graph.read import external_files, read_graph
+from ..graph.read import OPENVINO, external_files, read_graph
 from ..runtimes.tensorrt.engine_file import engine_files
-from ..storage.atomic import write_atomically
+from ..storage.atomic import copy_beside, writing
 
 CLASSIFIERS = ("head.weight", "distillation_head.weight")
 LOGITS, FEATURES, BOTH = "logits", "features", "both"
-PREFIX = ".tap-"  # of copies; those that a killed run left may be removed
+TAP = "tap"  # what copies are called
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,13 @@ class EmbeddingModel:
 @contextmanager
 def with_embedding(path: Path) -> Iterator[EmbeddingModel]:
     """Yield a temporary copy that outputs both; the file itself if that outputs the embedding alone."""
-    make = _openvino_copy if path.suffix == ".xml" else _onnx_copy
-    with place_beside_its_weights(path) as folder:
-        copy = folder / f"{PREFIX}{os.getpid()}-{path.name}"
+    make = _openvino_copy if path.suffix == OPENVINO else _onnx_copy
+    with place_beside_its_weights(path) as folder, copy_beside(path, TAP, folder) as copy:
         try:
             classes = make(path, copy)
             yield EmbeddingModel(copy if classes else path, classes)
         finally:
-            for file in (copy, copy.with_suffix(".bin"), *engine_files(copy)):
+            for file in (copy.with_suffix(".bin"), *engine_files(copy)):
                 file.unlink(missing_ok=True)
 
 
@@ -58,7 +57,8 @@ def place_beside_its_weights(path: Path) -> Iterator[Path]:
         yield path.parent
         return
     with tempfile.TemporaryDirectory(prefix="snapvit-") as scratch:
-        for name in external_files(read_graph(path)) if path.suffix == ".onnx" else ():
+        for name in external_files(read_graph(path)) if path.suffix != OPENVINO else ():
+            (Path(scratch) / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path.parent / name, Path(scratch) / name)
         yield Path(scratch)
 
@@ -86,7 +86,8 @@ def _onnx_copy(path: Path, copy: Path) -> int:
     classes = int(graph.output[0].type.tensor_type.shape.dim[1].dim_value)
     del graph.output[:]
     graph.output.append(helper.make_empty_tensor_value_info(BOTH))
-    write_atomically(copy, model.SerializeToString())
+    with writing(copy):
+        copy.write_bytes(model.SerializeToString())
     return classes
 
 

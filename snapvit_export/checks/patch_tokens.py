@@ -9,7 +9,6 @@ With token pooling the last attention is computed for the tokens that are read a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,9 +23,9 @@ from ..graph.read import read_graph
 from ..model.plan import Plan
 from ..runtimes.fixed_batch import in_batches
 from ..runtimes.ort import OrtSession
-from ..storage.atomic import write_atomically
+from ..storage.atomic import copy_beside, writing
 from ..storage.json import from_json
-from .embedding_output import PREFIX, place_beside_its_weights, plain_name
+from .embedding_output import TAP, place_beside_its_weights, plain_name
 from .merging import matches_in, merging_blocks, names_of, places_of
 
 TOKENS = "patch_tokens"
@@ -38,14 +37,10 @@ Run = Callable[[npt.NDArray[Any]], npt.NDArray[np.float32]]
 def open_patch_tokens(path: Path, threads: int) -> Iterator[Run]:
     """Open a file as a function from a batch of its inputs to patch tokens in their places, (B, h, w, E)."""
     blocks = merging_blocks(path)
-    with place_beside_its_weights(path) as folder:
-        copy = folder / f"{PREFIX}{os.getpid()}-{path.name}"
-        try:
-            size, locate = _write_copy(path, copy, blocks)
-            with OrtSession(copy, threads) as session:
-                yield lambda images: in_batches(lambda batch: locate(session.run_all(batch), len(batch)), images, size)
-        finally:
-            copy.unlink(missing_ok=True)
+    with place_beside_its_weights(path) as folder, copy_beside(path, TAP, folder) as copy:
+        size, locate = _write_copy(path, copy, blocks)
+        with OrtSession(copy, threads) as session:
+            yield lambda images: in_batches(lambda batch: locate(session.run_all(batch), len(batch)), images, size)
 
 
 Locate = Callable[[dict[str, npt.NDArray[Any]], int], npt.NDArray[np.float32]]
@@ -69,7 +64,8 @@ def _write_copy(path: Path, copy: Path, blocks: tuple[int, ...]) -> tuple[int | 
     _expose_tokens(path, graph)
     del graph.output[:]
     graph.output.extend(map(helper.make_empty_tensor_value_info, [TOKENS, *names_of(blocks)]))
-    write_atomically(copy, model.SerializeToString())
+    with writing(copy):
+        copy.write_bytes(model.SerializeToString())
 
     def locate(found: dict[str, npt.NDArray[Any]], images: int) -> npt.NDArray[np.float32]:
         tokens = found[TOKENS].astype(np.float32)

@@ -28,7 +28,7 @@ from ..correction.moments import Array, Damping
 from ..errors import FileFormatError
 from ..model.anatomy import Anatomy
 from ..model.positions import Rotary
-from ..storage.json import Count, Value, read_json, to_json, write_json
+from ..storage.json import Count, Name, Value, read_json, to_json, write_json
 from ..storage.mapped import Array as Stored
 from ..storage.mapped import Buffer, DataType
 from .fidelity_table import FidelityTable
@@ -53,7 +53,7 @@ class Wiring(Value, frozen=True, kw_only=True):
 class RankingFile(Value, frozen=True, kw_only=True):
     """The file of the ranking, as `snapvit rank` writes it."""
 
-    file: str
+    file: Name
     sha256: str
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..family.evaluation import HEADLINE, Evaluation, Measure
-from ..storage.json import Count, Ratio, Value, read_json, write_json
+from ..storage.json import Count, Name, Ratio, Value, read_json, write_json
 
 COMPARISON = "compare.json"
 Axis = Literal["sparsity", "flops"]  # share of prunable parameters that is cut, or of the blocks' FLOPs that is kept
@@ -15,7 +15,7 @@ Axis = Literal["sparsity", "flops"]  # share of prunable parameters that is cut,
 class MethodResult(Value, frozen=True, kw_only=True):
     """The result of one pruning method at one size."""
 
-    recipe: str
+    recipe: Name  # names a checkpoint beside it
     asked: Ratio  # on the axis of the comparison
     sparsity: Ratio
     flops_ratio: Ratio
@@ -32,10 +32,14 @@ class Comparison(Value, frozen=True, kw_only=True):
     weights_sha256: str
     calibration: dict[str, Any]  # fingerprint of the calibration images
     judged_on: dict[str, Any]  # fingerprints of the images that were evaluated on, by split
-    settings: dict[str, Any]  # by recipe
+    settings: dict[Name, Any]  # by recipe
     axis: Axis
     dense: Evaluation
     contestants: tuple[MethodResult, ...] = ()
+
+    def __post_init__(self) -> None:
+        if unknown := [each.recipe for each in self.contestants if each.recipe not in self.settings]:
+            raise ValueError(f"the settings of {unknown[0]} are missing")
 
     def continues(self, other: Comparison) -> bool:
         """Return True if the results of another comparison belong in this one."""

@@ -26,7 +26,7 @@ from ..family.evaluation import Evaluation, MeasuredValues, share
 from ..family.fidelity import measures as fidelity
 from ..progress import Progress, Silent
 from . import linear, segmentation
-from .features import Array, Features, MadeBy, Split
+from .features import Array, Features, MadeBy, Split, is_features
 from .head import Columns, columns_for, head_right
 from .knn import NEIGHBOURS, neighbours_right
 from .linear import linear_right
@@ -179,7 +179,7 @@ class Evaluator:
             images={name: part.fingerprint for name, part in images.items()},
             classes=tuple(images["test"].classes),
         )
-        if options.features is not None and options.features.exists():
+        if options.features is not None and is_features(options.features):
             kept = Features.load(options.features)
             if _is_same_input(kept, made_by, images):
                 progress.note(f"features are reused from {options.features}")

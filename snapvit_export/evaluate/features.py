@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ..calibration.preprocessing import Preprocessing
 from ..errors import FileFormatError
-from ..storage.checksummed import load_checksummed, save_checksummed
+from ..storage.checksummed import is_checksummed, load_checksummed, save_checksummed
 from ..storage.json import Value, from_json, to_json
 
 KIND = "snapvit-features"
@@ -106,6 +106,11 @@ class Features:
         )
         assert test is not None
         return Features(made_by, test, train, valid)
+
+
+def is_features(path: Path) -> bool:
+    """Return True if a file holds features, by its header."""
+    return is_checksummed(path, KIND)
 
 
 def _split(arrays: Mapping[str, npt.NDArray[Any]], name: str, width: int, classes: int, where: str) -> Split | None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..elastic.format import own_files as elastic_files
 from ..errors import FileFormatError
-from ..graph.read import external_files, read_graph
+from ..graph.read import files_read_by
 from ..runtimes.tensorrt.engine_file import engine_files
 from ..storage.atomic import inside, sha256
 from ..storage.json import read_json, write_json
+from ..storage.temporary import is_temporary
 from .layout import MANIFEST, RANKING, SHIPPED, UNFINISHED, VALIDATION, report_files
 from .manifest import Manifest, Shipped, Variant, WeightFile
 
@@ -36,10 +38,8 @@ def read_family(folder: Path | str) -> Manifest:
         if sha256(path) != listed.sha256:
             raise FileFormatError(f"{path}: damaged: it is not the file that {MANIFEST} describes")
     for variant in manifest.variants:
-        path = inside(folder, variant.file, MANIFEST)
-        if path.suffix == ".onnx":  # an OpenVINO graph points at nothing but the file of its own name
-            _check_graph(path, variant.weights)
-    if manifest.shipped is not None and manifest.shipped.file.endswith(".onnx"):
+        _check_graph(folder / variant.file, variant.weights)
+    if manifest.shipped is not None:
         _check_graph(folder / manifest.shipped.file, manifest.shipped.files)
     return manifest
 
@@ -53,7 +53,7 @@ def _listed(manifest: Manifest) -> list[WeightFile | Variant | Shipped]:
 
 def _check_graph(path: Path, listed: Sequence[str]) -> None:
     """Refuse a graph that points into files which the manifest does not list for it."""
-    if undeclared := sorted(external_files(read_graph(path)) - set(listed)):
+    if undeclared := sorted(files_read_by(path) - set(listed)):
         raise FileFormatError(f"{path}: reads {undeclared[0]}, which {MANIFEST} does not list for it")
 
 
@@ -68,7 +68,15 @@ def own_files(folder: Path) -> list[str] | None:
     graphs = [folder / variant.file for variant in manifest.variants]  # a profile may have built engines beside them
     engines = [path.name for graph in graphs for path in engine_files(graph)]
     listed = [each.file for each in _listed(manifest)]
-    left_behind = [path.name for begun in UNFINISHED for path in folder.glob(begun)]  # by a validation
+    left_behind = [path.name for begun in UNFINISHED for path in folder.glob(begun)]
+    left_behind += [path.name for path in folder.iterdir() if is_temporary(path.name)]
     shipped = [] if manifest.shipped is None else SHIPPED  # without it, files of such names are somebody's own
     named = [MANIFEST, RANKING, VALIDATION, *listed, *shipped, *engines, *report_files(), *left_behind]
     return list(dict.fromkeys(named))
+
+
+def parts_beside(path: Path) -> list[Path]:
+    """Return the files of the family or the Elastic folder that `path` would lie in: no command writes over them."""
+    family, elastic = own_files(path.parent), elastic_files(path.parent)
+    names = [*(elastic or ()), *(() if family is None else (*family, *SHIPPED))]
+    return [path.parent / name for name in names]

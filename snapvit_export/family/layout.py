@@ -12,7 +12,8 @@ MODEL = ("model.onnx", "model.xml", "model.bin")  # the chosen variant as it is 
 LABELS, RUN, README = "labels.txt", "run.py", "README.txt"  # beside it
 SHIPPED = (*MODEL, LABELS, RUN, README)
 KEPT_FEATURES = ".validation-"  # prefix of the features that a stopped validation keeps
-UNFINISHED = (".tap-*", f"{KEPT_FEATURES}*")  # what a stopped validation leaves behind
+# What a run that was killed leaves behind beside temporaries: a validation its features, older versions their copies.
+UNFINISHED = (f"{KEPT_FEATURES}*", ".tap-*", ".cut-*", ".*.onnx.probe")
 
 Format = Literal["html", "png", "svg", "md", "json"]
 FORMATS: tuple[Format, ...] = get_args(Format)

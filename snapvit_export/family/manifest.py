@@ -20,7 +20,7 @@ from ..model.plan import Plan
 from ..profiling.latency_model import LatencyModel
 from ..profiling.profile import Percentile, Profile
 from ..runtimes.device import DeviceCard
-from ..storage.json import Count, Kept, Ratio, Size, Value
+from ..storage.json import Count, Kept, Name, Ratio, Size, Value
 from ..target import Precision, SumBits, Target, in_precision
 from .evaluation import Evaluation
 from .fidelity import Fidelity
@@ -45,7 +45,7 @@ def verdict_on(between_ms: tuple[float, float], budget_ms: float, within_limits:
 class WeightFile(Value, frozen=True, kw_only=True):
     """A file that graphs read their weights from."""
 
-    file: str  # relative to the folder
+    file: Name  # in the folder
     size_bytes: Count
     sha256: str
 
@@ -53,9 +53,9 @@ class WeightFile(Value, frozen=True, kw_only=True):
 class Variant(Value, frozen=True, kw_only=True):
     """A Plan made real: one file, what it keeps, how fast it is and how well it does."""
 
-    name: str
-    file: str  # the graph, relative to the folder
-    weights: tuple[str, ...] = ()  # files that the graph points into; none if it holds all of them itself
+    name: Name
+    file: Name  # the graph, in the folder
+    weights: tuple[Name, ...] = ()  # files that the graph points into; none if it holds all of them itself
     sparsity: Ratio
     heads: tuple[Kept, ...]  # by block; 0: its attention is removed
     neurons: tuple[Kept, ...]  # 0: its MLP is removed
@@ -66,7 +66,7 @@ class Variant(Value, frozen=True, kw_only=True):
     flops_ratio: Ratio
     size_bytes: Count  # of the graph and the weights that it reads, which is all that a device needs
     sha256: str  # of the graph, which names the hashes of its weight files
-    engines: tuple[str, ...] = ()  # files that were built from the graph for one device, and their records
+    engines: tuple[Name, ...] = ()  # files that were built from the graph for one device, and their records
     precision: Precision = "fp32"
     # Least cosine of the outputs to those of the same variant in fp32; an image whose merges rounding decides otherwise
     # is compared with fp32 under the same merges.
@@ -79,7 +79,7 @@ class Variant(Value, frozen=True, kw_only=True):
     evaluation: Evaluation | None = None  # that is shown: the last one, unless an earlier one knows more
     evaluations: tuple[Evaluation, ...] = ()  # others: of other data, of fewer images, or of fewer measures
     fidelity: Fidelity | None = None  # to the dense model in fp32; None in older files, or without images for it
-    dominated_by: str | None = None  # a variant that is no worse in speed and quality, and better in one of them
+    dominated_by: Name | None = None  # a variant that is no worse in speed and quality, and better in one of them
 
     def plan_of(self, anatomy: Anatomy) -> Plan:
         """Return the Plan of the variant: the heads, neurons and tokens that it keeps of a model."""
@@ -116,7 +116,7 @@ class Variant(Value, frozen=True, kw_only=True):
 class Measurement(Value, frozen=True, kw_only=True):
     """A candidate that was built and timed on the way to the choice, whether it was kept or not."""
 
-    variant: str
+    variant: Name
     sparsity: Ratio
     params: Count
     flops: Count
@@ -148,7 +148,7 @@ class Alternative(Value, frozen=True, kw_only=True):
     """The best that one lever alone reaches within the budget."""
 
     lever: Lever
-    variant: str
+    variant: Name
     latency_ms: float  # those of its Measurement, which has the rest
     between_ms: tuple[float, float]
     fidelity: Fidelity | None
@@ -168,9 +168,9 @@ class Choice(Value, frozen=True, kw_only=True):
     Where width and depth are the only levers, the most faithful is the densest.
     """
 
-    variant: str
+    variant: Name
     budget_ms: float
-    next_denser: str | None  # the next better one, which did not fit; None: the dense model fits
+    next_denser: Name | None  # the next better one, which did not fit; None: the dense model fits
     decided: bool  # False: the machine was too noisy to tell the two apart, and the sparser one was taken
     doubt: str | None = None  # the reason why it is not decided, and advice
     limits: Limits = Limits()
@@ -236,7 +236,7 @@ class Manifest(Value, frozen=True, kw_only=True):
     recipe: dict[str, Any]
     target: MeasuredOn
     variants: tuple[Variant, ...]
-    dense: str
+    dense: Name
     choice: Choice | None
     weights: tuple[WeightFile, ...] = ()  # all files that graphs point into
     input: Input = Input()

@@ -11,6 +11,7 @@ The other variants of a family go on sharing their weights. `run.py` is `run.py.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -77,7 +78,7 @@ def write_shipped(folder: Path, manifest: Manifest) -> Manifest:
 
 def check_place(folder: Path, manifest: Manifest) -> None:
     """Refuse, before long work, to write over files that no earlier choice has written."""
-    there = [name for name in SHIPPED if manifest.shipped is None and (folder / name).exists()]
+    there = [name for name in SHIPPED if manifest.shipped is None and os.path.lexists(folder / name)]
     if there:
         raise SnapvitError(f"{folder / there[0]}: is there already and not ours. Move it away")
 
@@ -125,7 +126,7 @@ def _place_inside(model: Any, folder: Path) -> None:
     import onnx
     from onnx.external_data_helper import load_external_data_for_tensor
 
-    for tensor in tensors_of(model.graph):
+    for tensor in tensors_of(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             load_external_data_for_tensor(tensor, str(folder))
             tensor.data_location = onnx.TensorProto.DEFAULT

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from ..storage.json import Count, Value, read_json, write_json
+from ..storage.json import Count, Name, Value, read_json, write_json
 from ..target import Runtime
 from .evaluation import Fraction
 from .layout import VALIDATION
@@ -24,7 +24,7 @@ class Sample(Value, frozen=True, kw_only=True):
     title: str
     picture: str  # PNG, base64
     label: str | None  # its true class, if known
-    predictions: dict[str, Prediction]  # by variant; none for a model without a head
+    predictions: dict[Name, Prediction]  # by variant; none for a model without a head
 
 
 class MergeStep(Value, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class MergedImage(Value, frozen=True, kw_only=True):
 class MergedPatches(Value, frozen=True, kw_only=True):
     """Some images as a variant merges their patches; without images, the reason why they could not be drawn."""
 
-    variant: str
+    variant: Name
     images: tuple[MergedImage, ...] = ()
     missing: str | None = None
 

@@ -1,18 +1,22 @@
 """Read a graph without trusting it: its external weights must exist, inside its own folder. Light.
 
 A runtime maps whatever an ONNX file names. So names that leave the folder, links among them, and pieces that reach
-beyond the end of a file are refused here, before any runtime sees the file.
+beyond the end of a file are refused here, before any runtime sees the file, wherever in it a tensor hides: in its
+graph, in graphs inside nodes, in functions, in what is kept for training.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ..errors import FileFormatError
 from ..storage.atomic import inside
+
+OPENVINO = ".xml"
+_XML = (b"<?xml", b"<net")  # how OpenVINO's graphs begin; nothing that begins so is an ONNX file
 
 
 def read_graph(path: Path | str) -> Any:
@@ -32,35 +36,69 @@ def read_graph(path: Path | str) -> Any:
     if not model.graph.node:
         raise FileFormatError(f"{path}: damaged, or not an ONNX file: it has no nodes")
     sizes: dict[Path, int] = {}
-    for tensor in tensors_of(model.graph):
+    for tensor in tensors_of(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
             _check(path, tensor, sizes)
     return model
 
 
+def files_read_by(path: Path) -> set[str]:
+    """Return the names of the files that a graph reads, ONNX or OpenVINO's, after checking that it may."""
+    if path.suffix != OPENVINO:  # whatever it is called, a runtime would open it as ONNX
+        return external_files(read_graph(path))
+    with open(path, "rb") as file:
+        if not file.read(8).startswith(_XML):
+            raise FileFormatError(f"{path}: damaged, or not a graph of OpenVINO")
+    return {openvino_weights(path).name}
+
+
+def openvino_weights(path: Path) -> Path:
+    """Return the one file that a graph of OpenVINO reads, that of its own name; no link that leaves the folder."""
+    return inside(path.parent, path.with_suffix(".bin").name, path.name)
+
+
 def placed_bytes(model: Any) -> int:
     """Return the size of the weights that a graph reads from other files."""
-    entries = [entry for tensor in tensors_of(model.graph) for entry in tensor.external_data]
+    entries = [entry for tensor in tensors_of(model) for entry in tensor.external_data]
     return sum(int(entry.value) for entry in entries if entry.key == "length")
 
 
 def external_files(model: Any) -> set[str]:
     """Return the names of the files that a graph points into."""
-    return {
-        entry.value for tensor in tensors_of(model.graph) for entry in tensor.external_data if entry.key == "location"
-    }
+    return {entry.value for tensor in tensors_of(model) for entry in tensor.external_data if entry.key == "location"}
 
 
-def tensors_of(graph: Any) -> Iterator[Any]:
-    """Yield all tensors of a graph and of the graphs inside it."""
+def tensors_of(model: Any) -> Iterator[Any]:
+    """Yield all tensors of a ModelProto."""
+    yield from _in_graph(model.graph)
+    for function in model.functions:
+        yield from _in_attributes(function.attribute_proto)  # the defaults of what its caller may give
+        yield from _in_nodes(function.node)
+    for training in model.training_info:
+        yield from _in_graph(training.initialization)
+        yield from _in_graph(training.algorithm)
+
+
+def _in_graph(graph: Any) -> Iterator[Any]:
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
-    for node in graph.node:
-        for attribute in node.attribute:
-            yield from (*attribute.tensors, *([attribute.t] if attribute.HasField("t") else []))
-            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                yield from tensors_of(inner)
+    yield from _in_nodes(graph.node)
+
+
+def _in_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
+    for node in nodes:
+        yield from _in_attributes(node.attribute)
+
+
+def _in_attributes(attributes: Iterable[Any]) -> Iterator[Any]:
+    for attribute in attributes:
+        yield from (*attribute.tensors, *([attribute.t] if attribute.HasField("t") else []))
+        single = [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
+        for sparse in (*attribute.sparse_tensors, *single):
+            yield from (sparse.values, sparse.indices)
+        for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+            yield from _in_graph(inner)
 
 
 def _check(path: Path, tensor: Any, sizes: dict[Path, int]) -> None:

@@ -9,6 +9,7 @@ from ..evaluate.comparison import Comparison
 from ..family.evaluation import TITLES, Evaluation
 from . import text as words
 from .data import ReportData, plain
+from .draw import MADE_BY
 from .terminal import print_rows
 from .variants import variant_table
 
@@ -33,7 +34,7 @@ def markdown(report: ReportData, plot: str | None) -> str:
     if report.chosen and report.looks:
         proof = [words.decision(report), words.alone(report), *(f"{words.dropped(found)}." for found in report.dropped)]
         lines += [part for sentence in filter(None, proof) for part in (text(sentence), "")]
-    return "\n".join(lines)
+    return "\n".join([*lines, f"<!-- {MADE_BY} -->", ""])
 
 
 def line(cells: list[str]) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SnapvitError, first_line, needs
+from ..graph.read import OPENVINO, openvino_weights
 from .fixed_batch import in_batches
 
 DEVICE = "CPU"
@@ -111,6 +112,8 @@ def read_model(path: Path) -> Any:
         raise SnapvitError(f"{path}: OpenVINO opens .onnx and .xml files here")
     if not path.is_file():
         raise SnapvitError(f"{path}: no such file")
+    if path.suffix == OPENVINO:
+        openvino_weights(path)  # which it would follow anywhere
     try:
         front_end = _front_ends().load_by_framework(FRONT_ENDS[path.suffix])
         model = front_end.convert(front_end.load(str(path)))

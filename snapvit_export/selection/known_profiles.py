@@ -15,11 +15,13 @@ import msgspec
 
 from ..budget import Budget
 from ..errors import BudgetNotMet, FileFormatError, UsageError
+from ..family.folder import parts_beside
 from ..family.manifest import Choice, Limits, Manifest, MeasuredOn, Prefer, Variant, Verdict
 from ..profiling.drift import Latency
 from ..profiling.profile import LEAST_RUNS, Percentile, Profile
 from ..progress import Silent
-from ..storage.json import Value, read_json, write_json
+from ..storage.json import Name, Value, read_json, write_json
+from ..storage.places import check_output, is_json_of
 from ..target import TAKES, Runtime, Target
 from .candidates import BuiltVariant, Candidates, Latencies
 from .choice import select_among
@@ -33,7 +35,7 @@ class FamilyProfile(Value, frozen=True, kw_only=True):
     format_version: Literal[1] = 1
     model: str
     target: MeasuredOn
-    profiles: dict[str, Profile]  # by variant
+    profiles: dict[Name, Profile]  # by variant
 
     def save(self, path: Path | str) -> None:
         """Write it as JSON."""
@@ -43,6 +45,11 @@ class FamilyProfile(Value, frozen=True, kw_only=True):
     def load(path: Path | str) -> FamilyProfile:
         """Read what `save` wrote."""
         return read_json(Path(path), FamilyProfile)
+
+
+def check_profile_place(path: Path, force: bool = False) -> None:
+    """Refuse, before anything is timed, to write a profile over something else; `force`: do it all the same."""
+    check_output(path, "a profile", is_json_of(FamilyProfile), parts_beside(path), force)
 
 
 def taken_by(manifest: Manifest, runtime: Runtime) -> list[Variant]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import shutil
-import tempfile
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from ..errors import FileFormatError, SnapvitError
+from .temporary import KEPT, REPLACED, alone_in, is_being_written, remove_leftovers, temporary_file, temporary_folder
 
 LARGE = 1 << 24  # bytes: takes far longer to write than the clock of a file system needs for a tick
 _ADVICE = {
@@ -47,18 +46,22 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Write a file that appears whole or not at all."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        temporary = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as file:
+        with temporary_file(path.parent, path.name) as temporary:
+            with open(temporary, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner can read
+            temporary.chmod(0o666 & ~_umask())  # until here only its owner can read it
             temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+
+
+@contextmanager
+def copy_beside(path: Path, what: str, folder: Path | None = None) -> Iterator[Path]:
+    """Yield an empty file in the folder of another, or in `folder`, for a changed copy; it is removed afterwards."""
+    with ExitStack() as begun:
+        with writing(path):
+            copy = begun.enter_context(temporary_file(folder or path.parent, what, path.suffix))
+        yield copy
 
 
 @contextmanager
@@ -66,20 +69,27 @@ def staged_folder(goal: Path, replaceable: Collection[str] | None) -> Iterator[P
     """Yield an empty folder that becomes `goal` when the block ends well, and vanishes when it does not.
 
     `replaceable` names the files that a folder already there may hold; None if nothing may be there. Whatever else
-    is found is somebody's work, and the whole is refused.
+    is found is somebody's work, and the whole is refused. Of two runs with one goal the second is refused at its start;
+    where it cannot see the first, on another machine, the one that ends first wins and the other says so.
     """
     refuse_foreign(goal, replaceable)
-    with writing(goal):
-        goal.parent.mkdir(parents=True, exist_ok=True)
-        stage = Path(tempfile.mkdtemp(dir=goal.parent, prefix=f".{goal.name}."))
-    try:
-        yield stage
-        refuse_foreign(goal, replaceable)  # the work took a while: check again
+    with ExitStack() as begun:
         with writing(goal):
+            goal.parent.mkdir(parents=True, exist_ok=True)
+            with alone_in(goal.parent):
+                _refuse_second(goal)
+                stage = begun.enter_context(temporary_folder(goal.parent, goal.name))
+                before = _identity(goal)
+        yield stage
+        with writing(goal), alone_in(goal.parent):
+            if _identity(goal) != before:
+                raise SnapvitError(
+                    f"{goal}: somebody else wrote it meanwhile, so it is not ours to replace. Choose another --out, or "
+                    "run the same command again"
+                )
+            refuse_foreign(goal, replaceable)  # the work took a while: check again
             stage.chmod(0o777 & ~_umask())
             _swap(stage, goal)
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
 
 
 def check_writable(goal: Path, replaceable: Collection[str] | None) -> None:
@@ -87,16 +97,36 @@ def check_writable(goal: Path, replaceable: Collection[str] | None) -> None:
     refuse_foreign(goal, replaceable)
     with writing(goal):
         goal.parent.mkdir(parents=True, exist_ok=True)
-        os.rmdir(tempfile.mkdtemp(dir=goal.parent, prefix=f".{goal.name}."))
+        with alone_in(goal.parent):
+            _refuse_second(goal)
+            with temporary_folder(goal.parent, goal.name):
+                pass
 
 
 def check_place(path: Path) -> None:
     """Refuse, before long work, a file that could not be written after it."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        os.unlink(name)
+        with alone_in(path.parent):
+            remove_leftovers(path.parent)
+        with temporary_file(path.parent, path.name):
+            pass
+
+
+def _refuse_second(goal: Path) -> None:
+    """Remove what dead runs left beside the goal; refuse if a living one is about to write it."""
+    remove_leftovers(goal.parent)
+    if is_being_written(goal):
+        raise SnapvitError(f"{goal}: another run is writing it at this moment. Wait for it, or choose another --out")
+
+
+def _identity(goal: Path) -> tuple[int, int] | None:
+    """Return which folder it is; None if there is none."""
+    try:
+        found = os.lstat(goal)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def refuse_foreign(goal: Path, replaceable: Collection[str] | None) -> None:
@@ -147,16 +177,14 @@ def _swap(stage: Path, goal: Path) -> None:
     if not goal.exists():
         stage.rename(goal)
         return
-    aside = Path(tempfile.mkdtemp(dir=goal.parent, prefix=f".{goal.name}.old."))
-    try:
-        goal.rename(aside / "old")
-        stage.rename(goal)
-    except BaseException:
-        if not goal.exists():
-            (aside / "old").rename(goal)
-        aside.rmdir()
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
+    with temporary_folder(goal.parent, f"{goal.name}.{REPLACED}") as aside:
+        try:
+            goal.rename(aside / KEPT)
+            stage.rename(goal)
+        except BaseException:
+            if not goal.exists():
+                (aside / KEPT).rename(goal)
+            raise
 
 
 def _umask() -> int:

@@ -46,6 +46,17 @@ def load_checksummed(path: Path, kind: str) -> tuple[dict[str, npt.NDArray[Any]]
     return arrays, text
 
 
+def is_checksummed(path: Path, kind: str) -> bool:
+    """Return True if a file is of this `kind`, by its header alone: it may still be damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return kind in (file.metadata() or {})
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError):
+        return False
+
+
 def _digest(text: str, arrays: Arrays) -> str:
     digest = hashlib.sha256(text.encode(errors="surrogatepass"))
     for name in sorted(arrays):

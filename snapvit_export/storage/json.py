@@ -5,6 +5,7 @@ Light: standard library and msgspec.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -17,6 +18,10 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
 Kept = Annotated[int, msgspec.Meta(ge=0, le=10**7)]  # structures kept of a size; 0: none
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
+# Of a variant or a file in a folder: a path that is made from it stays in that folder, and can be shown and typed. The
+# length leaves room for what a temporary name adds; a $ in place of \Z would let a newline pass.
+Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_+-][A-Za-z0-9_.+-]*\Z", max_length=180)]
+NAME_RULE = "a name of letters, digits and _ . + - that does not begin with a dot"
 
 
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,6 +29,18 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 T = TypeVar("T")
+
+
+def is_name(text: str) -> bool:
+    """Return True if a path may be made from this text.
+
+    >>> is_name("s30"), is_name("../s30"), is_name(".s30")
+    (True, False, False)
+    """
+    try:
+        return bool(msgspec.convert(text, Name))
+    except msgspec.ValidationError:
+        return False
 
 
 def to_json(value: Any) -> bytes:
@@ -36,7 +53,8 @@ def from_json(data: bytes | str, kind: type[T], where: str) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise FileFormatError(f"{where}: not a valid {kind.__name__}: {error}") from error
+        why = re.sub("Expected `str` matching regex '.*'", f"Expected {NAME_RULE}", str(error))
+        raise FileFormatError(f"{where}: not a valid {kind.__name__}: {why}") from error
 
 
 def read_json(path: Path, kind: type[T]) -> T:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ..errors import FileFormatError, SnapvitError
 from .atomic import inside, writing
-from .json import Count, Value
+from .json import Count, Name, Value
 
 ALIGNMENT = 4096  # bytes: a page, so that every array can be mapped alone
 DataType = Literal["float32", "float64", "float16", "int8"]
@@ -45,7 +45,7 @@ class Tensor(Value, frozen=True, kw_only=True):
 class Buffer(Value, frozen=True, kw_only=True):
     """A file and the index of its arrays, in the order of the file."""
 
-    file: str  # relative to the folder
+    file: Name  # in the folder
     size_bytes: Count
     tensors: tuple[Tensor, ...]
 

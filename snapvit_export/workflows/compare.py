@@ -22,14 +22,16 @@ from ..evaluate.comparison import COMPARISON, Axis, Comparison
 from ..evaluate.evaluator import EvalOptions, Evaluator, fidelity_to
 from ..family.evaluation import Evaluation
 from ..progress import Progress
-from ..storage.atomic import check_place, write_atomically
+from ..storage.atomic import write_atomically
 from ..storage.json import as_builtins
+from ..storage.places import check_output, is_json_of
 from .inputs import BUNDLED_MODEL, MOST_HELD_OUT, data_of
 
 if TYPE_CHECKING:
     from torch import nn
 
 METHODS = ("default", "snapvit", "snip", "lamp", "magnitude", "random")
+DRAWN = ("compare.svg", "compare.png", "compare.md")  # beside the numbers
 SIZES: dict[Axis, tuple[float, ...]] = {"sparsity": (0.1, 0.2, 0.3, 0.4, 0.5), "flops": (0.9, 0.8, 0.7, 0.6, 0.5)}
 
 
@@ -49,6 +51,7 @@ class CompareRequest:
     seed: int = 0
     evaluations: int | None = None  # of recipes that search
     options: EvalOptions = field(default_factory=EvalOptions)
+    force: bool = False  # begin anew, over whatever is there
 
 
 def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
@@ -67,7 +70,6 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
     methods = {name: same_images(method(name), request.images, request.seed) for name in request.recipes}
     if request.evaluations is not None:
         methods = {name: _searching(settings, request.evaluations) for name, settings in methods.items()}
-    check_place(request.out / COMPARISON)
     progress.phase("finding images")
     calibration, rest = calibration_and_held_out(data_of(request), request.images, request.seed, MOST_HELD_OUT)
     if request.on is None and not rest.count:
@@ -96,7 +98,8 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
             evaluator.measures(dense_features, progress) | fidelity_to(dense_features, dense_features)
         ),
     )
-    found = compare(model, images, methods, sizes, evaluate, _continued(start, request.out), request.out, progress)
+    begun = start if request.force else _continued(start, request.out)
+    found = compare(model, images, methods, sizes, evaluate, begun, request.out, progress)
     asked = ordered(found, list(methods), sizes)  # the file keeps the results of earlier runs besides
     _write(asked, request.out)
     return asked
@@ -114,7 +117,18 @@ def _check(request: CompareRequest) -> tuple[float, ...]:
         raise UsageError("--by segment evaluates one model at a time: see snapvit evaluate")
     if request.out.exists() and not request.out.is_dir():
         raise SnapvitError(f"{request.out}: exists and is not a folder. Choose another --out")
+    _check_place(request)
     return sizes
+
+
+def _check_place(request: CompareRequest) -> None:
+    """Refuse, before any work, a folder whose files of these names are not of a comparison."""
+    parts = [request.checkpoint, request.options.classes]
+    is_ours = is_json_of(Comparison)
+    check_output(request.out / COMPARISON, "a comparison", is_ours, parts, request.force)
+    has_numbers = (request.out / COMPARISON).is_file()
+    for name in DRAWN:
+        check_output(request.out / name, "of a comparison", lambda _: has_numbers, parts, request.force)
 
 
 def _described(settings: Settings) -> dict[str, Any]:
@@ -133,7 +147,7 @@ def _continued(start: Comparison, folder: Path) -> Comparison:
         return start
     if not start.continues(before):
         raise SnapvitError(
-            f"{folder / COMPARISON}: of another model, images or axis. Choose another --out, or remove it"
+            f"{folder / COMPARISON}: of another model, images or axis. Choose another --out, or give --force"
         )
     settings = {**before.settings, **start.settings}
     same = [c for c in before.contestants if settings[c.recipe] == before.settings[c.recipe]]
@@ -146,6 +160,6 @@ def _write(found: Comparison, folder: Path) -> None:
     from ..report.markdown import comparison_markdown
 
     chart = methods(found)
-    write_atomically(folder / "compare.svg", svg(chart))
-    write_atomically(folder / "compare.png", png(chart))
-    write_atomically(folder / "compare.md", comparison_markdown(found).encode())
+    contents = (svg(chart), png(chart), comparison_markdown(found).encode())
+    for name, content in zip(DRAWN, contents):
+        write_atomically(folder / name, content)

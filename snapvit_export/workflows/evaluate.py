@@ -17,13 +17,15 @@ from ..calibration.digits import BUNDLED as BUNDLED_IMAGES
 from ..errors import UsageError, needs
 from ..evaluate.evaluator import EvalOptions, Evaluator, Extractor, check_options
 from ..evaluate.exported_model import SUFFIXES, is_ours, open_exported, read_info
+from ..evaluate.features import is_features
 from ..family.evaluation import Evaluation
+from ..family.folder import parts_beside
 from ..graph.format import GraphFormat
 from ..graph.writer import GraphWriter
 from ..model.plan import Plan
 from ..model.ranking import Ranking
 from ..progress import Progress, Silent
-from ..storage.atomic import check_place
+from ..storage.places import check_output
 from ..target import Runtime, Target
 from .inputs import BUNDLED_MODEL
 from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx
@@ -44,6 +46,7 @@ class EvaluateRequest:
     flops: float | None = None
     options: EvalOptions = field(default_factory=EvalOptions)
     runtime: Runtime | None = None  # of an exported file
+    force: bool = False  # keep features in a file of something else, which is lost
     onnx: OnnxOptions = field(default_factory=OnnxOptions)  # what an ONNX file of another tool does not say itself
 
 
@@ -68,7 +71,16 @@ def _check(request: EvaluateRequest) -> Ranking | None:
         raise UsageError("--runtime runs exported files, and models run in torch. Leave it out, or give a .onnx file")
     check_options(options)
     if options.features is not None:
-        check_place(options.features)
+        read = [
+            request.checkpoint,
+            request.ranking,
+            options.classes,
+            Path(request.model),
+            *parts_beside(options.features),
+        ]
+        check_output(options.features, "a file of features", is_features, read, request.force, "--features")
+    elif request.force:
+        raise UsageError("--force lets --features write over another file. Leave it out, or give --features FILE")
     sizes = [size for size in (request.sparsity, request.flops) if size is not None]
     if request.ranking is None and sizes:
         raise UsageError("--sparsity and --flops cut along a ranking. Give --ranking FILE, made by snapvit rank")

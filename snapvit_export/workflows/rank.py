@@ -5,20 +5,28 @@ Importing this is light; torch is loaded when the work begins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..allocation.recipe import Rounds, Settings
 from ..calibration.images import Images, calibration_and_held_out, read_images
-from ..errors import UsageError, needs
-from ..model.ranking import Ranking
+from ..errors import FileFormatError, SnapvitError, UsageError, needs
+from ..family.folder import parts_beside
+from ..model.ranking import KIND, Ranking
 from ..progress import Progress, Silent
-from ..storage.atomic import writing
+from ..storage.checksummed import is_checksummed
+from ..storage.json import as_builtins
+from ..storage.places import check_output
 from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, is_onnx, resumable
 from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx, require_same
+
+ADVICE = "Choose another --out, or give --force to replace it"
+DECIDES = ("criterion", "protection", "search_settings", "rounds_settings")  # in provenance, where they have a part
+WHERE = ("engine", "device", "autocast", "source")  # decide nothing: where candidates were evaluated and images lay
 
 
 @dataclass(frozen=True)
@@ -35,12 +43,14 @@ class RankRequest:
     autocast: str | None = None
     rounds: Sequence[float] = ()  # FLOPs after each: prune a little, refit, rank what is kept again
     most_moved: float | None = None  # rounds end beyond this output divergence; None: the default of `Rounds`
+    force: bool = False  # write over a file of something else, or a ranking of another model or other settings
     onnx: OnnxOptions = field(default_factory=OnnxOptions)  # what an ONNX file does not say itself
 
 
 def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
     """Rank a model and write the file; None in a process that only helps another."""
     rounds = _rounds(request)
+    _check_place(request.out, [request.checkpoint, Path(request.model)], request.force)
     if is_onnx(request.model):
         return _rank_onnx(request, progress)
     refuse_without_onnx(request.onnx, request.model)
@@ -48,7 +58,7 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
         import torch  # noqa: F401
     from ..prune.models.load import check_device, load_model
     from ..prune.rank.distributed import join
-    from ..prune.rank.iterative import rank_in_rounds
+    from ..prune.rank.iterative import made_by, rank_in_rounds
     from ..prune.rank.rank import needs_images, rank
     from ..prune.rank.search.engine import check_autocast, check_engine
 
@@ -68,8 +78,8 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
         none = Images(np.zeros((0, *model.anatomy.image, 3), np.uint8), None, model.preprocessing, "none")
         images = none if source is None else read_images((source,), model.preprocessing, speaking)[0]
         checkpoint = checkpoint_of(request.out)
-        with writing(request.out):
-            request.out.parent.mkdir(parents=True, exist_ok=True)
+        if request.out.is_file() and not request.force:
+            _refuse_other(request.out, made_by(model, images, settings, rounds))
         with resumable(checkpoint):
             if rounds is not None:
                 ranking = rank_in_rounds(model, images, rounds, settings, checkpoint=checkpoint, progress=speaking)
@@ -93,7 +103,7 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
 
 def _rank_onnx(request: RankRequest, progress: Progress) -> Ranking:
     """Rank an ONNX file of another tool without torch, and write the file."""
-    from ..onnx_rank.rank import check_settings, rank
+    from ..onnx_rank.rank import check_settings, provenance_of, rank
 
     given = {"--checkpoint": request.checkpoint, "--engine": request.engine, "--autocast": request.autocast}
     given |= {"--rounds": request.rounds or None, "--device": None if request.device == "cpu" else request.device}
@@ -106,6 +116,8 @@ def _rank_onnx(request: RankRequest, progress: Progress) -> Ranking:
     file = load_onnx(request.model, request.onnx, progress)
     model = file.blueprint
     (images,) = read_images((source,), model.preprocessing, progress)
+    if request.out.is_file() and not request.force:
+        _refuse_other(request.out, provenance_of(model, images, settings))
     require_same(file, images, progress)
     ranking, _ = rank(model, images, settings, progress)
     ranking.save(request.out)
@@ -125,12 +137,45 @@ def _rounds(request: RankRequest) -> Rounds | None:
     return Rounds(tuple(request.rounds), request.most_moved)
 
 
-def import_ranking(file: Path, out: Path, model: str | None = None) -> Ranking:
+def import_ranking(file: Path, out: Path, model: str | None = None, force: bool = False) -> Ranking:
     """Turn a score file of the released SnapViT code into a ranking; `model`: check that it is of this one."""
+    _check_place(out, [file], force)
     with needs("importing scores", extra="prune"):
         from ..prune.import_scores import import_scores
         from ..prune.models.load import anatomy_of
 
     ranking = import_scores(file, anatomy_of(model) if model else None)
+    before = None if force else _known(out)
+    if before is not None and (before.order_sha256, before.model) != (ranking.order_sha256, ranking.model):
+        raise SnapvitError(f"{out}: is another ranking, of {before.model}. {ADVICE}")
     ranking.save(out)
     return ranking
+
+
+def _check_place(out: Path, inputs: Sequence[Path | None], force: bool) -> None:
+    """Refuse, before any work, to write over what is no ranking, or is a part of a family or an Elastic folder."""
+    check_output(out, "a ranking", lambda path: is_checksummed(path, KIND), [*inputs, *parts_beside(out)], force)
+
+
+def _refuse_other(out: Path, made: Mapping[str, Any]) -> None:
+    """Refuse to replace a ranking of another model, of other images or settings: it may have taken long to make."""
+    before = _known(out)
+    if before is None:
+        return
+    names = dict.fromkeys((*made, *DECIDES))
+    if other := [name for name in names if _deciding(before.provenance.get(name)) != _deciding(made.get(name))]:
+        raise SnapvitError(f"{out}: is a ranking of another model, images or settings ({other[0]} differs). {ADVICE}")
+
+
+def _known(path: Path) -> Ranking | None:
+    """Return the ranking that is there; None if there is none, or a damaged one."""
+    try:
+        return Ranking.load(path) if path.is_file() else None
+    except FileFormatError:
+        return None
+
+
+def _deciding(value: Any) -> Any:
+    """Return settings without those that do not decide what is ranked."""
+    plain = as_builtins(value)
+    return {name: each for name, each in plain.items() if name not in WHERE} if isinstance(plain, dict) else plain

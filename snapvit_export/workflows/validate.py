@@ -46,6 +46,8 @@ from ..runtimes.device import DeviceCard
 from ..runtimes.session import device_for
 from ..selection.known_profiles import FamilyProfile
 from ..selection.on_device import TimingOptions, profile_family
+from ..storage.json import is_name
+from ..storage.temporary import alone_in, remove_leftovers
 from ..target import Target, in_precision
 from .inputs import BUNDLED_MODEL, BUNDLED_NAME
 
@@ -74,6 +76,8 @@ def validate(request: ValidateRequest, progress: Progress) -> Manifest:
     began, folder = time.monotonic(), Path(request.family)
     manifest = read_family(folder)
     target = request.timing.target(manifest)
+    with alone_in(folder):
+        remove_leftovers(folder)
     device = device_for(target.runtime)
     _check(request, manifest)
     progress.phase("finding images")
@@ -273,6 +277,8 @@ def _parities(
     asked = request.checkpoint is not None or request.model is not None
     if not asked and (name != BUNDLED_MODEL or find_spec("torch") is None):
         return {}
+    if request.model is None and not is_name(name):  # it is a stranger's, and would be opened as a path
+        raise UsageError(f"'{name}' is not the name of a model. Give --model the one that the family was made from")
     exact = [v for v in manifest.variants if v.precision == "fp32"]  # `precision_cosine` tells of the others
     if not exact:
         progress.note(f"torch is compared with files in fp32, not in {manifest.target.precision}")

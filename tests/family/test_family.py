@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import msgspec
+import onnx
 import pytest
 from msgspec import UNSET
 
@@ -13,7 +14,9 @@ from helpers.families import make_family
 from snapvit_export.errors import FileFormatError, SnapvitError
 from snapvit_export.family.evaluation import Evaluation
 from snapvit_export.family.folder import own_files, read_family
+from snapvit_export.family.loaded import load_family
 from snapvit_export.model.plan import Plan
+from snapvit_export.storage.atomic import sha256
 
 
 @pytest.fixture(scope="module")
@@ -138,8 +141,32 @@ def test_names_that_leave_the_folder_are_refused(family, name, tmp_path):
     variants = json.loads((family / "manifest.json").read_text())["variants"]
     variants[1]["file"] = name
     change(family, variants=variants)
-    with pytest.raises(FileFormatError, match="leaves the folder"):
+    with pytest.raises(FileFormatError, match="leaves the folder" if name == "link.onnx" else r"variants\[1\].file"):
         read_family(family)
+
+
+@pytest.mark.parametrize("name", ["s30.xml", "s30.model", "s30"])
+def test_a_graph_is_checked_whatever_it_is_called(family, name, tmp_path):
+    (tmp_path / "weights.bin").write_bytes((family / "weights.bin").read_bytes())
+    model = onnx.load(family / "s30.onnx", load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            entry.value = entry.value.replace("weights.bin", "../weights.bin")
+    (family / name).write_bytes(model.SerializeToString())
+    variants = json.loads((family / "manifest.json").read_text())["variants"]
+    variants[1] |= {"file": name, "sha256": sha256(family / name)}
+    change(family, variants=variants)
+    with pytest.raises(FileFormatError, match="not a graph of OpenVINO" if name == "s30.xml" else "leaves the folder"):
+        load_family(family)
+
+
+def test_what_killed_runs_left_belongs_to_the_family(family):
+    left = (".cut-x7f", ".tap-12-s30.onnx", ".s30.onnx.probe", ".validation-s30.safetensors")
+    left += (".manifest.json.snapvit-01234567-89abcdef", ".tap.snapvit-01234567-89abcdef.onnx")
+    for name in (*left, "diary"):
+        (family / name).write_text("x")
+    assert set(left) <= set(own_files(family))
+    assert "diary" not in own_files(family)
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,6 @@ def test_a_place_without_permission(tmp_path: Path, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    monkeypatch.setattr(os, "mkdir", refuse)
     with pytest.raises(SnapvitError, match="no permission to write"), staged_folder(tmp_path / "out", None):
         pytest.fail("the block must not run")

@@ -30,6 +30,7 @@ from ...model.plan import Plan
 from ...model.ranking import Ranking
 from ...storage.atomic import staged_folder, write_atomically
 from ...storage.json import Value, read_json, write_json
+from ...storage.places import is_json_of
 from ..blocks.pruned_block import removed_parts
 from ..blocks.timm_blocks import PARTS, as_module, blocks_of, give_bias, output_of
 from .read_anatomy import read_anatomy
@@ -194,7 +195,8 @@ def save_model(model: Model | nn.Module, description: ModelDescription, folder: 
         labels=description.labels,
         plan=None if plan == Plan.dense(whole) else plan,
     )
-    with staged_folder(Path(folder), replaceable=MODEL_FILES) as stage:
+    is_ours = is_json_of(ModelDescription)(Path(folder) / "model.json")
+    with staged_folder(Path(folder), replaceable=MODEL_FILES if is_ours else None) as stage:
         write_atomically(stage / "model.safetensors", save(state))
         write_json(stage / "model.json", described)
 

@@ -115,6 +115,22 @@ def _places(before: Sequence[Array], chosen: Sequence[Order], again: Sequence[Ar
     return tuple(np.split(places, offsets[1:]))
 
 
+def made_by(model: Model, images: Images, settings: Settings, rounds: Rounds | None) -> dict[str, Any]:
+    """Return all that decides a ranking, in rounds or not, but for the machine that evaluates candidates."""
+    made = provenance_of(model, images, settings, criterion_of(settings), {})
+    if rounds is None:
+        return made
+    name = divergence_of(settings, model)
+    limit = rounds.limit(name)
+    described = {
+        "flops": list(rounds.flops),
+        "divergence": name,
+        "most_moved": limit if isfinite(limit) else None,
+        "held_back": len(images) // HELD_BACK,
+    }
+    return {**made, "rounds_settings": described}
+
+
 def rank_in_rounds(
     model: Model,
     images: Images,
@@ -136,15 +152,7 @@ def rank_in_rounds(
     name = divergence_of(settings, model)
     limit = rounds.limit(name)
     fitted, held_back = _split(images, settings.seed)
-    made = {
-        **provenance_of(model, images, settings, criterion_of(settings), {}),
-        "rounds_settings": {
-            "flops": list(rounds.flops),
-            "divergence": name,
-            "most_moved": limit if isfinite(limit) else None,
-            "held_back": len(held_back),
-        },
-    }
+    made = made_by(model, images, settings, rounds)
     ranker = _Ranker(model, fitted, settings, progress)
     state = None if checkpoint is None else Checkpoint(checkpoint, made)
     found = _restored(None if state is None else state.load(), model) or ranker.begin()

@@ -45,7 +45,7 @@ from ..model.ranking import Ranking
 from ..model.sublayer import KEY as SUBLAYERS
 from ..profiling.timer import Timer
 from ..progress import Progress, Stages
-from ..runtimes.device import DeviceCard, this_device
+from ..runtimes.device import DeviceCard, check_threads, this_device
 from ..runtimes.session import device_for, version_of
 from ..runtimes.tensorrt.session import BuildOnly
 from ..selection.candidates import DENSE, Candidates
@@ -278,6 +278,8 @@ def _check_runtime(request: Request, budget: Budget | None) -> None:
             "built, and the device chooses among them"
         )
     if not request.build_only:
+        if request.is_timed:
+            check_threads(request.target.threads)
         if request.runs_target:
             version_of(runtime)
         return

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ..graph.read import read_graph
 from ..runtimes.ort import OrtSession
 from ..storage.atomic import write_atomically
+from ..storage.unfinished import begun, ended
 
 Array = npt.NDArray[Any]
 OWN = ".own"  # after the name of a value that is given: what the graph itself computes there
@@ -84,10 +85,11 @@ def with_outputs(
     for name in (*names, *largest):
         if name not in known:
             model.graph.output.append(helper.make_empty_tensor_value_info(name))
-    copy = path.with_name(f".{path.name}.probe")
-    write_atomically(copy, model.SerializeToString())
+    copy = begun(path.with_name(f".{path.name}.probe"))
     try:
+        write_atomically(copy, model.SerializeToString())
         with OrtSession(copy, threads) as session:
             yield session
     finally:
         copy.unlink(missing_ok=True)
+        ended(copy)

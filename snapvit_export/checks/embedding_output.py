@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from ..graph.precision import FLOAT
 from ..graph.read import external_files, read_graph
 from ..runtimes.tensorrt.engine_file import engine_files
 from ..storage.atomic import write_atomically
+from ..storage.unfinished import begun, ended, scratch_folder
 
 CLASSIFIERS = ("head.weight", "distillation_head.weight")
 LOGITS, FEATURES, BOTH = "logits", "features", "both"
@@ -42,13 +42,15 @@ def with_embedding(path: Path) -> Iterator[EmbeddingModel]:
     """Yield a temporary copy that outputs both; the file itself if that outputs the embedding alone."""
     make = _openvino_copy if path.suffix == ".xml" else _onnx_copy
     with place_beside_its_weights(path) as folder:
-        copy = folder / f"{PREFIX}{os.getpid()}-{path.name}"
+        copy = begun(folder / f"{PREFIX}{os.getpid()}-{path.name}")
+        begun(copy.with_suffix(".bin"))  # of OpenVINO
         try:
             classes = make(path, copy)
             yield EmbeddingModel(copy if classes else path, classes)
         finally:
             for file in (copy, copy.with_suffix(".bin"), *engine_files(copy)):
                 file.unlink(missing_ok=True)
+                ended(file)
 
 
 @contextmanager
@@ -57,10 +59,10 @@ def place_beside_its_weights(path: Path) -> Iterator[Path]:
     if os.access(path.parent, os.W_OK):
         yield path.parent
         return
-    with tempfile.TemporaryDirectory(prefix="snapvit-") as scratch:
+    with scratch_folder() as scratch:
         for name in external_files(read_graph(path)) if path.suffix == ".onnx" else ():
-            shutil.copy(path.parent / name, Path(scratch) / name)
-        yield Path(scratch)
+            shutil.copy(path.parent / name, scratch / name)
+        yield scratch
 
 
 def _onnx_copy(path: Path, copy: Path) -> int:

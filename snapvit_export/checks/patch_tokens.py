@@ -26,6 +26,7 @@ from ..runtimes.fixed_batch import in_batches
 from ..runtimes.ort import OrtSession
 from ..storage.atomic import write_atomically
 from ..storage.json import from_json
+from ..storage.unfinished import begun, ended
 from .embedding_output import PREFIX, place_beside_its_weights, plain_name
 from .merging import matches_in, merging_blocks, names_of, places_of
 
@@ -39,13 +40,14 @@ def open_patch_tokens(path: Path, threads: int) -> Iterator[Run]:
     """Open a file as a function from a batch of its inputs to patch tokens in their places, (B, h, w, E)."""
     blocks = merging_blocks(path)
     with place_beside_its_weights(path) as folder:
-        copy = folder / f"{PREFIX}{os.getpid()}-{path.name}"
+        copy = begun(folder / f"{PREFIX}{os.getpid()}-{path.name}")
         try:
             size, locate = _write_copy(path, copy, blocks)
             with OrtSession(copy, threads) as session:
                 yield lambda images: in_batches(lambda batch: locate(session.run_all(batch), len(batch)), images, size)
         finally:
             copy.unlink(missing_ok=True)
+            ended(copy)
 
 
 Locate = Callable[[dict[str, npt.NDArray[Any]], int], npt.NDArray[np.float32]]

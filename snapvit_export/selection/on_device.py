@@ -8,7 +8,6 @@ use all levers if something tells what a candidate loses: images that are given 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,8 +38,10 @@ from ..model.ranking import Ranking
 from ..profiling.profile import Percentile
 from ..profiling.timer import File, Timer
 from ..progress import Progress
+from ..runtimes.device import check_threads
 from ..runtimes.session import device_for
 from ..storage.atomic import writing
+from ..storage.unfinished import scratch_folder
 from ..target import Runtime, Target, in_precision, parse_precision
 from . import decide
 from .candidates import BuiltVariant, Candidates, Meter, live_report
@@ -76,7 +77,9 @@ class TimingOptions:
         if is_openvino and runtime != "openvino":
             raise UsageError(f"the family is made for OpenVINO, not for {runtime}. Export one for it")
         precision = parse_precision(made.precision, runtime)
-        return Target(runtime=runtime, precision=precision, batch=batch, threads=self.threads or made.threads)
+        threads = self.threads or made.threads
+        check_threads(threads)
+        return Target(runtime=runtime, precision=precision, batch=batch, threads=threads)
 
 
 def profile_family(
@@ -142,8 +145,8 @@ def choose_in_family(
     used = None if packed is None else usable_levers(packed, target, levers, data is not None, progress)
     names = [variant.name for variant in manifest.variants]
     timer = Timer(target, device, noise(manifest, target.batch), options.pause_ms)
-    with writing(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".cut-") as scratch:
-        candidates = _candidates(folder, manifest, timer, packed, Path(scratch), progress, data, prefer)
+    with writing(folder), scratch_folder(folder, ".cut-") as scratch:
+        candidates = _candidates(folder, manifest, timer, packed, scratch, progress, data, prefer)
         runnable = [variant.name for variant in _taken(manifest, target, progress)]
         if known is not None:
             _require_taken_here(known, [candidates.built[name] for name in runnable], timer, limits.at)

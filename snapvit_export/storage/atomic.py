@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from ..errors import FileFormatError, SnapvitError
+from .unfinished import begun, ended
 
 LARGE = 1 << 24  # bytes: takes far longer to write than the clock of a file system needs for a tick
 _ADVICE = {
@@ -48,7 +49,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        temporary = Path(name)
+        temporary = begun(Path(name))
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
@@ -59,6 +60,8 @@ def write_atomically(path: Path, data: bytes) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+        finally:
+            ended(temporary)
 
 
 @contextmanager
@@ -71,7 +74,7 @@ def staged_folder(goal: Path, replaceable: Collection[str] | None) -> Iterator[P
     refuse_foreign(goal, replaceable)
     with writing(goal):
         goal.parent.mkdir(parents=True, exist_ok=True)
-        stage = Path(tempfile.mkdtemp(dir=goal.parent, prefix=f".{goal.name}."))
+        stage = begun(Path(tempfile.mkdtemp(dir=goal.parent, prefix=f".{goal.name}.")))
     try:
         yield stage
         refuse_foreign(goal, replaceable)  # the work took a while: check again
@@ -80,6 +83,7 @@ def staged_folder(goal: Path, replaceable: Collection[str] | None) -> Iterator[P
             _swap(stage, goal)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
+        ended(stage)
 
 
 def check_writable(goal: Path, replaceable: Collection[str] | None) -> None:

@@ -108,7 +108,7 @@ def turning(image: Image) -> Transpose | None:
         8: Transpose.ROTATE_90,
     }
     try:
-        return turns.get(image.getexif().get(ORIENTATION))
+        return turns.get(image.getexif().get(ORIENTATION, 1))
     except Exception:  # what a viewer shows as it is stored
         return None
 

@@ -9,7 +9,8 @@ import os
 from pathlib import Path
 
 from ..errors import SnapvitError
-from .source import Source, by_name, open_image
+from .decode import open_image
+from .source import Source, by_name
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff"})
 PHOTOS = frozenset({".jpg", ".jpeg"})

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingDependency, SnapvitError, UsageError, first_line
-from .source import Source, unreadable
+from .decode import as_rgb, unreadable
+from .source import Source
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -120,9 +121,8 @@ def _labels(dataset: Dataset, column: str | None) -> tuple[list[int] | None, lis
 def _open(images: Dataset, column: str, i: int, title: str) -> Image:
     try:
         image = images[i][column]
-        rgb = None if image is None else image.convert("RGB")
     except Exception as error:  # damaged files make the decoders raise whatever they like
         raise unreadable(title, first_line(error)) from error
-    if rgb is None:
+    if image is None:
         raise unreadable(title, "it is empty")
-    return rgb
+    return as_rgb(image, title)

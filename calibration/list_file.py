@@ -16,7 +16,9 @@ import re
 from pathlib import Path
 
 from ..errors import SnapvitError, first_line
-from .source import Source, by_name, by_number, open_image
+from ..storage.reading import MOST_TEXT, check_readable
+from .decode import open_image
+from .source import Source, by_name, by_number
 
 SUFFIXES = frozenset({".txt", ".lst"})
 WHOLE_NUMBER = re.compile("[0-9]{1,9}")  # a longer row of digits is a name
@@ -55,6 +57,7 @@ def _entries(path: Path) -> dict[str, str]:
 
 
 def _text(path: Path) -> str:
+    check_readable(path, MOST_TEXT)
     try:
         return path.read_text(encoding="utf-8-sig")  # some editors put a mark in front
     except FileNotFoundError as error:

@@ -6,19 +6,28 @@ the image is in `JPEGImages`, as Pascal VOC has it. There `ImageSets/Segmentatio
 
 Some values mean no class (a border, 255) and are ignored; the others become 0, 1, ... in rising order. A mask is
 resized and cropped as its image is, taking the nearest pixel.
+
+A mask belongs to the image as a viewer shows it, turned as its EXIF says, and must have that size. It is turned itself
+only if it has an EXIF of its own; a mask that was drawn over the stored, unturned pixels has to be turned first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import SnapvitError, first_line
+from ..storage.reading import MOST_TEXT, check_readable
+from .decode import UnreadableImage, check_size, open_image, opened, turning
 from .preprocessing import Preprocessing
-from .source import Source, open_image
+from .source import Source
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 IMAGES, MASKS, LISTS = "JPEGImages", "SegmentationClass", "ImageSets/Segmentation"  # folders of Pascal VOC
 UNKNOWN = 255  # by custom: a pixel that counts for no class
@@ -37,6 +46,7 @@ def voc_splits(folder: Path) -> dict[str, Source]:
 
 def _listed(folder: Path, file: str) -> Source:
     path = folder / LISTS / file
+    check_readable(path, MOST_TEXT)
     try:
         names = path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
@@ -77,31 +87,32 @@ def prepare_masks(
     wanted = [i for i in range(source.count) if source.title(i) not in left_out]
     masks = np.empty((len(wanted), height, width), np.uint8)
     for row, i in enumerate(wanted):
-        masks[row] = _read(mask_of(source.title(i)), _size(source.title(i)), preprocessing)
+        masks[row] = _read(mask_of(source.title(i)), open_image(source.title(i)).size, preprocessing)
         progress()
     return masks
 
 
-def _size(image: str) -> tuple[int, int]:
-    from PIL import Image
-
-    with Image.open(image) as file:  # only its header: it was decoded before
-        return file.size
-
-
 def _read(path: Path, size: tuple[int, int], preprocessing: Preprocessing) -> npt.NDArray[np.uint8]:
-    from PIL import Image
-
-    try:
-        with Image.open(path) as mask:
-            mask.load()
-    except Exception as error:  # damaged files make the decoders raise whatever they like
-        raise SnapvitError(f"{path}: cannot be read as a mask ({first_line(error)}). Mend or remove it") from error
+    mask = _upright(path)
     if mask.mode not in ("L", "P"):
         raise SnapvitError(f"{path}: is of kind {mask.mode}, a mask has one channel of bytes. Save class numbers in it")
     if mask.size != size:
-        raise SnapvitError(f"{path}: is {mask.size[0]}x{mask.size[1]}, its image {size[0]}x{size[1]}. Mend it")
+        sizes = f"{mask.size[0]}x{mask.size[1]}, its image {size[0]}x{size[1]}"
+        raise SnapvitError(f"{path}: is {sizes}, turned as its EXIF says. Mend it")
     return preprocessing.mask(mask)
+
+
+def _upright(path: Path) -> Image:
+    try:
+        with opened(path) as mask:
+            check_size(mask.size, str(path))
+            mask.load()
+            turn = turning(mask)
+            return mask.copy() if turn is None else mask.transpose(turn)
+    except UnreadableImage as error:
+        raise SnapvitError(str(error).replace("as an image", "as a mask")) from error
+    except Exception as error:  # damaged files make the decoders raise whatever they like
+        raise SnapvitError(f"{path}: cannot be read as a mask ({first_line(error)}). Mend or remove it") from error
 
 
 def numbered(masks: dict[str, Masks], ignore: Collection[int] = (UNKNOWN,)) -> tuple[dict[str, Masks], tuple[int, ...]]:

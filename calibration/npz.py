@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SnapvitError, first_line
+from ..storage.reading import MOST_ARRAYS, check_archive, check_readable
+from .decode import as_rgb
 from .source import Source, by_number
 
 if TYPE_CHECKING:
@@ -46,28 +48,34 @@ def _source(path: Path, arrays: Arrays, prefix: str) -> Source:
     classes: list[str] = []
     if f"{prefix}labels" in arrays:
         labels, classes = _checked_labels(arrays[f"{prefix}labels"], len(pixels), f"{prefix}labels", path)
+
+    def title(i: int) -> str:
+        return f"{path} {prefix}image {i}"
+
     return Source(
         str(path),
-        open=lambda i: _image(pixels[i]),
+        open=lambda i: _image(pixels[i], title(i)),
         count=len(pixels),
-        title=lambda i: f"{path} {prefix}image {i}",
+        title=title,
         labels=labels,
         classes=classes,
     )
 
 
-def _image(pixels: npt.NDArray[np.uint8]) -> Image:
+def _image(pixels: npt.NDArray[np.uint8], title: str) -> Image:
     from PIL import Image
 
-    return Image.fromarray(pixels).convert("RGB")
+    return as_rgb(Image.fromarray(pixels), title)
 
 
 def _load(path: Path, prefixes: Sequence[str]) -> Arrays:
     advice = "Save it with numpy.savez, of plain arrays"
     if not os.path.isfile(path):
         raise SnapvitError(f"{path}: no such .npz file. Give --data a file that exists")
+    check_readable(path, MOST_ARRAYS)
     if not zipfile.is_zipfile(path):
         raise SnapvitError(f"{path}: is not an .npz file, or is damaged. {advice}")
+    check_archive(path)
     try:
         with np.load(path, allow_pickle=False) as file:
             wanted = [f"{prefix}{kind}" for prefix in prefixes for kind in ("images", "labels")]

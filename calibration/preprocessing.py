@@ -14,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..storage.json import Size, Value
+from .decode import as_rgb
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Channel = Annotated[float, msgspec.Meta(ge=-10, le=10)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=10)]
+FAR_MORE = 16  # times the pixels that are kept: a strip of 12 to 1; timm resizes everything and then crops
 
 
 class Preprocessing(Value, frozen=True, kw_only=True):
@@ -27,7 +29,7 @@ class Preprocessing(Value, frozen=True, kw_only=True):
 
     input_size: tuple[Size, Size, Size]  # channels, height, width
     interpolation: Literal["bilinear", "bicubic", "nearest", "lanczos", "box", "hamming"] = "bicubic"
-    crop_pct: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.875
+    crop_pct: Annotated[float, msgspec.Meta(ge=0.01, le=1)] = 0.875
     crop_mode: Literal["center", "squash"] = "center"
     mean: tuple[Channel, Channel, Channel]
     std: tuple[Positive, Positive, Positive]
@@ -38,7 +40,7 @@ class Preprocessing(Value, frozen=True, kw_only=True):
 
     def pixels(self, image: Image) -> npt.NDArray[np.uint8]:
         """Resize and crop: uint8 (H, W, 3)."""
-        return np.asarray(self._placed(image.convert("RGB"), self.interpolation))
+        return np.asarray(self._placed(as_rgb(image), self.interpolation))
 
     def mask(self, mask: Image) -> npt.NDArray[np.uint8]:
         """Resize and crop a mask as its image, without mixing classes: uint8 (H, W)."""
@@ -50,8 +52,14 @@ class Preprocessing(Value, frozen=True, kw_only=True):
         height, width = self.input_size[1:]
         scaled = (math.floor(height / self.crop_pct), math.floor(width / self.crop_pct))
         size = scaled if self.crop_mode == "squash" else _covering(image.size, scaled)
-        image = image.resize((size[1], size[0]), PIL.Resampling[interpolation.upper()])
+        kind = PIL.Resampling[interpolation.upper()]
         top, left = round((size[0] - height) / 2), round((size[1] - width) / 2)
+        if size[0] * size[1] > FAR_MORE * height * width:  # only what is kept is resized: equal but for rounding
+            down, across = image.height / size[0], image.width / size[1]
+            right, bottom = min((left + width) * across, image.width), min((top + height) * down, image.height)
+            box = (left * across, top * down, right, bottom)
+            return image.resize((width, height), kind, box)
+        image = image.resize((size[1], size[0]), kind)
         return image.crop((left, top, left + width, top + height))
 
     def normalise(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:

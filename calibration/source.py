@@ -6,23 +6,18 @@ image is opened.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import SnapvitError, first_line
+from ..errors import SnapvitError
+from .decode import UnreadableImage as UnreadableImage
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 MOST_DECODED = 400_000_000  # bytes of pixels that stay in memory, of one source
 MOST_CLASSES = 100_000  # a larger number is an identity or a mistake, not a class
-
-
-class UnreadableImage(SnapvitError):
-    """One image cannot be decoded; `prepare` leaves it out if few others are like it."""
 
 
 @dataclass(frozen=True)
@@ -68,23 +63,6 @@ def decoded_once(source: Source, most_bytes: int = MOST_DECODED) -> Source:
         return image
 
     return replace(source, open=open_kept)
-
-
-def open_image(path: str | Path) -> Image:
-    """Decode one image file as RGB."""
-    from PIL import Image
-
-    if not os.path.isfile(path):  # Pillow would wait for ever at a pipe
-        raise unreadable(str(path), "no such file")
-    try:
-        with Image.open(path) as file:
-            return file.convert("RGB")
-    except Exception as error:  # damaged files make the decoders raise whatever they like
-        raise unreadable(str(path), first_line(error)) from error
-
-
-def unreadable(title: str, reason: str) -> UnreadableImage:
-    return UnreadableImage(f"{title}: cannot be read as an image ({reason}). Mend or remove it")
 
 
 def by_name(names: Sequence[str]) -> tuple[list[int], list[str]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import sys
+import warnings
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -27,6 +27,7 @@ from . import (
     report,
     validate,
 )
+from .stopping import ends_when_stopped
 
 # Options that name a source, a file or a list: a user who gives a second one means both. Of settings (--images, --out)
 # the last one counts, as everywhere on a command line: so an alias can be overridden.
@@ -95,7 +96,12 @@ def _root(
 
 def main() -> None:
     """Run the program."""
-    signal.signal(signal.SIGTERM, _stopped)  # so that temporary folders are removed
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # of damaged metadata: images that cannot be read we name
+    with ends_when_stopped():
+        _run()
+
+
+def _run() -> None:
     try:
         app()
     except SnapvitError as error:
@@ -108,7 +114,3 @@ def _refuse(text: str, code: int) -> NoReturn:
     line = " ".join(text.split()).encode(errors="backslashreplace").decode()
     print(f"error: {line}", file=sys.stderr)
     sys.exit(code)
-
-
-def _stopped(*_: object) -> NoReturn:
-    _refuse("stopped from outside. If there is a checkpoint, it is whole: run the same command again to continue", 143)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ..errors import GateFailed
 from ..runtimes.device import usable_cores
 from ..runtimes.ort import OrtSession
-from ..runtimes.session import open_session
+from ..runtimes.session import open_session, with_cores_here
 from ..runtimes.tensorrt.engine_file import mark_agreed
 from ..storage.json import Value
 from ..target import Precision, Target
@@ -190,7 +190,7 @@ def require_same_in_runtime(name: str, path: Path, target: Target, images: npt.N
     if target.runtime == "onnxruntime" or path.suffix != ".onnx":
         return
     wanted = _outputs(path, images)
-    with open_session(path, target) as opened:
+    with open_session(path, with_cores_here(target)) as opened:
         found = opened.run(images)
     what, exact = f"{name}: {target.runtime} and ONNX Runtime", target.precision == "fp32"
     _require_comparable(what, wanted, found, lambda: "")

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SnapvitError, first_line
+from ..storage.reading import MOST_TEXT, check_readable
 from .features import Array, Targets
 
 MOST_OF_TOP5 = 5  # with no more classes than this, top-5 is always right
@@ -58,6 +59,7 @@ def _short(name: str) -> str:
 
 def read_names(path: Path) -> tuple[str, ...]:
     """Read the first word of each line: line i names class i."""
+    check_readable(path, MOST_TEXT)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..calibration.source import open_image
+from ..calibration.decode import open_image
 from ..errors import SnapvitError, UsageError
-from ..runtimes.session import Session, open_session
+from ..runtimes.session import Session, open_session, with_cores_here
 from .class_names import class_name
 from .folder import read_family
 from .manifest import Manifest, Variant
@@ -55,8 +55,8 @@ class LoadedVariant:
 
     @cached_property
     def session(self) -> Session:
-        """The file, opened in the runtime, with the precision and threads, that it was timed with."""
-        return open_session(self.path, self.manifest.target_of(self.variant))
+        """The file, opened in the runtime and precision that it was timed in, with its threads if there are cores."""
+        return open_session(self.path, with_cores_here(self.manifest.target_of(self.variant)))
 
     def prepare(self, image: Image) -> npt.NDArray[Any]:
         """Return one image as the file takes it."""

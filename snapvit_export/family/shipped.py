@@ -20,6 +20,8 @@ from typing import Any
 import msgspec
 
 from .. import __version__
+from ..calibration.decode import FORMATS, MOST_PIXELS, MOST_PROPORTION
+from ..calibration.preprocessing import FAR_MORE
 from ..errors import SnapvitError
 from ..graph.read import placed_bytes, read_graph, tensors_of
 from ..storage.atomic import sha256, write_atomically, writing
@@ -156,6 +158,10 @@ def _values(manifest: Manifest, variant: Variant, files: list[Path]) -> dict[str
         "batch": str(given.batch),
         "has_classes": str(manifest.anatomy.classes > 0),
         "threads": str(manifest.target.threads),
+        "formats": repr(FORMATS),
+        "most_pixels": str(MOST_PIXELS),
+        "most_proportion": str(MOST_PROPORTION),
+        "far_more": str(FAR_MORE),
     }
 
 
@@ -200,9 +206,10 @@ def _readme(manifest: Manifest, variant: Variant, shipped: Shipped, values: dict
         f"Try       python {RUN} image.jpg      (pip install {packages})",
         f"Input     {given.type} {shape}",
         f"Output    float32 ({batch}, {outputs}): {kind}",
-        f"Images    1. resize {resized} to {goal}, {steps.interpolation}",
-        f"          2. cut {height} x {width} from the middle",
-        f"          3. {last}",
+        "Images    1. turn them as their EXIF says",
+        f"          2. resize {resized} to {goal}, {steps.interpolation}",
+        f"          3. cut {height} x {width} from the middle",
+        f"          4. {last}",
         f"Precision {variant.precision}",
         f"Latency   {row.latency_ms:.2f} ms ({row.between_ms[0]:.2f} to {row.between_ms[1]:.2f}) at {choice.limits.at}",
         f"          batch {target.batch}, threads {target.threads}, {target.runtime} {target.device.runtime_version}",

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import FileFormatError
 from ..storage.atomic import inside
+from ..storage.reading import MOST_GRAPH, why_not_read
 
 OPENVINO = ".xml"
 _XML = (b"<?xml", b"<net")  # how OpenVINO's graphs begin; nothing that begins so is an ONNX file
@@ -27,6 +28,8 @@ def read_graph(path: Path | str) -> Any:
     import onnx
 
     path = Path(path)
+    if reason := why_not_read(path, MOST_GRAPH):
+        raise FileFormatError(f"{path}: cannot be read: {reason}")
     try:
         model = onnx.load_model_from_string(path.read_bytes())
     except OSError as error:

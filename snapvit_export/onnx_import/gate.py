@@ -5,7 +5,6 @@ Both run in ONNX Runtime. Recognition is only believed after this.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from ..model.plan import Plan
 from ..runtimes.device import usable_cores
 from ..runtimes.fixed_batch import in_batches
 from ..runtimes.ort import OrtSession
+from ..storage.unfinished import scratch_folder
 from .recognise import Recognised
 
 Images = npt.NDArray[np.float32]  # as the model takes them: (N, 3, H, W), normalised
@@ -35,8 +35,8 @@ def require_same_as_original(found: Recognised, path: Path | str, images: Images
     """
     path = Path(path)
     reference = original_outputs(found, path, images)
-    with tempfile.TemporaryDirectory(prefix="snapvit-gate-") as folder:
-        graph = _emitted(found, path, Path(folder))
+    with scratch_folder() as folder:
+        graph = _emitted(found, path, folder)
         with OrtSession(graph, usable_cores()) as session:
             ours = session.run(images)
         return _require(found, path, graph, reference, ours, images)

@@ -7,7 +7,6 @@ Such a graph adds the bias of v after attention, so it is added to the means of 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from ..graph.writer import Blueprint, GraphWriter
 from ..model.plan import Plan
 from ..progress import Progress
 from ..runtimes.device import usable_cores
+from ..storage.unfinished import scratch_folder
 from .moments import RunningMoments
 
 Floats = npt.NDArray[np.float32]
@@ -49,8 +49,8 @@ def observe(
         progress.note(note)
     progress.phase("observing the dense model", len(images))
     sums = _sums(blueprint)
-    with tempfile.TemporaryDirectory() as folder:
-        written = write_observable(blueprint, Path(folder))
+    with scratch_folder() as folder:
+        written = write_observable(blueprint, folder)
         names = {layer: written.layer_inputs[layer] for layer in sums}
         size = batch_size(anatomy, len(images))
         values = all_values(written.graph, set(names.values()), images.batches(size), threads=usable_cores())

@@ -7,7 +7,6 @@ no Plan is refused and little is computed. `onward` is the same for an attention
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from ..model.plan import Part, Plan
 from ..model.sublayer import SubLayer
 from ..progress import Progress
 from ..runtimes.in_threads import run_in_threads
+from ..storage.unfinished import scratch_folder
 from .observe import mean_outputs, some_values, write_observable
 
 IMAGES = 64  # enough to distinguish the damage of sub-layers
@@ -44,8 +44,8 @@ def measure_sublayers(
     progress.phase("measuring sub-layers", 2 * len(anatomy.blocks))
     effects = _effects(blueprint, few)
     found = []
-    with tempfile.TemporaryDirectory() as folder:
-        damage = Damage(blueprint, few, mean_outputs(blueprint, statistics), Path(folder))
+    with scratch_folder() as folder:
+        damage = Damage(blueprint, few, mean_outputs(blueprint, statistics), folder)
         for i in range(len(anatomy.blocks)):
             for part in LAYER:
                 name = f"blocks.{i}.{LAYER[part]}"
@@ -118,8 +118,8 @@ def diverged(anatomy: Anatomy, outputs: npt.NDArray[np.float32], dense: npt.NDAr
 def _effects(blueprint: Blueprint, images: Images) -> dict[str, tuple[float, float]]:
     """Return for every layer the share of the stream that its sub-layer adds, and how far it turns the stream."""
     anatomy, weights = blueprint.anatomy, as_read(blueprint.anatomy)
-    with tempfile.TemporaryDirectory() as folder:
-        path = write_observable(blueprint, Path(folder)).graph
+    with scratch_folder() as folder:
+        path = write_observable(blueprint, folder).graph
         around = _around(path)
         names = [name for pair in around.values() for name in pair]
         batches = some_values(path, list(dict.fromkeys(names)), images, batch_size(anatomy, len(images)))

@@ -16,6 +16,7 @@ from ..errors import FileFormatError, SnapvitError, first_line
 from ..model.anatomy import Anatomy
 from ..model.plan import Protection
 from ..model.ranking import Ranking
+from ..storage.reading import MOST_ARRAYS, check_archive, check_readable
 
 _ENUMS = ["src.models.enums.ModelType", "src.models.enums.MLPArchitecture"]
 
@@ -58,6 +59,8 @@ def import_scores(path: Path | str, anatomy: Anatomy | None = None) -> Ranking:
 def _load(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         raise SnapvitError(f"{path}: no such score file")
+    check_readable(path, MOST_ARRAYS)
+    check_archive(path)
     allowed: list[Any] = [(_EnumName, name) for name in _ENUMS]
     try:
         with torch.serialization.safe_globals(allowed):

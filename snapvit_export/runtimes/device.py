@@ -83,6 +83,13 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def check_threads(count: int) -> None:
+    """Refuse more threads than cores: they would wait for each other, and ten million of them for ever."""
+    if count > (cores := usable_cores()):
+        here = f"the {cores} cores that this process may use"
+        raise UsageError(f"{count} threads are more than {here}. Give --threads {cores} or fewer")
+
+
 def _cpu_model() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -15,6 +15,7 @@ us to it, with a fake trtexec: it tests the plumbing, and says nothing about Ten
 from __future__ import annotations
 
 import argparse
+import errno
 import hashlib
 import json
 import math
@@ -41,6 +42,7 @@ UNKNOWN = "unknown"
 PERCENTILES = {"p50": 50, "p90": 90, "p99": 99}
 LEAST_RUNS = 40  # fewer do not tell a median
 LEAST_ROUNDS = 3
+MOST_BYTES = 1 << 28  # of a file of JSON
 MOST_KEPT = 1000  # samples of one visit: more would tell no more, and the file is sent around
 DRAWS, COVERS = 400, 0.95  # as in profiling/sampling.py
 SLOWED = 0.05  # by so much while timing: heat, or a clock that was lowered
@@ -361,7 +363,7 @@ def read_family(folder: Path) -> Family:
     """Read a family and check every file of it against its hash."""
     path = folder / "manifest.json"
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = json.loads(text_of_file(path))
     except OSError as error:
         raise AgentError(f"{path}: cannot be read: {error.strerror}. Give the folder of a family") from error
     except ValueError as error:
@@ -587,6 +589,15 @@ def output_of(*command: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""
+
+
+def text_of_file(path: Path) -> str:
+    """Return the text of a file that somebody gave; a pipe or a device would be waited for, for ever."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a file")
+    if path.exists() and path.stat().st_size > MOST_BYTES:
+        raise OSError(errno.EFBIG, "it is too large")
+    return path.read_text(encoding="utf-8")
 
 
 def text_of(path: Path) -> str:
@@ -976,7 +987,7 @@ class Agent:
         if not path.exists():
             return begun
         try:
-            state = json.loads(path.read_text(encoding="utf-8"))
+            state = json.loads(text_of_file(path))
             same, warnings = state["key"] == begun["key"], list(state["warnings"])
             known = [(visit["variant"], visit["latency_ms"], visit["gpu_ms"]) for visit in state["visits"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -1102,7 +1113,7 @@ class Agent:
 def _described(path: Path) -> dict[str, Any] | None:
     """Return the record beside an engine; None if there is none that can be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(text_of_file(path))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and {"recipe", "sha256"} <= set(found) else None

@@ -22,7 +22,6 @@ import io
 import logging
 import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
@@ -35,6 +34,7 @@ import numpy.typing as npt
 from ..errors import SnapvitError, first_line, needs
 from ..storage.atomic import sha256, write_atomically
 from ..storage.json import to_json
+from ..storage.unfinished import scratch_folder
 from .openvino import read_model, settings
 
 BLOCKS = "blocks."  # begins the names of layers that may be in int8
@@ -129,15 +129,15 @@ def _write(model: Any, out_stem: Path) -> tuple[Path, Path]:
     import openvino
 
     graph, weights = out_stem.with_name(f"{out_stem.name}.xml"), out_stem.with_name(f"{out_stem.name}.bin")
-    with tempfile.TemporaryDirectory() as folder:
-        openvino.save_model(model, Path(folder) / "int8.xml", compress_to_fp16=False)
-        hashes = {weights.name: sha256(Path(folder) / "int8.bin")}
+    with scratch_folder() as folder:
+        openvino.save_model(model, folder / "int8.xml", compress_to_fp16=False)
+        hashes = {weights.name: sha256(folder / "int8.bin")}
         model.set_rt_info(to_json(hashes).decode(), [METADATA, "snapvit.weights"])
         model.set_rt_info("int8-static", [METADATA, "snapvit.precision"])
-        openvino.save_model(model, Path(folder) / "int8.xml", compress_to_fp16=False)
+        openvino.save_model(model, folder / "int8.xml", compress_to_fp16=False)
         graph.unlink(missing_ok=True)  # never an old graph with new weights
-        write_atomically(weights, (Path(folder) / "int8.bin").read_bytes())
-        write_atomically(graph, (Path(folder) / "int8.xml").read_bytes())
+        write_atomically(weights, (folder / "int8.bin").read_bytes())
+        write_atomically(graph, (folder / "int8.xml").read_bytes())
     return graph, weights
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from ..target import ON_CPU, Runtime, Target
-from .device import Accelerator, DeviceCard, this_device
+from .device import Accelerator, DeviceCard, check_threads, this_device, usable_cores
 
 
 class Session(Protocol):
@@ -66,8 +67,14 @@ BACKENDS: dict[Runtime, Backend] = {
 
 def open_session(path: Path, target: Target) -> Session:
     """Open a variant's file as the target runs it; what cannot be run there is an error, never something slower."""
+    check_threads(target.threads)
     backend = BACKENDS[target.runtime]
     return backend.open(_module(backend), path, target)
+
+
+def with_cores_here(target: Target) -> Target:
+    """Return a target with at most as many threads as this machine has cores: outputs do not depend on their number."""
+    return msgspec.structs.replace(target, threads=min(target.threads, usable_cores()))
 
 
 def version_of(runtime: Runtime) -> str:

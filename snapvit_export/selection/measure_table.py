@@ -7,7 +7,6 @@ Cutting tokens and cutting widths lose neither sums nor products of what each lo
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +27,7 @@ from ..model.anatomy import Anatomy
 from ..model.plan import Plan
 from ..progress import Progress
 from ..runtimes.in_threads import run_in_threads
+from ..storage.unfinished import scratch_folder
 from ..target import Precision
 from .image_meter import BATCH, Outputs
 from .space import Grid, grids_for
@@ -47,8 +47,8 @@ def measure_table(packed: Elastic, images: Images, progress: Progress) -> Fideli
         _merging(packed, width.with_tokens(grid=grid), left) for grid in grids for width in widths for left in levels
     ]
     progress.phase("measuring fidelity for devices without images", len(plans) + 1)
-    with tempfile.TemporaryDirectory(dir=packed.folder, prefix=".fidelity-") as scratch:
-        measure = _Measure(packed, images, Path(scratch))
+    with scratch_folder(packed.folder, ".fidelity-") as scratch:
+        measure = _Measure(packed, images, scratch)
         values = []
         for plan in plans:
             values.append(measure.of(plan, "fp32"))

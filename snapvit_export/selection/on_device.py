@@ -38,6 +38,7 @@ from ..model.ranking import Ranking
 from ..profiling.profile import Percentile
 from ..profiling.timer import File, Timer
 from ..progress import Progress
+from ..runtimes.device import check_threads
 from ..runtimes.session import device_for
 from ..storage.atomic import writing
 from ..storage.temporary import alone_in, remove_leftovers, temporary_folder
@@ -76,7 +77,9 @@ class TimingOptions:
         if is_openvino and runtime != "openvino":
             raise UsageError(f"the family is made for OpenVINO, not for {runtime}. Export one for it")
         precision = parse_precision(made.precision, runtime)
-        return Target(runtime=runtime, precision=precision, batch=batch, threads=self.threads or made.threads)
+        threads = self.threads or made.threads
+        check_threads(threads)
+        return Target(runtime=runtime, precision=precision, batch=batch, threads=threads)
 
 
 def profile_family(

@@ -40,7 +40,7 @@ from ..graph.writer import Blueprint, GraphWriter, WrittenGraph, shared_file
 from ..model.plan import Plan
 from ..progress import Progress
 from ..runtimes.device import usable_cores
-from ..runtimes.session import open_session
+from ..runtimes.session import open_session, with_cores_here
 from ..storage.atomic import sha256
 from ..storage.json import to_json
 from ..target import Precision, Target, in_precision
@@ -243,7 +243,7 @@ class VariantBuilder:
         self.progress.phase(f"quantising {name}")
         images, gate = self._ranging_inputs(image), self.gate_images(image)
         path, weights = quantise(exact.graph, self.folder / name, images, usable_cores())
-        with open_session(path, self._target(precision)) as session:
+        with open_session(path, with_cores_here(self._target(precision))) as session:
             outputs = session.run(gate.inputs)
         what = f"{name}: int8 in OpenVINO and fp32 in ONNX Runtime"
         found = require_close_elsewhere(what, exact.graph, outputs, gate.inputs, precision)

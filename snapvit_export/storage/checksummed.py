@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ..errors import FileFormatError, SnapvitError
 from .atomic import write_atomically
+from .reading import MOST_ARRAYS, check_readable
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -69,6 +70,7 @@ def _digest(text: str, arrays: Arrays) -> str:
 def _read(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
     from safetensors import SafetensorError, safe_open
 
+    check_readable(path, MOST_ARRAYS)
     try:
         with safe_open(path, framework="numpy") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 (not a dict)

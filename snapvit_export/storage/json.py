@@ -13,6 +13,7 @@ import msgspec
 
 from ..errors import FileFormatError, SnapvitError
 from .atomic import write_atomically
+from .reading import MOST_JSON, check_readable
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
@@ -59,6 +60,7 @@ def from_json(data: bytes | str, kind: type[T], where: str) -> T:
 
 def read_json(path: Path, kind: type[T]) -> T:
     """Read a value from a JSON file."""
+    check_readable(path, MOST_JSON)
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -24,6 +24,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
+from .unfinished import begun, ended
+
 fcntl: ModuleType | None
 try:
     import fcntl
@@ -53,9 +55,10 @@ def temporary_file(parent: Path, goal: str, suffix: str = "") -> Iterator[Path]:
     """Yield a new empty file to be written in place or renamed; it is removed afterwards if it is still there."""
     path, lock = _locked(parent, goal, suffix, lambda new: os.close(os.open(new, os.O_CREAT | os.O_EXCL, 0o600)))
     try:
-        yield path
+        yield begun(path)
     finally:
         path.unlink(missing_ok=True)
+        ended(path)
         os.close(lock)
 
 
@@ -64,9 +67,10 @@ def temporary_folder(parent: Path, goal: str) -> Iterator[Path]:
     """Yield a new empty folder; it is removed afterwards if it is still there."""
     path, lock = _locked(parent, goal, "", lambda new: os.mkdir(new, 0o700))
     try:
-        yield path
+        yield begun(path)
     finally:
         shutil.rmtree(path, ignore_errors=True)
+        ended(path)
         os.close(lock)
 
 

@@ -5,7 +5,6 @@ Importing this is light; torch is loaded when a model is.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from ..model.plan import Plan
 from ..model.ranking import Ranking
 from ..progress import Progress, Silent
 from ..storage.places import check_output
+from ..storage.unfinished import scratch_folder
 from ..target import Runtime, Target
 from .inputs import BUNDLED_MODEL
 from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx
@@ -107,9 +107,9 @@ def _exported(request: EvaluateRequest) -> Iterator[Extractor]:
     if request.ranking is not None or request.checkpoint is not None:
         raise UsageError(f"{request.model} is cut and has its weights. Leave --ranking and --checkpoint out")
     path = Path(request.model)
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         if path.suffix == ".onnx" and path.is_file() and not is_ours(path):
-            path = _made_ours(path, request.onnx, Path(folder))
+            path = _made_ours(path, request.onnx, folder)
         else:
             refuse_without_onnx(request.onnx, request.model)
         info, precision = read_info(path)

@@ -19,6 +19,7 @@ from ..family.folder import own_files
 from ..family.manifest import Limits, Prefer
 from ..graph.format import GraphFormat, flavour_for
 from ..model.ranking import Ranking
+from ..runtimes.device import check_threads
 from ..runtimes.session import version_of
 from ..runtimes.tensorrt.session import BuildOnly
 from ..storage.atomic import refuse_foreign
@@ -175,6 +176,8 @@ def _check_runtime(request: Request, budget: Budget | None) -> None:
             "built, and the device chooses among them"
         )
     if not request.build_only:
+        if request.is_timed:
+            check_threads(request.target.threads)
         if request.runs_target:
             version_of(runtime)
         return

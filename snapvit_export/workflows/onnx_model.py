@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from ..graph.writer import Blueprint, GraphWriter
 from ..model.plan import Plan
 from ..progress import Progress
 from ..runtimes.in_threads import run_in_threads
+from ..storage.unfinished import scratch_folder
 
 GATE_IMAGES = 8
 LABELLED_IMAGES = 128  # that tell if other means and deviations suit a file better
@@ -106,7 +106,7 @@ def warn_of_preprocessing(model: OnnxModel, images: Images, progress: Progress) 
         columns = columns_for(few.classes, blueprint.anatomy.classes, blueprint.labels)
     except SnapvitError:  # labels of other classes tell nothing
         return
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         graph = GraphWriter(blueprint, folder).write("dense", Plan.dense(blueprint.anatomy)).graph
 
         def right(preprocessing: Preprocessing) -> npt.NDArray[np.bool_]:

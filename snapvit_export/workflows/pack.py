@@ -5,7 +5,6 @@ Importing this is light; torch is loaded when the work begins.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,6 +20,7 @@ from ..model.ranking import Ranking
 from ..progress import Progress, Silent
 from ..selection.measure_table import LEAST_IMAGES, measure_table
 from ..storage.atomic import check_writable
+from ..storage.unfinished import scratch_folder
 from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, is_onnx, refuse_own_folder
 from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx, require_same
 
@@ -115,8 +115,8 @@ def _pack_onnx(request: PackRequest, ranking: Ranking | None, progress: Progress
         ranking, factors = rank(model, images[0], settings, progress)
     if request.correct and factors is None:
         factors = factors_for(model, ranking, images[0], Damping.parse(settings.damping), progress)
-    with tempfile.TemporaryDirectory() as folder:
-        merging, _ = choose_schedule(model, images[0], Path(folder), progress)
+    with scratch_folder() as folder:
+        merging, _ = choose_schedule(model, images[0], folder, progress)
     measure = partial(measure_table, images=images[1], progress=progress) if len(images) > 1 else None
     return write_elastic(
         request.out,

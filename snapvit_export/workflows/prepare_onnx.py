@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from msgspec import UNSET
 
@@ -17,6 +15,7 @@ from ..model.ranking import Ranking
 from ..onnx_rank.cutter import TensorCutter
 from ..onnx_rank.rank import check_settings, check_weights, choose_schedule, factors_for, in_rank_order, rank
 from ..progress import Stages
+from ..storage.unfinished import scratch_folder
 from .export_request import Request
 from .onnx_model import load_onnx, require_same, warn_of_preprocessing
 from .prepared import PreparedModel, provenance_of, read_parts
@@ -53,8 +52,8 @@ def prepare(request: Request, given: Ranking | None, split: Sequence[Source], pr
     merging = SCHEDULES[DEFAULT]
     if request.merges:
         progress.step("merging")
-        with progress.stage("schedules of merging"), tempfile.TemporaryDirectory() as folder:
-            merging, provenance["token_schedule"] = choose_schedule(model, images.calibration, Path(folder), progress)
+        with progress.stage("schedules of merging"), scratch_folder() as folder:
+            merging, provenance["token_schedule"] = choose_schedule(model, images.calibration, folder, progress)
     return PreparedModel(
         name=model.model,
         anatomy=anatomy,

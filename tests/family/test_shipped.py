@@ -1,9 +1,13 @@
 """The chosen variant as files that run alone: model.onnx, labels, run.py and README.txt."""
 
 import json
+import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,6 +17,8 @@ from PIL import Image
 
 import snapvit_export as sv
 from helpers.families import make_family
+from helpers.odd_pictures import flat_png, gradient, tiff, turned
+from snapvit_export.calibration.decode import UnreadableImage, open_image
 from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.family import shipped
@@ -77,15 +83,31 @@ def test_run_py_gives_the_answers_of_the_library_without_snapvit_and_torch(famil
 
 def test_run_py_says_in_one_line_what_is_wrong(family, tmp_path):
     (tmp_path / "text.jpg").write_text("no image")
-    for arguments, says in (((), "give images"), ((tmp_path / "text.jpg",), "cannot be read")):
+    flat_png(tmp_path / "strip.png", 1, 20_000)
+    os.mkfifo(tmp_path / "pipe.png")
+    bad = [((tmp_path / name,), "cannot be read") for name in ("text.jpg", "strip.png", "pipe.png")]
+    for arguments, says in (((), "give images"), *bad):
         done = alone(family / "run.py", *arguments)
         assert done.returncode == 1
         (line,) = done.stderr.splitlines()
         assert says in line
 
 
+KNOWN = dict(input_size=(3, 32, 32), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+
+
+def run_py(family: Path, folder: Path, preprocessing: Preprocessing) -> dict[str, Any]:
+    """Write a run.py with other steps; return what it defines."""
+    manifest = read_family(family)
+    variant = msgspec.structs.replace(manifest.variant(manifest.dense), image_size=preprocessing.input_size[1:])
+    changed = msgspec.structs.replace(manifest, preprocessing=preprocessing)
+    values = shipped._values(changed, variant, [family / "model.onnx"])
+    (folder / "run.py").write_text(shipped.filled(shipped.TEMPLATE.read_text(), values))
+    return runpy.run_path(str(folder / "run.py"))
+
+
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P"])
-@pytest.mark.parametrize("size", [(37, 91), (200, 33), (16, 16), (1, 40)])
+@pytest.mark.parametrize("size", [(37, 91), (200, 33), (16, 16), (1, 40), (900, 10)])
 @pytest.mark.parametrize(
     "steps",
     [
@@ -98,15 +120,65 @@ def test_run_py_says_in_one_line_what_is_wrong(family, tmp_path):
 def test_run_py_prepares_images_exactly_as_the_library(family, tmp_path, mode, size, steps):
     rng = np.random.default_rng(1)
     image = Image.fromarray(rng.integers(0, 256, (*size, 3), np.uint8)).convert(mode)
-    known = dict(input_size=(3, 32, 32), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-    preprocessing = Preprocessing(**{**known, **steps})
-    manifest = read_family(family)
-    variant = msgspec.structs.replace(manifest.variant(manifest.dense), image_size=preprocessing.input_size[1:])
-    changed = msgspec.structs.replace(manifest, preprocessing=preprocessing)
-    values = shipped._values(changed, variant, [family / "model.onnx"])
-    (tmp_path / "run.py").write_text(shipped.filled(shipped.TEMPLATE.read_text(), values))
-    prepare = runpy.run_path(str(tmp_path / "run.py"))["prepare"]
+    preprocessing = Preprocessing(**{**KNOWN, **steps})
+    prepare = run_py(family, tmp_path, preprocessing)["prepare"]
     assert np.array_equal(prepare(image)[None], preprocessing.normalise(preprocessing.pixels(image)[None]))
+
+
+def odd_pictures(folder: Path) -> Iterator[Path]:
+    """Pictures of every kind that decoding treats in its own way, and some that it refuses."""
+    grey, rgb = gradient(), Image.fromarray(gradient()).convert("RGB")
+    for orientation in range(1, 9):
+        yield turned(folder / f"{orientation}.jpg", orientation, rgb)
+    kinds = {"16.png": grey.astype(np.uint16) * 200, "16.tif": grey.astype(np.uint16) * 200}
+    kinds |= {"16.pgm": grey.astype(np.uint16) * 200, "float.tif": grey.astype(np.float32)}
+    kinds |= {"32.tif": grey.astype(np.int32)}
+    for name, pixels in kinds.items():
+        Image.fromarray(pixels).save(folder / name)
+        yield folder / name
+    for name, mode in (
+        ("la.png", "LA"),
+        ("rgba.png", "RGBA"),
+        ("one.png", "1"),
+        ("cmyk.tif", "CMYK"),
+        ("lab.tif", "LAB"),
+    ):
+        rgb.convert(mode).save(folder / name)
+        yield folder / name
+    rgb.quantize(256).save(folder / "p.png", transparency=bytes(range(256)))
+    yield folder / "p.png"
+    yield tiff(folder / "signed.tif", grey.astype(np.int16), 16, sample_format=2)
+    yield tiff(folder / "white.tif", grey.astype(np.uint16), 16, photometric=0)
+    yield flat_png(folder / "strip.png", 1, 20_000)
+    yield flat_png(folder / "long.png", 90, 1)
+    (folder / "program.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
+    yield folder / "program.png"
+
+
+def test_run_py_decodes_every_kind_of_file_as_the_library_or_refuses_it_too(family, tmp_path):
+    preprocessing = Preprocessing(**KNOWN)
+    defined = run_py(family, tmp_path, preprocessing)
+    refused = set()
+    for path in odd_pictures(tmp_path):
+        try:
+            wanted = preprocessing.normalise(preprocessing.pixels(open_image(path))[None])[0]
+        except UnreadableImage:
+            refused.add(path.name)
+            with pytest.raises((ValueError, OSError)), defined["open_image"](path) as file:
+                defined["prepare"](file)
+            continue
+        with defined["open_image"](path) as file:
+            assert np.array_equal(defined["prepare"](file), wanted), path
+    assert refused == {"float.tif", "32.tif", "signed.tif", "white.tif", "strip.png", "program.png"}
+
+
+def test_run_py_uses_no_more_threads_than_there_are_cores(family, tmp_path):
+    manifest = read_family(family)
+    target = msgspec.structs.replace(manifest.target, threads=10**7)
+    greedy = msgspec.structs.replace(manifest, target=target)
+    values = shipped._values(greedy, manifest.variant(manifest.dense), [family / "model.onnx"])
+    (tmp_path / "run.py").write_text(shipped.filled(shipped.TEMPLATE.read_text(), values))
+    assert runpy.run_path(str(tmp_path / "run.py"))["THREADS"] == os.cpu_count()
 
 
 def test_the_readme_has_what_a_program_must_know(family):

@@ -31,6 +31,7 @@ from ...model.ranking import Ranking
 from ...storage.atomic import staged_folder, write_atomically
 from ...storage.json import Value, read_json, write_json
 from ...storage.places import is_json_of
+from ...storage.reading import MOST_ARRAYS, check_archive, check_readable
 from ..blocks.pruned_block import removed_parts
 from ..blocks.timm_blocks import PARTS, as_module, blocks_of, give_bias, output_of
 from .read_anatomy import read_anatomy
@@ -215,6 +216,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """Read a state dict from safetensors, or from a torch file without executing anything in it."""
     if not path.is_file():
         raise SnapvitError(f"{path}: no such checkpoint file")
+    check_readable(path, MOST_ARRAYS)
+    check_archive(path)
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

@@ -177,7 +177,7 @@ def _swap(stage: Path, goal: Path) -> None:
     if not goal.exists():
         stage.rename(goal)
         return
-    with temporary_folder(goal.parent, f"{goal.name}.{REPLACED}") as aside:
+    with temporary_folder(goal.parent, f"{goal.name}.{REPLACED}", is_disposable=False) as aside:
         try:
             goal.rename(aside / KEPT)
             stage.rename(goal)

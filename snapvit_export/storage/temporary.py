@@ -63,11 +63,14 @@ def temporary_file(parent: Path, goal: str, suffix: str = "") -> Iterator[Path]:
 
 
 @contextmanager
-def temporary_folder(parent: Path, goal: str) -> Iterator[Path]:
-    """Yield a new empty folder; it is removed afterwards if it is still there."""
+def temporary_folder(parent: Path, goal: str, is_disposable: bool = True) -> Iterator[Path]:
+    """Yield a new empty folder; it is removed afterwards if it is still there.
+
+    `is_disposable`: False if it holds what must not be lost when the program ends before its time.
+    """
     path, lock = _locked(parent, goal, "", lambda new: os.mkdir(new, 0o700))
     try:
-        yield begun(path)
+        yield begun(path) if is_disposable else path
     finally:
         shutil.rmtree(path, ignore_errors=True)
         ended(path)

@@ -1,0 +1,105 @@
+"""Mutations of files, for the fuzzer: of bytes as accidents and strangers change them, of JSON along its structure."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+DEEP, TWICE = "@deep@", "@twice@"  # stand for what `json.dumps` cannot write
+NUMBERS = (0, -1, 1, 2, 0.5, -0.0, 1e308, -1e308, 5e-324, 1e-9, 2**31, 2**53, 2**53 + 1, 2**63, -(2**63), 10**400)
+NUMBERS += (float("nan"), float("inf"), 10**7, 10**9)
+TEXTS = ("", ".", "..", "../../victim", "x/../../victim/model", "/etc/passwd", "..\\victim", "a\0b", "\ud800", "dense")
+TEXTS += ("\x1b[31mred\x1b[0m\r\n", "x" * 20_000, "<script>alert(1)</script>", "-x", "model.onnx", "NaN", "\u202e", "é" * 300)
+OTHERS = (None, True, False, [], {}, [[]], [0] * 20_000, {"": ""}, DEEP, [DEEP], {"x": DEEP})
+
+
+def mutated_json(text: str, rng: random.Random, times: int | None = None) -> bytes:
+    """JSON with some of its values replaced, deleted, doubled or moved; rarely, with bytes changed instead."""
+    if rng.random() < 0.1:
+        return mutated_bytes(text.encode(), rng)
+    tree = json.loads(text)
+    for _ in range(times or rng.choice((1, 1, 1, 2, 3))):
+        tree = _changed(tree, rng)
+    deep, written = rng.choice((70, 900, 5000)), json.dumps(tree)
+    written = written.replace(f'"{DEEP}"', "[" * deep + "]" * deep)
+    return _with_keys_twice(written, rng).encode()
+
+
+def _with_keys_twice(written: str, rng: random.Random) -> str:
+    """A marked key becomes the one that follows it."""
+    while (at := written.find(f'"{TWICE}": 0, ')) >= 0:
+        rest = written[at + len(f'"{TWICE}": 0, ') :]
+        key = rest[: rest.find('"', 1) + 1] if rest.startswith('"') else '"x"'
+        written = f"{written[:at]}{key}: {rng.choice(('0', 'null', '[]'))}, {rest}"
+    return written
+
+
+def _changed(tree: Any, rng: random.Random) -> Any:
+    places = list(_places(tree))
+    if not places:
+        return rng.choice(OTHERS)
+    holder, key = rng.choice(places)
+    kind = rng.randrange(8)
+    value = holder[key]
+    if kind == 0:
+        del holder[key]
+    elif kind == 1 and isinstance(value, (int, float)) and not isinstance(value, bool):
+        holder[key] = value * rng.choice((-1, 0, 2, 10, 1e-9, 1e9, 1.001))
+    elif kind == 2 and isinstance(value, str):
+        holder[key] = rng.choice(TEXTS)
+    elif kind == 3 and isinstance(value, list):
+        holder[key] = rng.choice((value * 2, value[:-1], value[1:], value[::-1], value[:1], value + [None]))
+    elif kind == 4:
+        other, at = rng.choice(places)
+        holder[key] = json.loads(json.dumps(other[at]))  # a copy, so that nothing holds itself
+    elif kind == 5 and isinstance(holder, dict):
+        marked = {TWICE: 0, **holder} if rng.random() < 0.5 else {**holder, rng.choice(TEXTS): value}
+        holder.clear()
+        holder.update(marked)
+    else:
+        alike = NUMBERS if isinstance(value, (int, float)) else TEXTS if isinstance(value, str) else OTHERS
+        holder[key] = rng.choice(alike if rng.random() < 0.7 else rng.choice((NUMBERS, TEXTS, OTHERS)))
+    return tree
+
+
+def _places(tree: Any) -> list[tuple[Any, Any]]:
+    """Every value of a tree by its holder and its key; of long lists of numbers only the ends, or they would be all."""
+    found, waiting = [], [tree]
+    while waiting:
+        holder = waiting.pop()
+        keys: Any = list(holder) if isinstance(holder, dict) else range(len(holder)) if isinstance(holder, list) else ()
+        if isinstance(holder, list) and len(holder) > 8:
+            keys = (0, 1, len(holder) // 2, len(holder) - 1)
+        found += [(holder, key) for key in keys]
+        waiting += [holder[key] for key in keys]
+    return found
+
+
+def mutated_bytes(data: bytes, rng: random.Random) -> bytes:
+    """Bytes with bits flipped, pieces cut out, doubled, overwritten or added, or cut off."""
+    changed = bytearray(data)
+    for _ in range(rng.choice((1, 1, 2, 4, 16))):
+        if not changed:
+            return b""
+        at, length = _place(len(changed), rng), rng.choice((1, 2, 4, 8, 64))
+        kind = rng.randrange(7)
+        if kind <= 1:
+            changed[at] ^= 1 << rng.randrange(8)
+        elif kind == 2:
+            changed[at : at + length] = bytes(rng.choice((0, 255, rng.randrange(256))) for _ in range(length))
+        elif kind == 3:
+            del changed[at : at + length]
+        elif kind == 4:
+            changed[at:at] = changed[at : at + length]
+        elif kind == 5:
+            changed[at:at] = rng.randbytes(length)
+        elif rng.random() < 0.3:
+            del changed[at:]
+    return bytes(changed)
+
+
+def _place(size: int, rng: random.Random) -> int:
+    """A place in a file, most often at its beginning or its end, where headers and indices are."""
+    near = min(size, 400)
+    return rng.choice((rng.randrange(size), rng.randrange(near), size - 1 - rng.randrange(near)))

@@ -74,7 +74,9 @@ class Variant(Value, frozen=True, kw_only=True):
     int8_sum_bits: SumBits | UnsetType = UNSET  # our int8: 16 computes the same on every CPU; unset means 32
     corrected: bool = False
     correction: str | None = None  # which one: refit, elastic, sequential or sparsegpt
-    parity: NotNegative | None = None  # largest difference to the torch module in float32, in units of the largest output
+    parity: NotNegative | None = (
+        None  # largest difference to the torch module in float32, in units of the largest output
+    )
     profile: Profile | None = None
     evaluation: Evaluation | None = None  # that is shown: the last one, unless an earlier one knows more
     evaluations: tuple[Evaluation, ...] = ()  # others: of other data, of fewer images, or of fewer measures

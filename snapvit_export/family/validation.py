@@ -66,7 +66,9 @@ class Validation(Value, frozen=True, kw_only=True):
     runtime: Runtime
     seconds: NotNegative
     samples: Annotated[tuple[Sample, ...], msgspec.Meta(max_length=MOST_SHOWN)] = ()
-    merged: Annotated[tuple[MergedPatches, ...], msgspec.Meta(max_length=MOST_SHOWN)] = ()  # of at most two variants that merge tokens
+    merged: Annotated[
+        tuple[MergedPatches, ...], msgspec.Meta(max_length=MOST_SHOWN)
+    ] = ()  # of at most two variants that merge tokens
 
     def save(self, folder: Path) -> None:
         """Write it into a family folder."""

@@ -42,7 +42,9 @@ class LatencyModel(Value, frozen=True, kw_only=True):
     fixed_ms: NotNegative
     head_ms: tuple[NotNegative, ...]  # of one head, by block
     neuron_ms: tuple[NotNegative, ...]
-    attention_ms: tuple[NotNegative, ...] = ()  # constant cost of an attention, by block; empty: unknown, so in `fixed_ms`
+    attention_ms: tuple[
+        NotNegative, ...
+    ] = ()  # constant cost of an attention, by block; empty: unknown, so in `fixed_ms`
     mlp_ms: tuple[NotNegative, ...] = ()
     last_head: Ratio | None = None  # share of a head's cost in the last attention; None: all tokens are read to the end
     tokens: TokenCosts | None = None  # None: fitted to samples with all tokens, so it tells nothing of others

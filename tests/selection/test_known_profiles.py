@@ -53,8 +53,9 @@ def test_a_profile_that_contradicts_itself_is_refused_by_fleet_and_choose(snapvi
     path = tmp_path / "orin.json"
     path.write_text(json.dumps(written))
     before = (old / "family" / "manifest.json").read_bytes()
-    for words in (("fleet", old / "family", "--budget", f"{path}=10ms"),) + (
-        (("choose", old / "family", "--budget", "10ms", "--profile", path),)
+    for words in (
+        ("fleet", old / "family", "--budget", f"{path}=10ms"),
+        ("choose", old / "family", "--budget", "10ms", "--profile", path),
     ):
         outcome = snapvit(*words)
         assert outcome.code == 1

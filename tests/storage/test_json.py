@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from snapvit_export.errors import FileFormatError
@@ -11,7 +12,7 @@ from snapvit_export.storage.json import DEEPEST, Finite, Value, from_json, read_
 class Thing(Value, frozen=True, kw_only=True):
     name: str = ""
     number: Finite = 0.0
-    free: dict = {}
+    free: dict = msgspec.field(default_factory=dict)
 
 
 HUGE = "1" + "0" * 400

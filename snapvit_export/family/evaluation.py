@@ -49,10 +49,6 @@ class Evaluation(Value, frozen=True, kw_only=True):
     cosine: Annotated[float, msgspec.Meta(ge=-1, le=1)] | None = None
     standard_errors: dict[Measure, Annotated[float, msgspec.Meta(ge=0, le=2)]] = msgspec.field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if unknown := [name for name in self.standard_errors if self.value(name) is None]:
-            raise ValueError(f"{unknown[0]} has a standard error and no value")
-
     @staticmethod
     def of(found: MeasuredValues, images: int, source: str) -> Evaluation:
         """Make an Evaluation of the values measured on `images` images of a source."""

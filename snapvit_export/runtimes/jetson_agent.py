@@ -610,7 +610,7 @@ def _check_place(data: mmap.mmap | bytes, tensor: Spans, folder: PurePosixPath, 
     name = found.get("location", "")
     size = listed.get(str(folder / name))
     if size is None:
-        raise ValueError(f"it reads '{name}', which manifest.json does not list for it")
+        raise ValueError(f"it reads what manifest.json does not list for it: '{name}'")
     needed = str(-(-dims * BITS.get(kind, 0) // 8))
     words = [found.get("offset", "0"), found.get("length", needed)]
     if not all(re.fullmatch(r"[0-9]{1,18}", word) for word in words):

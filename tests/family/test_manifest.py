@@ -30,8 +30,7 @@ def test_the_manifests_of_the_other_tests_are_valid():
         (lambda m: m["choice"].update(budget_ms=0), "Expected `float` > 0"),
         (lambda m: m["choice"].update(budget_ms=-1.0), "Expected `float` > 0"),
         (lambda m: m["choice"].update(budget_ms=1e200), "Expected `float` <="),
-        (lambda m: m["choice"]["measurements"][0].update(latency_ms=1e6), "not within its interval"),
-        (lambda m: m["choice"]["measurements"][0].update(between_ms=[30, 20]), "not within its interval"),
+        (lambda m: m["choice"]["measurements"][0].update(between_ms=[30, 20]), "ends before it begins"),
         (lambda m: m["variants"][1].update(heads=[6] * 11), "same number of blocks"),
         (lambda m: m["variants"][1].update(heads=[7] * 12), "keeps 7 heads of 6"),
         (lambda m: [v.update(neurons=[9999] * 12) for v in m["variants"]], "keeps 9999 neurons of 1536"),
@@ -75,7 +74,6 @@ def test_evaluations_and_fidelities_out_of_bounds_are_refused():
     for found, kind, changes in (
         (make_evaluation(0.5), Evaluation, dict(images=0)),
         (make_evaluation(0.5), Evaluation, dict(top1=1.5)),
-        (make_evaluation(0.5), Evaluation, dict(top1=None)),  # an error of what was not measured
         (make_evaluation(0.5), Evaluation, dict(standard_errors={"top1": 1e300})),
         (make_fidelity(0.1, 0.9), Fidelity, dict(divergence=1e300)),
         (make_fidelity(0.1, 0.9), Fidelity, dict(images=0)),

@@ -98,7 +98,7 @@ def test_weights_outside_of_the_listed_files_are_refused_wherever_a_tensor_is(wh
     assert agent.read_family(folder).variants[0].graph.input == "images"
     for location in ("../secret", str(tmp_path / "secret"), "unlisted.bin", "", "weights.bin\0x", "a/../weights.bin"):
         make_family(folder, model_with(external("w", location, length=48), where))
-        assert "which manifest.json does not list for it" in refused(folder, capsys)
+        assert "it reads what manifest.json does not list for it" in refused(folder, capsys)
 
 
 @pytest.mark.parametrize(

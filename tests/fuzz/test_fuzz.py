@@ -258,31 +258,31 @@ TARGETS = {
         change_json("family/manifest.json"),
         (IN_FAMILY, FLEET, CHOOSE, ("report", "family", "--out", "out.html"), (run_agent,)),
         ("family", "orin.json"),
-        60,
+        24,
     ),
-    "profile": Target(change_json("orin.json"), (FLEET, CHOOSE), ("family", "orin.json"), 40),
+    "profile": Target(change_json("orin.json"), (FLEET, CHOOSE), ("family", "orin.json"), 16),
     "validation": Target(
-        change_json("family/validation.json"), (("report", "family", "--out", "out.html"),), ("family",), 12
+        change_json("family/validation.json"), (("report", "family", "--out", "out.html"),), ("family",), 5
     ),
     "graph": Target(
         change_graph,
         (("inspect", "family/dense.onnx", "--runtime", "tensorrt"), IN_FAMILY, CHOOSE, (run_agent,)),
         ("family", "orin.json"),
-        40,
+        24,
     ),
     "ranking": Target(
         change_ranking,
         (("evaluate", "model", *EVALUATE[2:], "--ranking", "family/ranking.safetensors", "--sparsity", "0.3"),),
         ("family", "model", "pictures", "list.txt"),
-        15,
+        10,
     ),
-    "elastic": Target(change_elastic, ((load_elastic,),), ("elastic",), 30),
-    "comparison": Target(change_json(COMPARISON), ((load_comparison,),), (COMPARISON,), 30),
-    "model": Target(change_json("model/model.json"), (EVALUATE,), ("model", "pictures", "list.txt"), 15),
-    "checkpoint": Target(change_checkpoint, (EVALUATE,), ("model", "pictures", "list.txt"), 15),
-    "scores": Target(change_scores, (("import-scores", "scores.pt", "--out", "out.safetensors"),), ("scores.pt",), 40),
-    "images": Target(change_bytes("pictures/*"), (EVALUATE,), ("model", "pictures", "list.txt"), 15),
-    "list": Target(change_list, (EVALUATE,), ("model", "pictures", "list.txt"), 15),
+    "elastic": Target(change_elastic, ((load_elastic,),), ("elastic",), 60),
+    "comparison": Target(change_json(COMPARISON), ((load_comparison,),), (COMPARISON,), 60),
+    "model": Target(change_json("model/model.json"), (EVALUATE,), ("model", "pictures", "list.txt"), 10),
+    "checkpoint": Target(change_checkpoint, (EVALUATE,), ("model", "pictures", "list.txt"), 10),
+    "scores": Target(change_scores, (("import-scores", "scores.pt", "--out", "out.safetensors"),), ("scores.pt",), 16),
+    "images": Target(change_bytes("pictures/*"), (EVALUATE,), ("model", "pictures", "list.txt"), 12),
+    "list": Target(change_list, (EVALUATE,), ("model", "pictures", "list.txt"), 10),
 }
 
 

@@ -25,6 +25,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a job that a shel
     signal.signal(signal.SIGINT, signal.default_int_handler)  # programs that tests interrupt would never end
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fuzz-minutes", type=float, default=0.0, help="also try new mutated files, for so long")
+    parser.addoption("--fuzz-case", metavar="TARGET:NUMBER", help="of the fuzzer, this case alone")
+
+
 @pytest.fixture
 def shared() -> Path:
     """The folder of reference arrays and real data beside the project, which a newcomer's clone does not have."""

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 from ..errors import SnapvitError, UsageError
 from ..model.anatomy import Anatomy
@@ -32,7 +34,9 @@ class Schedule(Value, frozen=True, kw_only=True):
     first: Count = 0  # of the blocks that may merge, the first that does
     step: Size = 1  # and every so many after it
     of: Literal["counts", "shares"] = "shares"  # what is given: tokens, or the share of the tokens that are left
-    growth: float = 0.0  # of counts or shares, from the first block to the last: by e to this power
+    growth: Annotated[float, msgspec.Meta(ge=-100, le=100)] = (
+        0.0  # of counts or shares, from the first block to the last: by e to this power
+    )
     falls: bool = False  # instead, linearly to nothing
 
     def counts(self, anatomy: Anatomy, plan: Plan, fraction: float) -> tuple[int, ...]:

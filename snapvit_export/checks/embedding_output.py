@@ -83,7 +83,10 @@ def _onnx_copy(path: Path, copy: Path) -> int:
         ]
         feature = f"{BOTH}.mean"
     graph.node.extend([*wide, *middle, helper.make_node("Concat", [feature, LOGITS], [BOTH], axis=1)])
-    classes = int(graph.output[0].type.tensor_type.shape.dim[1].dim_value)
+    sizes = [dim.dim_value for dim in graph.output[0].type.tensor_type.shape.dim]
+    classes = int(sizes[1]) if len(sizes) == 2 else 0
+    if classes < 1:
+        raise FileFormatError(f"{path}: damaged: its output does not say how many classes it has")
     del graph.output[:]
     graph.output.append(helper.make_empty_tensor_value_info(BOTH))
     with writing(copy):

@@ -6,6 +6,7 @@ parser stops at opset 20 in JetPack 6, and no release up to 11 builds the Attent
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -142,18 +143,25 @@ TARGETS: dict[str, Callable[[Path, Inspection], str | None]] = {
 
 
 def _bytes(tensor: Any) -> int:
-    from onnx import helper
-
-    count = 1
-    for size in tensor.dims:
-        count *= size
-    return count * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+    kind = _numpy_type(tensor.data_type)
+    if kind is None or min(tensor.dims, default=0) < 0:
+        return len(tensor.raw_data)
+    return math.prod(tensor.dims) * int(kind.itemsize)
 
 
 def _type(number: int) -> str:
+    kind = _numpy_type(number)
+    return f"type {number}" if kind is None else str(kind.name)
+
+
+def _numpy_type(number: int) -> Any:
+    """Return the numpy type of a number of onnx; None if it has no such number, or none yet."""
     from onnx import helper
 
-    return str(helper.tensor_dtype_to_np_dtype(number).name)
+    try:
+        return helper.tensor_dtype_to_np_dtype(number)
+    except (KeyError, ValueError, TypeError):
+        return None
 
 
 def _port(value: Any) -> Port:

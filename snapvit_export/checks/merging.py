@@ -26,6 +26,7 @@ Light: numpy, and ONNX Runtime to run graphs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import GateFailed
+from ..errors import FileFormatError, GateFailed
 from ..graph.merging import BEST, COSINES, ORDER
 from ..graph.read import read_graph
 from ..model.anatomy import Anatomy
@@ -63,15 +64,20 @@ ByBlock = Mapping[int, Matches]
 def merging_blocks(path: Path) -> tuple[int, ...]:
     """Return the blocks of a graph that merge tokens."""
     names = {name for node in read_graph(path).graph.node for name in node.output}
-    return tuple(sorted(int(name.split(".")[1]) for name in names if name.endswith(f".{ORDER}")))
+    found = (re.fullmatch(rf"blocks\.([0-9]{{1,4}})\.{re.escape(ORDER)}", name) for name in names)
+    return tuple(sorted(int(match[1]) for match in found if match is not None))
 
 
 def merged_counts(path: Path) -> dict[int, int]:
     """Return how many tokens each of them merges, by the Plan that the file names."""
     metadata = {entry.key: entry.value for entry in read_graph(path).metadata_props}
     blocks = merging_blocks(path)
-    plan = from_json(metadata["snapvit.plan"], Plan, str(path)) if blocks else None
-    return {block: plan.merged[block] for block in blocks} if plan is not None else {}
+    if not blocks:
+        return {}
+    plan = from_json(metadata.get("snapvit.plan", ""), Plan, str(path))
+    if blocks[-1] >= len(plan.merged):
+        raise FileFormatError(f"{path}: damaged: it merges tokens in a block that its plan does not have")
+    return {block: plan.merged[block] for block in blocks}
 
 
 def read_matches(path: Path, inputs: npt.NDArray[Any]) -> dict[int, Matches]:

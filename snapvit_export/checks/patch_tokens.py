@@ -55,12 +55,12 @@ def _write_copy(path: Path, copy: Path, blocks: tuple[int, ...]) -> tuple[int | 
     if "snapvit.plan" not in metadata:
         raise FileFormatError(f"{path}: not made by snapvit, so where its patch tokens lie is not known")
     plan = from_json(metadata["snapvit.plan"], Plan, str(path))
-    (embed,) = (node for node in graph.node if node.op_type == "Conv")
-    kernel = next(attribute.ints for attribute in embed.attribute if attribute.name == "kernel_shape")
-    batch, *sides = (dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim)
-    sides = sides[:2] if metadata.get("snapvit.input", "").startswith("uint8") else sides[1:]
-    h, w = sides[0] // kernel[0], sides[1] // kernel[1]
-    known = from_json(metadata["snapvit.tokens"], tuple[int, ...], str(path))[-1] if "snapvit.tokens" in metadata else 0
+    try:
+        batch, h, w = _grid(graph, metadata.get("snapvit.input", "").startswith("uint8"))
+    except (ValueError, IndexError, StopIteration, ZeroDivisionError) as error:
+        raise FileFormatError(f"{path}: damaged: its patches are not those of a graph of snapvit") from error
+    after = from_json(metadata.get("snapvit.tokens", "[]"), tuple[int, ...], str(path))
+    known = after[-1] if after else 0
     _expose_tokens(path, graph)
     del graph.output[:]
     graph.output.extend(map(helper.make_empty_tensor_value_info, [TOKENS, *names_of(blocks)]))
@@ -85,6 +85,15 @@ def _write_copy(path: Path, copy: Path, blocks: tuple[int, ...]) -> tuple[int | 
         return patches.reshape(images, h, w, -1)
 
     return batch or None, locate
+
+
+def _grid(graph: Any, takes_bytes: bool) -> tuple[int, int, int]:
+    """Return the batch that a graph takes, 0 for any, and the rows and columns of its patches."""
+    (embed,) = (node for node in graph.node if node.op_type == "Conv")
+    kernel = next(attribute.ints for attribute in embed.attribute if attribute.name == "kernel_shape")
+    batch, *sides = (dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim)
+    height, width = sides[:2] if takes_bytes else sides[1:]
+    return batch, height // kernel[0], width // kernel[1]
 
 
 def _expose_tokens(path: Path, graph: Any) -> None:

@@ -12,25 +12,23 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from ..storage.json import Count, Ratio, Size, Value
-
-Positive = Annotated[float, msgspec.Meta(ge=0)]
+from ..storage.json import NotNegative, Ratio, Size, Some, Value
 
 
 class MeasuredFidelity(Value, frozen=True, kw_only=True):
     """How near the answers of one Plan are to the dense model's; the words are those of `family.fidelity`."""
 
-    divergence: Positive
-    standard_error: Positive
+    divergence: NotNegative
+    standard_error: NotNegative
     agreement: Ratio
-    agreement_error: Positive
+    agreement_error: Annotated[float, msgspec.Meta(ge=0, le=2)]
 
 
 class FidelityTable(Value, frozen=True, kw_only=True):
     """Measured Plans along three axes, and the dense model in int8."""
 
     by: Literal["predictions", "neighbours"]
-    images: Count
+    images: Some
     source: str  # of the images
     grids: tuple[tuple[Size, Size], ...]  # of patches, the model's own first
     widths: tuple[Ratio, ...]  # FLOPs of a Plan with all tokens, as a fraction of the dense model's: 1 first

@@ -26,7 +26,7 @@ from ..calibration.preprocessing import Preprocessing
 from ..correction.cholesky import Factor
 from ..correction.moments import Array, Damping
 from ..errors import FileFormatError
-from ..model.anatomy import Anatomy
+from ..model.anatomy import Anatomy, Epsilon
 from ..model.positions import Rotary
 from ..storage.json import Count, Name, Value, read_json, to_json, write_json
 from ..storage.mapped import Array as Stored
@@ -45,7 +45,7 @@ class Wiring(Value, frozen=True, kw_only=True):
     pool_prefix: bool = False  # pooling takes the prefix tokens too; otherwise the patches alone
     pool_activation: str | None = None  # of the MLP after attention pooling
     # Of the norms that differ from `anatomy.norm_eps`, by canonical name.
-    eps: dict[str, float] = msgspec.field(default_factory=dict)
+    eps: dict[str, Epsilon] = msgspec.field(default_factory=dict)
     # What rotary tables of another resolution are made from. Older folders lack it: their hash is over what they have.
     rotary: Rotary | UnsetType = UNSET
 

@@ -38,8 +38,10 @@ class Comparison(Value, frozen=True, kw_only=True):
     contestants: tuple[MethodResult, ...] = ()
 
     def __post_init__(self) -> None:
+        if self._common is None:
+            raise ValueError("its results have no measure that all of them took")
         if unknown := [each.recipe for each in self.contestants if each.recipe not in self.settings]:
-            raise ValueError(f"the settings of {unknown[0]} are missing")
+            raise ValueError(f"{unknown[0]} has results and no settings")
 
     def continues(self, other: Comparison) -> bool:
         """Return True if the results of another comparison belong in this one."""
@@ -53,8 +55,13 @@ class Comparison(Value, frozen=True, kw_only=True):
     @property
     def measure(self) -> Measure:
         """The measure that methods are compared by: the first that all results have."""
+        assert self._common is not None, "it checks itself"
+        return self._common
+
+    @property
+    def _common(self) -> Measure | None:
         taken = [self.dense, *(c.evaluation for c in self.contestants)]
-        return next(name for name in HEADLINE if all(e.value(name) is not None for e in taken))
+        return next((name for name in HEADLINE if all(e.value(name) is not None for e in taken)), None)
 
     def save(self, folder: Path) -> None:
         """Write it into a folder."""

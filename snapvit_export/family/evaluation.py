@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..storage.json import Count, Value
+from ..storage.json import Some, Value
 
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Measure = Literal["top1", "top5", "knn", "linear", "miou", "agreement", "cosine"]
@@ -39,7 +39,7 @@ class Evaluation(Value, frozen=True, kw_only=True):
     """Quality on images that took no part in calibration; what was not measured is None."""
 
     source: str
-    images: Count  # that were evaluated
+    images: Some  # that were evaluated
     top1: Fraction | None = None
     top5: Fraction | None = None
     knn: Fraction | None = None
@@ -47,7 +47,7 @@ class Evaluation(Value, frozen=True, kw_only=True):
     miou: Fraction | None = None
     agreement: Fraction | None = None
     cosine: Annotated[float, msgspec.Meta(ge=-1, le=1)] | None = None
-    standard_errors: dict[Measure, Annotated[float, msgspec.Meta(ge=0)]] = msgspec.field(default_factory=dict)
+    standard_errors: dict[Measure, Annotated[float, msgspec.Meta(ge=0, le=2)]] = msgspec.field(default_factory=dict)
 
     @staticmethod
     def of(found: MeasuredValues, images: int, source: str) -> Evaluation:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SnapvitError
-from ..storage.json import Count, Value
+from ..storage.json import NotNegative, Some, Value
 from .evaluation import Fraction, MeasuredValues, mean, share
 
 TEMPERATURE = 0.07  # t of the similarities, as customary in contrastive learning
@@ -37,11 +37,11 @@ class Fidelity(Value, frozen=True, kw_only=True):
     """How near a variant's answers are to the dense model's in fp32, on images that nothing was fitted on."""
 
     by: Literal["predictions", "neighbours"]  # what is compared
-    divergence: Annotated[float, msgspec.Meta(ge=0)]  # KL in nats, mean of all images: what a choice compares
-    standard_error: Annotated[float, msgspec.Meta(ge=0)]
+    divergence: NotNegative  # KL in nats, mean of all images: what a choice compares
+    standard_error: NotNegative
     agreement: Fraction  # share of the images with the same answer
-    agreement_error: Annotated[float, msgspec.Meta(ge=0)]
-    images: Count
+    agreement_error: Annotated[float, msgspec.Meta(ge=0, le=2)]
+    images: Some
     estimated: bool = False  # True: from a table of other variants of the model, not from this file
 
 

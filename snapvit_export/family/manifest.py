@@ -20,7 +20,7 @@ from ..model.plan import Plan
 from ..profiling.latency_model import LatencyModel
 from ..profiling.profile import Percentile, Profile
 from ..runtimes.device import DeviceCard
-from ..storage.json import Count, Kept, Name, Ratio, Size, Value
+from ..storage.json import Count, Finite, Kept, Name, NotNegative, Positive, Ratio, Size, Value
 from ..target import Precision, SumBits, Target, in_precision
 from .evaluation import Evaluation
 from .fidelity import Fidelity
@@ -70,11 +70,13 @@ class Variant(Value, frozen=True, kw_only=True):
     precision: Precision = "fp32"
     # Least cosine of the outputs to those of the same variant in fp32; an image whose merges rounding decides otherwise
     # is compared with fp32 under the same merges.
-    precision_cosine: float | None = None
+    precision_cosine: Finite | None = None
     int8_sum_bits: SumBits | UnsetType = UNSET  # our int8: 16 computes the same on every CPU; unset means 32
     corrected: bool = False
     correction: str | None = None  # which one: refit, elastic, sequential or sparsegpt
-    parity: float | None = None  # largest difference to the torch module in float32, in units of the largest output
+    parity: NotNegative | None = (
+        None  # largest difference to the torch module in float32, in units of the largest output
+    )
     profile: Profile | None = None
     evaluation: Evaluation | None = None  # that is shown: the last one, unless an earlier one knows more
     evaluations: tuple[Evaluation, ...] = ()  # others: of other data, of fewer images, or of fewer measures
@@ -122,8 +124,8 @@ class Measurement(Value, frozen=True, kw_only=True):
     flops: Count
     size_bytes: Count
     correction: str | None = None
-    latency_ms: float  # compared with the budget: at the percentile of the limits, corrected for machine drift
-    between_ms: tuple[float, float]
+    latency_ms: Positive  # compared with the budget: at the percentile of the limits, corrected for machine drift
+    between_ms: tuple[Positive, Positive]
     profile: Profile  # of the last timing run
     evaluation: Evaluation | None
     fits: bool  # in size too, and with its whole interval
@@ -134,6 +136,10 @@ class Measurement(Value, frozen=True, kw_only=True):
     image_size: tuple[Size, Size] | UnsetType = UNSET
     removed: Count | None = None  # attentions and MLPs that it lacks
     levers: tuple[Lever, ...] = ()  # that it uses
+
+    def __post_init__(self) -> None:
+        if not self.between_ms[0] <= self.between_ms[1]:
+            raise ValueError(f"the interval of {self.variant} ends before it begins")
 
 
 class Limits(Value, frozen=True, kw_only=True):
@@ -149,8 +155,8 @@ class Alternative(Value, frozen=True, kw_only=True):
 
     lever: Lever
     variant: Name
-    latency_ms: float  # those of its Measurement, which has the rest
-    between_ms: tuple[float, float]
+    latency_ms: Positive  # those of its Measurement, which has the rest
+    between_ms: tuple[Positive, Positive]
     fidelity: Fidelity | None
 
 
@@ -158,7 +164,7 @@ class DroppedPrecision(Value, frozen=True, kw_only=True):
     """A precision that no candidate was made in, since another is at least as good here."""
 
     precision: Precision
-    ratio: float  # latency of the dense model in it, relative to fp32
+    ratio: NotNegative  # latency of the dense model in it, relative to fp32
     reason: str  # completes "fp16 is ..."
 
 
@@ -169,7 +175,7 @@ class Choice(Value, frozen=True, kw_only=True):
     """
 
     variant: Name
-    budget_ms: float
+    budget_ms: Positive
     next_denser: Name | None  # the next better one, which did not fit; None: the dense model fits
     decided: bool  # False: the machine was too noisy to tell the two apart, and the sparser one was taken
     doubt: str | None = None  # the reason why it is not decided, and advice
@@ -180,6 +186,15 @@ class Choice(Value, frozen=True, kw_only=True):
     prefer: Prefer | None = None  # what "better" means; None in older files: denser
     alternatives: tuple[Alternative, ...] = ()  # of each single lever that reaches the budget
     dropped: tuple[DroppedPrecision, ...] = ()
+
+    def __post_init__(self) -> None:
+        measured = {measurement.variant for measurement in self.measurements}
+        if len(measured) < len(self.measurements):
+            raise ValueError("a choice has two measurements of one variant")
+        next_better = () if self.next_denser is None else (self.next_denser,)
+        for name in (self.variant, *next_better, *(each.variant for each in self.alternatives)):
+            if name not in measured:
+                raise ValueError(f"{name} is chosen or compared, and not among the measurements")
 
 
 class Shipped(Value, frozen=True, kw_only=True):
@@ -243,7 +258,7 @@ class Manifest(Value, frozen=True, kw_only=True):
     shipped: Shipped | None = None  # None in older files, or without a choice
     command: str | None = None  # that exported it; None in older files and from Python
     labels: tuple[str, ...] = ()  # names of the classes, in the order of the outputs; empty: not known
-    seconds: dict[str, float] = msgspec.field(
+    seconds: dict[str, NotNegative] = msgspec.field(
         default_factory=dict
     )  # that each stage of the export or choice took, in order
 
@@ -254,8 +269,12 @@ class Manifest(Value, frozen=True, kw_only=True):
         wanted = [self.dense] + ([self.choice.variant] if self.choice else [])
         if missing := [name for name in wanted if name not in names]:
             raise ValueError(f"no variant is called {missing[0]}")
+        if self.preprocessing.input_size[0] != self.anatomy.channels:
+            raise ValueError("its images have other channels than its model")
         for variant in self.variants:
-            self._check_tokens(variant)
+            self._check_counts(variant)
+        if self.choice and self.choice.model and len(self.choice.model.head_ms) != len(self.anatomy.blocks):
+            raise ValueError("its latency model is of another number of blocks")
         if len(self.labels) not in (0, self.anatomy.classes):
             raise ValueError(f"{len(self.labels)} labels do not name {self.anatomy.classes} classes")
         if reserved := sorted({*(v.file for v in self.variants), *(w.file for w in self.weights)} & set(SHIPPED)):
@@ -264,10 +283,8 @@ class Manifest(Value, frozen=True, kw_only=True):
         if missing := sorted(read - {weights.file for weights in self.weights}):
             raise ValueError(f"{missing[0]} is read by a variant and not listed")
 
-    def _check_tokens(self, variant: Variant) -> None:
-        """Refuse tokens or an image size that a variant of this model cannot have."""
-        if variant.tokens is UNSET and variant.image_size is UNSET:
-            return
+    def _check_counts(self, variant: Variant) -> None:
+        """Refuse heads, neurons, tokens or an image size that a variant of this model cannot have."""
         plan = variant.plan_of(self.anatomy)
         blocks = len(self.anatomy.blocks) if variant.tokens is UNSET else len(variant.tokens)
         if min(plan.merged) < 0 or blocks != len(self.anatomy.blocks):

@@ -173,7 +173,7 @@ def _where(manifest: Manifest) -> str:
 
 
 def _opset(path: Path) -> int:
-    return int(next(each.version for each in read_graph(path).opset_import if each.domain in ("", "ai.onnx")))
+    return int(next((each.version for each in read_graph(path).opset_import if each.domain in ("", "ai.onnx")), 0))
 
 
 def _readme(manifest: Manifest, variant: Variant, shipped: Shipped, values: dict[str, str]) -> str:

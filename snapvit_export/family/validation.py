@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from ..storage.json import Count, Name, Value, read_json, write_json
+import msgspec
+
+from ..storage.json import Count, Name, NotNegative, Some, Value, read_json, write_json
 from ..target import Runtime
 from .evaluation import Fraction
 from .layout import VALIDATION
+
+MOST_SHOWN = 10_000  # a page with more no browser opens, and nobody looks at
+Picture = Annotated[str, msgspec.Meta(max_length=10**7)]  # PNG, base64; the page leaves out what is neither
 
 
 class Prediction(Value, frozen=True, kw_only=True):
@@ -22,7 +27,7 @@ class Sample(Value, frozen=True, kw_only=True):
     """One image and the predictions of all variants."""
 
     title: str
-    picture: str  # PNG, base64
+    picture: Picture
     label: str | None  # its true class, if known
     predictions: dict[Name, Prediction]  # by variant; none for a model without a head
 
@@ -32,22 +37,22 @@ class MergeStep(Value, frozen=True, kw_only=True):
 
     block: Count
     tokens: Count  # after the block, with those that stand for no patch
-    picture: str  # PNG, base64: every group of patches in its mean colour
+    picture: Picture  # every group of patches in its mean colour
 
 
 class MergedImage(Value, frozen=True, kw_only=True):
     """One image, and how its patches are merged from block to block."""
 
     title: str
-    picture: str  # PNG, base64
-    steps: tuple[MergeStep, ...]
+    picture: Picture
+    steps: Annotated[tuple[MergeStep, ...], msgspec.Meta(max_length=MOST_SHOWN)]
 
 
 class MergedPatches(Value, frozen=True, kw_only=True):
     """Some images as a variant merges their patches; without images, the reason why they could not be drawn."""
 
     variant: Name
-    images: tuple[MergedImage, ...] = ()
+    images: Annotated[tuple[MergedImage, ...], msgspec.Meta(max_length=MOST_SHOWN)] = ()
     missing: str | None = None
 
 
@@ -56,12 +61,14 @@ class Validation(Value, frozen=True, kw_only=True):
 
     format_version: Literal[1] = 1
     source: str
-    images: Count
+    images: Some
     sha256: str  # of the pixels that the models saw
     runtime: Runtime
-    seconds: float
-    samples: tuple[Sample, ...] = ()
-    merged: tuple[MergedPatches, ...] = ()  # of at most two variants that merge tokens
+    seconds: NotNegative
+    samples: Annotated[tuple[Sample, ...], msgspec.Meta(max_length=MOST_SHOWN)] = ()
+    merged: Annotated[
+        tuple[MergedPatches, ...], msgspec.Meta(max_length=MOST_SHOWN)
+    ] = ()  # of at most two variants that merge tokens
 
     def save(self, folder: Path) -> None:
         """Write it into a family folder."""

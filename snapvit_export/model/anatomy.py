@@ -20,7 +20,7 @@ of the two computes with.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 Bias = Literal["q", "k", "v", "proj", "fc1", "fc2"]
 Norm = Literal["layer", "rms"]
+Side = Annotated[int, msgspec.Meta(ge=1, le=2**15)]  # of an image, in pixels
+Epsilon = Annotated[float, msgspec.Meta(ge=0, le=1)]
+MOST_BLOCKS, MOST_PATCHES = 1000, 10**6  # far beyond any model: what is more would take for ever
 NORM_PARAMS: dict[str, int] = {"layer": 2, "rms": 1}  # per feature: weight and bias, or weight alone
 
 
@@ -102,8 +105,8 @@ class Anatomy(Value, frozen=True, kw_only=True):
     family: Literal["vit", "deit-distilled", "eva"]
     embed_dim: Size
     blocks: tuple[Block, ...]
-    image: tuple[Size, Size]  # height, width in pixels
-    patch: tuple[Size, Size]
+    image: tuple[Side, Side]  # height, width in pixels
+    patch: tuple[Side, Side]
     channels: Size = 3
     patch_bias: bool = True
     class_token: bool = True
@@ -112,7 +115,7 @@ class Anatomy(Value, frozen=True, kw_only=True):
     positions: Count  # rows of the learnt position embedding, 0 without one
     rope: Literal["none", "cat", "dinov3"] = "none"
     norm: Norm = "layer"
-    norm_eps: float = 1e-6
+    norm_eps: Epsilon = 1e-6
     pre_norm: bool = False
     final_norm: bool = True
     fc_norm: bool = False
@@ -133,8 +136,14 @@ class Anatomy(Value, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.blocks:
             raise ValueError("a ViT has at least one block")
+        if len(self.blocks) > MOST_BLOCKS:
+            raise ValueError(f"{len(self.blocks)} blocks are more than the {MOST_BLOCKS} of any model")
+        if not any(self.heads + self.neurons):
+            raise ValueError("a ViT has at least one head or neuron; blocks may lack a sub-layer, not all")
         if any(side < step for side, step in zip(self.image, self.patch)):
             raise ValueError(f"image {self.image} is smaller than a patch {self.patch}")
+        if self.patches > MOST_PATCHES:
+            raise ValueError(f"images of {self.patches} patches are more than the {MOST_PATCHES} of any model")
         if self.merged is not UNSET and len(self.merged) != len(self.blocks):
             raise ValueError(f"merged tokens of {len(self.merged)} blocks, of {len(self.blocks)}")
 

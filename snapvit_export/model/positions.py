@@ -65,8 +65,8 @@ class Rotary(Value, frozen=True, kw_only=True):
     """What rotary tables are made from, besides a grid and the width of a head."""
 
     kind: Literal["cat", "dinov3"]
-    temperature: Annotated[float, msgspec.Meta(gt=0)]
-    offset: float = 0.0  # in patches
+    temperature: Annotated[float, msgspec.Meta(gt=0, le=1e30)]
+    offset: Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)] = 0.0  # in patches
     column_first: bool = False  # the first half of the angles is of the column; otherwise of the row
     reference: tuple[Size, Size] | None = None  # cat: the grid of the pretraining, whose range coordinates keep
     divisor: Literal["separate", "min", "max"] = "separate"  # dinov3: the side that coordinates are divided by

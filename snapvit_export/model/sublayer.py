@@ -7,16 +7,15 @@ older files do not have them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from ..errors import FileFormatError
-from ..storage.json import Count, Value
+from ..storage.json import Count, Finite, NotNegative, Value
 from .plan import Part
 
 KEY = "sublayers"
-Factor = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class SubLayer(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -24,11 +23,11 @@ class SubLayer(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     block: Count
     part: Part
-    divergence: float  # E |f(x)| / E |x + f(x)|: its share of the stream after it
-    turned: float  # E [1 - cos(x, x + f(x))]: by how much it rotates the stream
-    damage: float  # output divergence of the model with the mean of f in the place of f; no labels needed
-    onward: float | None = None  # the same for this attention and all later ones; only if the class token is read
-    weight: Factor = 1.0  # of its damage curve, given by a search; its damage counts by the same factor
+    divergence: Finite  # E |f(x)| / E |x + f(x)|: its share of the stream after it
+    turned: Finite  # E [1 - cos(x, x + f(x))]: by how much it rotates the stream
+    damage: Finite  # output divergence of the model with the mean of f in the place of f; no labels needed
+    onward: Finite | None = None  # the same for this attention and all later ones; only if the class token is read
+    weight: NotNegative = 1.0  # of its damage curve, given by a search; its damage counts by the same factor
 
     def weighted(self, by: float) -> SubLayer:
         """Return the same sub-layer with its weight times `by`."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..storage.json import Value
+from ..storage.json import Finite, NotNegative, Ratio, Value
 from .sampling import Samples
 
 RAPL = Path("/sys/class/powercap")
@@ -23,10 +23,10 @@ NOISY = 0.02  # difference of a candidate from itself
 class Conditions(Value, frozen=True, kw_only=True):
     """The disturbances of a timing run, which limit how far it can be trusted."""
 
-    noise: float  # relative difference of a candidate from itself (A/A)
-    drift: float  # relative slowdown from the beginning to the end
-    waited: float  # share of the time in which the process did not run
-    others: float | None  # cores that other processes and machines kept busy; None: unknown
+    noise: NotNegative  # relative difference of a candidate from itself (A/A)
+    drift: Finite  # relative slowdown from the beginning to the end
+    waited: Ratio  # share of the time in which the process did not run
+    others: NotNegative | None  # cores that other processes and machines kept busy; None: unknown
 
     def warnings(self) -> list[tuple[str, float, str]]:
         """Return warnings: the kind of disturbance, its size, and a clause that says what to do."""

@@ -39,12 +39,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .profile import PERCENTILES, Percentile, Profile
+from .profile import PERCENTILES, RESOLUTION_MS, Percentile, Profile
 from .sampling import DRAWS, percentiles_of
 from .student_t import t_quantile
 
 BEYOND = 0.05  # probability above the upper end of an interval, and below the lower one
-RESOLUTION_MS = 1e-4  # that Profiles round samples to
 SHARED_BY_RATIOS = 0.5  # correlation of two ratios to one reference
 Floats = npt.NDArray[np.float64]
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from ..allocation.costs import Costs, CostsByLast, linear_costs
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
-from ..storage.json import Count, Ratio, Value
+from ..storage.json import Count, NotNegative, Ratio, Value
 from .nonnegative import nonnegative_least_squares
 from .token_costs import TokenCosts, merge_shares
 
@@ -39,16 +39,25 @@ TOKENS = ("weights", "pair", "token", "patch", "merge", "merge stream")
 class LatencyModel(Value, frozen=True, kw_only=True):
     """Milliseconds of a Plan on one target, and the error on configurations that the fit did not see."""
 
-    fixed_ms: float
-    head_ms: tuple[float, ...]  # of one head, by block
-    neuron_ms: tuple[float, ...]
-    attention_ms: tuple[float, ...] = ()  # constant cost of an attention, by block; empty: unknown, so in `fixed_ms`
-    mlp_ms: tuple[float, ...] = ()
+    fixed_ms: NotNegative
+    head_ms: tuple[NotNegative, ...]  # of one head, by block
+    neuron_ms: tuple[NotNegative, ...]
+    attention_ms: tuple[
+        NotNegative, ...
+    ] = ()  # constant cost of an attention, by block; empty: unknown, so in `fixed_ms`
+    mlp_ms: tuple[NotNegative, ...] = ()
     last_head: Ratio | None = None  # share of a head's cost in the last attention; None: all tokens are read to the end
     tokens: TokenCosts | None = None  # None: fitted to samples with all tokens, so it tells nothing of others
     nets: Count  # sample configurations that it was fitted to
-    mean_error: float  # relative: on held-out configurations where tokens count, else each by a fit without it
-    most_error: float
+    mean_error: NotNegative  # relative: on held-out configurations where tokens count, else each by a fit without it
+    most_error: NotNegative
+
+    def __post_init__(self) -> None:
+        of_tokens = () if self.tokens is None else self.tokens.by_block
+        blocks = {len(costs) for costs in (self.head_ms, self.neuron_ms, *of_tokens)}
+        there = {len(costs) for costs in (self.attention_ms, self.mlp_ms)}
+        if blocks == {0} or len(blocks) > 1 or len(there) > 1 or not there <= {0, *blocks}:
+            raise ValueError("the costs of a latency model are not of the same blocks")
 
     @property
     def is_sound(self) -> bool:

@@ -2,47 +2,70 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import msgspec
+import numpy as np
 
 from ..errors import UsageError
 from ..runtimes.device import DeviceCard
-from ..storage.json import Count, Size, Value
+from ..storage.json import Finite, Size, Some, Value
 from ..target import ON_CPU, Precision, Target
 from .conditions import BUSY, Conditions
 from .sampling import Samples
 
-Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
+MOST_MS = 1e9  # eleven days: no run takes longer
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_MS)]
+Duration = Annotated[float, msgspec.Meta(gt=0, le=MOST_MS)]  # of something that happened
 Percentile = Literal["p50", "p90", "p99"]
 Method = Annotated[str, msgspec.Meta(max_length=64)]  # such as "in-process" (our timer around a session), "trtexec"
 PERCENTILES: dict[Percentile, float] = {"p50": 50, "p90": 90, "p99": 99}
 # Runs that a percentile needs: at least ten beyond it.
 LEAST_RUNS: dict[Percentile, int] = {"p50": 40, "p90": 100, "p99": 1000}
+RESOLUTION_MS = 1e-4  # that samples are rounded to; their percentiles are not, so the two differ by so much
 
 
 class Profile(Value, frozen=True, kw_only=True):
     """A distribution of wall-clock latencies, and the way it was measured."""
 
-    p50_ms: Milliseconds
-    p90_ms: Milliseconds
-    p99_ms: Milliseconds
+    p50_ms: Duration
+    p90_ms: Duration
+    p99_ms: Duration
     spread_ms: Milliseconds  # between the quartiles
-    intervals_ms: dict[Percentile, tuple[Milliseconds, Milliseconds]]  # 95 % of these hold the percentile
+    intervals_ms: dict[Percentile, tuple[Duration, Duration]]  # 95 % of these hold the percentile
     cpu_ms: Milliseconds | None  # CPU time of an undisturbed run, all threads: to compare files; None: a GPU worked
-    gpu_ms: float | None = None  # median that the GPU alone computed, without copying to and from it
-    energy_mj: float | None = None  # of one run, with all that the processor did meanwhile; None: unknown, or a GPU ran
+    gpu_ms: Milliseconds | None = None  # median that the GPU alone computed, without copying to and from it
+    energy_mj: Finite | None = (
+        None  # of one run, with all that the processor did meanwhile; None: unknown, or a GPU ran
+    )
     method: Method | None = None  # None: unknown, in an older file
-    samples_ms: tuple[Milliseconds, ...]  # every run, in order
-    runs: Count
+    samples_ms: tuple[Duration, ...]  # every run, in order
+    runs: Some
     burst: Size = 1  # runs in a row, between those of others
     pause_ms: Milliseconds = 0.0  # slept before every run
     conditions: Conditions
     precision: Precision
-    batch: Count
-    threads: Count
+    batch: Size
+    threads: Size
     sha256: str  # of the file that was timed
     device: DeviceCard
+
+    def __post_init__(self) -> None:
+        if not self.burst <= self.runs == len(self.samples_ms):
+            raise ValueError(f"{len(self.samples_ms)} samples are not {self.runs} runs in bursts of {self.burst}")
+        samples = np.asarray(self.samples_ms, np.float64)
+        if not ((samples > 0) & (samples <= MOST_MS)).all():
+            raise ValueError("a sample is not a duration")
+        if not self.p50_ms <= self.p90_ms <= self.p99_ms:
+            raise ValueError("its percentiles do not rise")
+        for name, found in zip(PERCENTILES, np.percentile(samples, list(PERCENTILES.values()))):
+            if not abs(self.at_ms(name) - found) <= RESOLUTION_MS + 1e-6 * found:
+                raise ValueError(f"{name} is {self.at_ms(name):g} ms, and {found:g} ms by its samples")
+            if name not in self.intervals_ms:
+                raise ValueError(f"{name} has no interval")
+            if not self.intervals_ms[name][0] <= self.intervals_ms[name][1]:
+                raise ValueError(f"the interval of {name} ends before it begins")
 
     def at_ms(self, percentile: Percentile) -> float:
         """Return the latency that a budget at this percentile is compared with."""
@@ -74,6 +97,7 @@ def to_profile(
     method: Method | None = None,
 ) -> Profile:
     """Summarise the samples of one candidate."""
+    samples = replace(samples, wall_ms=[max(ms, RESOLUTION_MS) for ms in samples.wall_ms])  # a coarse clock tells 0
     return Profile(
         p50_ms=samples.percentile(50),
         p90_ms=samples.percentile(90),

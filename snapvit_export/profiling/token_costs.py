@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
-from ..storage.json import Count, Size, Value
+from ..storage.json import Count, NotNegative, Size, Value
 
 Each = list[list[float]]  # costs of a head, a neuron, an attention and an MLP, by block
 
@@ -30,16 +30,21 @@ class TokenCosts(Value, frozen=True, kw_only=True):
 
     prefix: Count  # tokens that never merge
     patches: Size  # of the model's own grid
-    head_weight_ms: tuple[float, ...]  # of what a head costs, by block: the part that no token adds to
-    neuron_weight_ms: tuple[float, ...]
-    pair_ms: tuple[float, ...]  # of what a head costs, by block: the part that goes with pairs of tokens
-    token_ms: float  # of an attention or an MLP, for each token
-    patch_ms: float
-    merge_ms: float
-    merge_stream_ms: float  # where all tokens are still there, as the next three
-    merge_key_ms: tuple[float, ...]  # for each head, by block
-    match_ms: tuple[float, ...]  # for each head, by block
-    sum_ms: float  # if all patches were merged
+    head_weight_ms: tuple[NotNegative, ...]  # of what a head costs, by block: the part that no token adds to
+    neuron_weight_ms: tuple[NotNegative, ...]
+    pair_ms: tuple[NotNegative, ...]  # of what a head costs, by block: the part that goes with pairs of tokens
+    token_ms: NotNegative  # of an attention or an MLP, for each token
+    patch_ms: NotNegative
+    merge_ms: NotNegative
+    merge_stream_ms: NotNegative  # where all tokens are still there, as the next three
+    merge_key_ms: tuple[NotNegative, ...]  # for each head, by block
+    match_ms: tuple[NotNegative, ...]  # for each head, by block
+    sum_ms: NotNegative  # if all patches were merged
+
+    @property
+    def by_block(self) -> tuple[tuple[float, ...], ...]:
+        """All costs that there is one of for each block."""
+        return self.head_weight_ms, self.neuron_weight_ms, self.pair_ms, self.merge_key_ms, self.match_ms
 
     def fixed(self, fixed_ms: float, plan: Plan) -> float:
         """Return the fixed part at a Plan's grid, from that of the model's own."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from ..errors import SnapvitError, UsageError
-from ..storage.json import Count, Value
+from ..storage.json import Count, Finite, Value
 
 LIMIT = " max"  # end of the names of clock limits, set by the power mode; the others are clocks of that moment
 
@@ -23,8 +24,8 @@ class Accelerator(Value, frozen=True, kw_only=True):
     name: str
     software: dict[str, str]  # versions: jetpack, l4t, tensorrt, cuda, driver
     power_mode: str
-    clocks_mhz: dict[str, float]  # "gpu", "cpu0": at that moment; "gpu max", "cpu0 max": in this power mode
-    temperatures_c: dict[str, float]
+    clocks_mhz: dict[str, Finite]  # "gpu", "cpu0": at that moment; "gpu max", "cpu0 max": in this power mode
+    temperatures_c: dict[str, Finite]
     memory_bytes: Count  # a Jetson's is shared with the processor
     board: str | None = None  # that carries it: Orins of one name are not of one speed; None: not recorded
     sm_count: Count | None = None  # streaming multiprocessors; None: not recorded
@@ -42,7 +43,9 @@ class DeviceCard(Value, frozen=True, kw_only=True):
 
     cpu: str
     cores: Count  # that this process may use
-    core_numbers: tuple[Count, ...] = ()  # which: a phone's are of several kinds
+    core_numbers: Annotated[
+        tuple[Count, ...], msgspec.Meta(max_length=2**14)
+    ] = ()  # which: a phone's are of several kinds
     governor: str
     memory_bytes: Count
     system: str

@@ -15,7 +15,6 @@ us to it, with a fake trtexec: it tests the plumbing, and says nothing about Ten
 from __future__ import annotations
 
 import argparse
-import errno
 import hashlib
 import json
 import math
@@ -34,7 +33,7 @@ import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
-from typing import Any, Iterable, Iterator, Mapping, NamedTuple, NoReturn, Sequence  # noqa: UP035 (Python 3.8)
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, NoReturn, Sequence, Tuple  # noqa: UP035 (Python 3.8)
 
 ROOT = Path("/")
 TRTEXEC_PLACES = ("/usr/src/tensorrt/bin/trtexec",)  # where JetPack puts it, which is not in PATH
@@ -42,10 +41,15 @@ UNKNOWN = "unknown"
 PERCENTILES = {"p50": 50, "p90": 90, "p99": 99}
 LEAST_RUNS = 40  # fewer do not tell a median
 LEAST_ROUNDS = 3
-MOST_BYTES = 1 << 28  # of a file of JSON
 MOST_KEPT = 1000  # samples of one visit: more would tell no more, and the file is sent around
 DRAWS, COVERS = 400, 0.95  # as in profiling/sampling.py
 SLOWED = 0.05  # by so much while timing: heat, or a clock that was lowered
+RESOLUTION_MS = 1e-4  # that samples are rounded to
+# What is read comes from elsewhere: bounds far beyond any family, so that a hostile one is refused and not followed.
+MOST_JSON_BYTES = 1 << 28
+MOST_NUMBER = 10**7
+DEEPEST_GRAPH = 16  # graphs within each other: bodies of If and Loop
+PRECISIONS = ("fp32", "fp16", "int8-dynamic", "int8-static")
 
 
 class AgentError(Exception):
@@ -257,9 +261,43 @@ def _last_line(text: str) -> str:
 
 def _json(text: str, where: str, option: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError as error:
         raise AgentError(f"{where}: not what trtexec {option} writes: {_short(error)}") from error
+
+
+def parse_json(text: str) -> Any:
+    """Read JSON as strictly as snapvit does: each key once, no NaN, not nested without end."""
+    try:
+        return json.loads(text, object_pairs_hook=_each_key_once, parse_constant=_no_number, parse_int=_whole)
+    except RecursionError:
+        raise ValueError("its values are nested too deep") from None
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is given twice")
+    return found
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number")
+
+
+def _whole(text: str) -> int:
+    if len(text) > 40:
+        raise ValueError(f"a number of {len(text)} digits")
+    return int(text)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; what is no plain file is not waited for."""
+    if path.exists() and not path.is_file():
+        raise OSError(0, "not a plain file", str(path))
+    if path.stat().st_size > MOST_JSON_BYTES:
+        raise ValueError(f"more than {MOST_JSON_BYTES >> 20} MB")
+    return parse_json(path.read_text(encoding="utf-8"))
 
 
 def _milliseconds(value: Any) -> float:
@@ -363,7 +401,7 @@ def read_family(folder: Path) -> Family:
     """Read a family and check every file of it against its hash."""
     path = folder / "manifest.json"
     try:
-        manifest = json.loads(text_of_file(path))
+        manifest = read_json(path)
     except OSError as error:
         raise AgentError(f"{path}: cannot be read: {error.strerror}. Give the folder of a family") from error
     except ValueError as error:
@@ -371,48 +409,87 @@ def read_family(folder: Path) -> Family:
     try:
         if manifest["format_version"] != 1:
             raise AgentError(
-                f"{path}: of format {manifest['format_version']}, and this agent reads 1. Copy a newer agent"
+                f"{path}: of format {str(manifest['format_version'])[:20]}, and this agent reads 1. Copy a newer agent"
             )
-        listed = [*manifest["weights"], *manifest["variants"]]
-        for entry in listed:
-            _check_hash(_inside(folder, entry["file"]), entry["sha256"])
-        target, fixed = manifest["target"], manifest["input"]["batch"]
-        variants = tuple(_variant(folder, entry, target["precision"]) for entry in manifest["variants"])
-        return Family(
-            folder=folder,
-            model=manifest["model"],
-            dense=manifest["dense"],
-            precision=target["precision"],
-            batch=target["batch"],
-            threads=target["threads"],
-            fixed_batch=fixed,
-            variants=variants,
-        )
-    except (KeyError, TypeError) as error:
+        return _family(folder, manifest)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise AgentError(f"{path}: not the manifest of a family: {_short(error)}. Copy the family again") from error
 
 
-def _variant(folder: Path, entry: Mapping[str, Any], precision: str) -> Variant:
-    """One entry of the manifest; `precision`: the family's, which an entry that names none has."""
-    if not re.fullmatch(r"[\w.+-]+", entry["name"]) or entry["name"].startswith("."):
-        raise AgentError(f"{folder / 'manifest.json'}: '{entry['name']}' cannot name a file. Copy the family again")
+def _family(folder: Path, manifest: Mapping[str, Any]) -> Family:
+    target, fixed = manifest["target"], manifest["input"]["batch"]
+    sizes = {}
+    for entry in [*manifest["weights"], *manifest["variants"]]:
+        path = _inside(folder, _text_in(entry, "file"))
+        _check_hash(path, _text_in(entry, "sha256"))
+        sizes[entry["file"]] = path.stat().st_size
+    variants = tuple(_variant(folder, entry, _precision(target), sizes) for entry in manifest["variants"])
+    names = [variant.name for variant in variants]
+    if len(set(names)) < len(names):
+        raise ValueError("two variants have the same name")
+    if manifest["dense"] not in names:
+        raise ValueError(f"no variant is called '{manifest['dense']}', which should be the dense one")
+    return Family(
+        folder=folder,
+        model=_text_in(manifest, "model"),
+        dense=manifest["dense"],
+        precision=_precision(target),
+        batch=_number_in(target, "batch"),
+        threads=_number_in(target, "threads"),
+        fixed_batch=None if fixed is None else _number_in(manifest["input"], "batch"),
+        variants=variants,
+    )
+
+
+def _text_in(entry: Mapping[str, Any], key: str) -> str:
+    if not isinstance(entry[key], str) or "\0" in entry[key]:
+        raise ValueError(f"{key} is no text")
+    return str(entry[key])
+
+
+def _number_in(entry: Mapping[str, Any], key: str) -> int:
+    value = entry[key]
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_NUMBER:
+        raise ValueError(f"{key} is not a whole number from 1 to {MOST_NUMBER}")
+    return value
+
+
+def _precision(entry: Mapping[str, Any]) -> str:
+    if entry["precision"] not in PRECISIONS:
+        raise ValueError(f"precision is none of {', '.join(PRECISIONS)}")
+    return str(entry["precision"])
+
+
+def _variant(folder: Path, entry: Mapping[str, Any], precision: str, sizes: Mapping[str, int]) -> Variant:
+    """One entry of the manifest; `precision`: the family's, which an entry that names none has.
+
+    `sizes`: of all files that the manifest lists.
+    """
+    name = _text_in(entry, "name")
+    if not re.fullmatch(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,99}", name):
+        raise AgentError(f"{folder / 'manifest.json'}: '{name[:100]}' cannot name a file. Copy the family again")
     path = _inside(folder, entry["file"])
     if path.suffix != ".onnx":
         raise AgentError(f"{path}: not an ONNX graph, which TensorRT needs. Export it with --flavour portable")
-    return Variant(entry["name"], path, entry["sha256"], read_graph(path), entry.get("precision", precision))
+    listed = {file: sizes[file] for file in entry.get("weights", []) if file in sizes}
+    graph = read_graph(path, PurePosixPath(entry["file"]).parent, listed)
+    return Variant(name, path, entry["sha256"], graph, _precision(entry) if "precision" in entry else precision)
 
 
 def _inside(folder: Path, name: str) -> Path:
     """A file of the folder; names and links that leave it are refused."""
     path = PurePosixPath(name)
-    inner = not (path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts)
-    whole, found = folder.resolve(), (folder / name).resolve()
-    if not inner or whole not in found.parents:
+    inner = not (path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or not path.parts)
+    if inner:  # realpath follows links, and gives up on those that go round in circles
+        inner = Path(os.path.realpath(str(folder))) in Path(os.path.realpath(str(folder / path))).parents
+    if not inner:
         raise AgentError(f"{folder / 'manifest.json'}: '{name}' leaves the folder. Copy the family again")
-    return folder / name
+    return folder / path
 
 
 def _check_hash(path: Path, wanted: str) -> None:
+    if path.exists() and not path.is_file():
+        raise AgentError(f"{path}: not a plain file. Copy the family again")
     if not path.is_file():
         raise AgentError(f"{path}: missing, though manifest.json lists it. Copy the family again")
     if sha256(path) != wanted:
@@ -437,16 +514,116 @@ class Field(NamedTuple):
     end: int
 
 
-def read_graph(path: Path) -> Graph:
+def read_graph(path: Path, folder: PurePosixPath = PurePosixPath(), listed: Mapping[str, int] | None = None) -> Graph:
     """Read opset, operators and input from an ONNX file, which may hold gigabytes of weights, without the onnx package.
+
+    TensorRT maps whatever file a tensor names, so all of them must be among the `listed` ones, by the sizes that these
+    have; `folder`: of the file, which its names are relative to. None: nothing is known of other files, nor checked.
 
     Field numbers are those of onnx.proto: ModelProto 7 graph, 8 opset_import; GraphProto 1 node, 11 input.
     """
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if listed is not None:
+                for tensor in tensors_of(data):
+                    _check_place(data, tensor, folder, listed)
             return _graph(data)
     except (ValueError, IndexError) as error:
         raise AgentError(f"{path}: not an ONNX file: {_short(error)}. Copy the family again") from error
+
+
+# The fields of each kind of message that lead to tensors, by their numbers in onnx.proto, and the kind behind them.
+PARTS = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse tensor"},
+    "function": {7: "node", 11: "attribute"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse tensor", 23: "sparse tensor"},
+    "sparse tensor": {1: "tensor", 2: "tensor"},
+}
+REPEATED = {
+    ("graph", 1),
+    ("graph", 5),
+    ("graph", 15),
+    ("function", 7),
+    ("function", 11),
+    ("node", 5),
+    ("attribute", 10),
+}
+REPEATED |= {("attribute", 11), ("attribute", 23), ("model", 20), ("model", 25)}
+Spans = Sequence[Tuple[int, int]]  # noqa: UP006 (Python 3.8): the places of a message, which may be in pieces
+
+
+def tensors_of(data: mmap.mmap | bytes) -> Iterator[Spans]:
+    """The places of all tensors of a model: initialisers, attributes, those of graphs in graphs and of functions.
+
+    A message that is there once may be written in several pieces, which a reader puts together: so does this.
+    """
+    waiting: list[tuple[str, Spans, int]] = [("model", [(0, len(data))], 0)]
+    while waiting:
+        kind, spans, depth = waiting.pop()
+        if kind == "tensor":
+            yield spans
+            continue
+        if depth > DEEPEST_GRAPH:
+            raise ValueError("its graphs are nested too deep")
+        pieces: dict[int, list[tuple[int, int]]] = {}
+        for field in (field for start, end in spans for field in fields(data, start, end)):
+            inner = PARTS[kind].get(field.number)
+            if inner is not None and (kind, field.number) in REPEATED:
+                waiting.append((inner, [(field.start, field.end)], depth + (inner == "graph")))
+            elif inner is not None:
+                pieces.setdefault(field.number, []).append((field.start, field.end))
+        waiting += [(PARTS[kind][n], found, depth + (PARTS[kind][n] == "graph")) for n, found in pieces.items()]
+
+
+BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 14: 64, 15: 128, 16: 16}
+BITS.update(
+    {17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4, 24: 8}
+)  # of TensorProto.DataType: 8-bit and smaller floats
+
+
+def _check_place(data: mmap.mmap | bytes, tensor: Spans, folder: PurePosixPath, listed: Mapping[str, int]) -> None:
+    """Refuse a tensor whose weights are in a file that is not listed, or not within it.
+
+    TensorProto 1 dims, 2 data_type, 13 external_data (1 key, 2 value), 14 data_location.
+    """
+    places: list[tuple[str, str]] = []
+    dims, kind, outside = 1, 0, False
+    for field in (field for start, end in tensor for field in fields(data, start, end)):
+        if field.number == 13:
+            entry = {inner.number: _text(data, inner) for inner in fields(data, field.start, field.end)}
+            places.append((entry.get(1, ""), entry.get(2, "")))
+        elif field.number == 14:
+            outside = field.value == 1
+        elif field.number == 2:
+            kind = field.value
+        elif field.number == 1:
+            for size in [field.value] if field.start == field.end else _packed(data, field):
+                dims *= size
+    if not places and not outside:
+        return
+    found = dict(places)
+    if len(found) < len(places):
+        raise ValueError("a tensor names the place of its weights twice")
+    name = found.get("location", "")
+    size = listed.get(str(folder / name))
+    if size is None:
+        raise ValueError(f"it reads what manifest.json does not list for it: '{name}'")
+    needed = str(-(-dims * BITS.get(kind, 0) // 8))
+    words = [found.get("offset", "0"), found.get("length", needed)]
+    if not all(re.fullmatch(r"[0-9]{1,18}", word) for word in words):
+        raise ValueError(f"a tensor names no place in '{name}'")
+    if sum(map(int, words)) > size or (kind in BITS and int(words[1]) != int(needed)):
+        raise ValueError(f"a tensor is not within '{name}'")
+
+
+def _packed(data: mmap.mmap | bytes, field: Field) -> Iterator[int]:
+    at = field.start
+    while at < field.end:
+        value, at = varint(data, at)
+        yield value
 
 
 def _graph(data: mmap.mmap) -> Graph:
@@ -468,7 +645,12 @@ def _graph(data: mmap.mmap) -> Graph:
                     inputs.append(_port(data, part))
     if not opset or not inputs:
         raise ValueError("it has no opset or no input")
-    return Graph(opset, operators, *inputs[0])
+    name, shape = inputs[0]
+    if not re.fullmatch(r"[A-Za-z0-9_./-]{1,200}", name):  # trtexec is given it with a shape, separated by colons
+        raise ValueError(f"its input is called '{name}'")
+    if any(size > MOST_NUMBER for size in shape):
+        raise ValueError(f"its input has the shape {shape}")
+    return Graph(opset, operators, name, shape)
 
 
 def _port(data: mmap.mmap, port: Field) -> tuple[str, tuple[int, ...]]:
@@ -487,7 +669,7 @@ def _port(data: mmap.mmap, port: Field) -> tuple[str, tuple[int, ...]]:
     return name, tuple(shape)
 
 
-def _text(data: mmap.mmap, field: Field) -> str:
+def _text(data: mmap.mmap | bytes, field: Field) -> str:
     return data[field.start : field.end].decode("utf-8", "replace")
 
 
@@ -589,15 +771,6 @@ def output_of(*command: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""
-
-
-def text_of_file(path: Path) -> str:
-    """Return the text of a file that somebody gave; a pipe or a device would be waited for, for ever."""
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is not a file")
-    if path.exists() and path.stat().st_size > MOST_BYTES:
-        raise OSError(errno.EFBIG, "it is too large")
-    return path.read_text(encoding="utf-8")
 
 
 def text_of(path: Path) -> str:
@@ -860,6 +1033,8 @@ class Agent:
         self.card = device_card(self.version, self.looks[0])
         self.warnings = warnings_of(self.card)
         self.builds: dict[str, Any] = {}
+        _refuse_foreign(asked.out, {"profiles", "target"})
+        _refuse_foreign(asked.record, {"looks", "builds"})
         _check_writable(asked.out, "--out")
         _check_writable(asked.engines / "engine", "--keep-engines")
 
@@ -972,7 +1147,7 @@ class Agent:
             if re.search(r"--useCudaGraph flag has been ignored|not permitted under CUDA graph", text):
                 self.warn(f"{name}: TensorRT could not record a CUDA graph, so starting its kernels counts too")
         return {
-            "latency_ms": [round(ms, 4) for ms in evenly(found[0].latency_ms, MOST_KEPT)],
+            "latency_ms": [max(round(ms, 4), RESOLUTION_MS) for ms in evenly(found[0].latency_ms, MOST_KEPT)],
             "gpu_ms": [round(ms, 4) for ms in evenly(found[1].compute_ms, MOST_KEPT)],
         }
 
@@ -987,17 +1162,18 @@ class Agent:
         if not path.exists():
             return begun
         try:
-            state = json.loads(text_of_file(path))
-            same, warnings = state["key"] == begun["key"], list(state["warnings"])
-            known = [(visit["variant"], visit["latency_ms"], visit["gpu_ms"]) for visit in state["visits"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            state = read_json(path)
+            same, warnings = state["key"] == begun["key"], [str(warning) for warning in state["warnings"]]
+            known = [_visit(visit) for visit in state["visits"]]
+            looks = [dict(seen, clocks_mhz=dict(seen["clocks_mhz"])) for seen in state["looks"]]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise AgentError(f"{path}: damaged: {_short(error)}. Remove it to begin anew") from error
         if not same:
             say(f"{path} is of another run and is begun anew")
             return begun
         say(f"going on after {len(known)} of {len(self.variants) * self.asked.rounds} visits")
         self.warnings += [warning for warning in warnings if warning not in self.warnings]
-        return dict(state, looks=[*state["looks"], *self.looks])
+        return dict(begun, visits=known, looks=[*looks, *self.looks])
 
     def layers(self, name: str, engine: Path) -> list[dict[str, Any]]:
         """Time of each layer, longest first; what cannot be read is a warning, since nothing else depends on it."""
@@ -1105,18 +1281,28 @@ class Agent:
             columns = (
                 f"{found['p50_ms']:6.2f}  {low:6.2f} - {high:6.2f}   {found['p90_ms']:6.2f}  {found['p99_ms']:6.2f}"
             )
-            print(f"{name:{wide}}  {columns}   {gpu[name]['p50']:6.2f}   {gpu[name]['p99']:6.2f}")
+            shown = visible(name, sys.stdout)
+            print(f"{shown:{wide}}  {columns}   {gpu[name]['p50']:6.2f}   {gpu[name]['p99']:6.2f}")
         kept = "" if self.asked.keep_engines is None else f", engines in {self.asked.keep_engines}"
-        print(f"Written to {self.asked.out}{kept}; what else was seen is in {self.asked.record}")
+        text = f"Written to {self.asked.out}{kept}; what else was seen is in {self.asked.record}"
+        print(visible(text, sys.stdout))
 
 
 def _described(path: Path) -> dict[str, Any] | None:
     """Return the record beside an engine; None if there is none that can be read."""
     try:
-        found = json.loads(text_of_file(path))
+        found = read_json(path)
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and {"recipe", "sha256"} <= set(found) else None
+
+
+def _visit(visit: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one entry of an interrupted run, after a look at it."""
+    times = {part: [_milliseconds(ms) for ms in visit[part]] for part in ("latency_ms", "gpu_ms")}
+    if not all(times.values()) or not all(times["latency_ms"]):
+        raise ValueError("a visit has no times")
+    return dict(times, round=int(visit["round"]), variant=_text_in(visit, "variant"))
 
 
 def _is_file(path: Path, digest: str) -> bool:
@@ -1125,6 +1311,18 @@ def _is_file(path: Path, digest: str) -> bool:
 
 def _plain(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")
+
+
+def _refuse_foreign(path: Path, keys: set[str]) -> None:
+    """Refuse to replace a file that no agent wrote, such as the family's own manifest."""
+    if not path.exists() or path.is_dir():
+        return
+    try:
+        found = read_json(path)
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict) or not keys <= set(found):
+        raise UsageError(f"{path}: exists, and no agent wrote it. Choose another --out")
 
 
 def _check_writable(out: Path, option: str) -> None:
@@ -1162,7 +1360,14 @@ def write_json(path: Path, value: Any) -> None:
 
 def say(text: str) -> None:
     """Progress, on standard error."""
-    print(text, file=sys.stderr, flush=True)
+    print(visible(text, sys.stderr), file=sys.stderr, flush=True)
+
+
+def visible(text: str, stream: Any) -> str:
+    """Text with its control characters written out, and what the stream cannot show: names come from elsewhere."""
+    plain = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return plain.encode(encoding, "backslashreplace").decode(encoding)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -1206,10 +1411,13 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         Agent(parse_arguments(words)).work()
     except AgentError as error:
-        say(f"error: {error}")
+        say(f"error: {str(error)[:1000]}")
         return error.exit_code
     except OSError as error:  # a full disk, a folder that went away
         say(f"error: {error.filename}: {error.strerror}. The same command goes on where it stopped")
+        return 1
+    except MemoryError:
+        say("error: not enough memory. Close other programs, and run again")
         return 1
     except KeyboardInterrupt:
         say("error: interrupted. The same command goes on where it stopped")

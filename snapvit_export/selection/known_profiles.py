@@ -23,7 +23,7 @@ from ..progress import Silent
 from ..storage.json import Name, Value, read_json, write_json
 from ..storage.places import check_output, is_json_of
 from ..target import TAKES, Runtime, Target
-from .candidates import BuiltVariant, Candidates, Latencies
+from .candidates import DENSE, BuiltVariant, Candidates, Latencies
 from .choice import select_among
 
 OWN = "cpu"  # the device that the family's own manifest was measured on
@@ -68,6 +68,11 @@ def known_candidates(folder: Path, manifest: Manifest, known: FamilyProfile, at:
             )
         require_runs(variant.name, profile, at)
         profiles[variant.name] = profile
+    if manifest.dense not in profiles:
+        raise FileFormatError(
+            f"the given latencies are of {known.target.runtime}, which does not take {manifest.dense}. "
+            "Time this family in another runtime"
+        )
     return _timed_candidates(folder, manifest, known.target.target, manifest.variants, profiles)
 
 
@@ -79,6 +84,7 @@ def _timed_candidates(
     profiles: Mapping[str, Profile],
     latencies: Latencies | None = None,
 ) -> Candidates:
+    require_dense(manifest)
     built = [BuiltVariant.of(folder, variant, manifest.anatomy) for variant in variants]
     advice = "export sparser variants and time them there"
     candidates = Candidates(manifest.anatomy, target, Silent(), built=built, advice=advice, latencies=latencies)
@@ -86,12 +92,18 @@ def _timed_candidates(
     return candidates
 
 
+def require_dense(manifest: Manifest) -> None:
+    """Refuse a family whose dense variant has another name than every export gives it: others are compared with it."""
+    if manifest.dense != DENSE:
+        raise FileFormatError(f"the manifest calls the dense variant {manifest.dense}, not {DENSE}. Export it again")
+
+
 def require_runs(name: str, profile: Profile, at: Percentile) -> None:
     """Refuse latencies of too few runs to tell a percentile."""
     if profile.runs < LEAST_RUNS[at]:
         raise FileFormatError(
             f"the given latencies of {name} are of {profile.runs} runs, and {at} needs {LEAST_RUNS[at]}. "
-            "Profile for more --seconds, or leave --profile out"
+            "Profile for more --seconds"
         )
 
 
@@ -182,6 +194,9 @@ def pick(
         raise FileFormatError(
             f"{device}: its latencies are of other files than this family has. Run snapvit profile again"
         )
+    if device != OWN:
+        for name, profile in profiles.items():
+            require_runs(name, profile, at)
     latencies = ChoiceLatencies.of(manifest, at) if device == OWN else None
     candidates = _timed_candidates(Path(), manifest, found.target.target, timed, profiles, latencies)
     try:

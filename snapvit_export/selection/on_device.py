@@ -49,7 +49,7 @@ from .choice import select_among
 from .device_options import options_for, planner_for, usable_levers
 from .elastic_builder import WITHOUT_IMAGES, ElasticBuilder, adopt
 from .image_meter import REFERENCE, meter_of_images
-from .known_profiles import FamilyProfile, known_candidates, require_runs, taken_by
+from .known_profiles import FamilyProfile, known_candidates, require_dense, require_runs, taken_by
 from .point import Point
 from .select import RUN_SECONDS, select
 from .table_meter import TableMeter
@@ -131,6 +131,7 @@ def choose_in_family(
     """
     folder = Path(folder)
     manifest = read_family(folder)
+    require_dense(manifest)
     _check_request(manifest, elastic, tokens, resolution, levers, data, prefer)
     check_place(folder, manifest)
     if known is not None and known.target.device.accelerator is not None:

@@ -1,10 +1,12 @@
 """Strict JSON: the one way values are written and read back, bounded, with errors that name the place.
 
-Light: standard library and msgspec.
+A file of a stranger is refused where JSON itself is vague: keys that are given twice, nesting without end, numbers that
+no computer holds, characters that end a name early. Light: standard library and msgspec.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -16,6 +18,7 @@ from .atomic import write_atomically
 from .reading import MOST_JSON, check_readable
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Some = Annotated[int, msgspec.Meta(ge=1, le=2**53)]  # a count of what cannot be none
 Size = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
 Kept = Annotated[int, msgspec.Meta(ge=0, le=10**7)]  # structures kept of a size; 0: none
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -23,6 +26,17 @@ Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 # length leaves room for what a temporary name adds; a $ in place of \Z would let a newline pass.
 Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_+-][A-Za-z0-9_.+-]*\Z", max_length=180)]
 NAME_RULE = "a name of letters, digits and _ . + - that does not begin with a dot"
+# Numbers that are finite in sums, products and percent too: 1e308 is not.
+Finite = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e100)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e100)]
+
+DEEPEST = 64  # levels of lists and objects within each other; our own files have a dozen
+LONGEST_NUMBER = 40  # digits in a row; our own have 17
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)  # or the rest, where its end is missing
+_DIGITS = re.compile(rb"\d{%d}" % (LONGEST_NUMBER + 1))
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,10 +66,36 @@ def to_json(value: Any) -> bytes:
 def from_json(data: bytes | str, kind: type[T], where: str) -> T:
     """Read `kind` from JSON; `where` names the file in the error."""
     try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raw = data.encode() if isinstance(data, str) else data
+        _check_form(raw)
+        found = msgspec.json.decode(raw, type=kind)
+        json.loads(raw.decode(), object_pairs_hook=_each_key_once)
+        return found
+    except (msgspec.MsgspecError, SnapvitError, ValueError, ArithmeticError, RecursionError) as error:
         why = re.sub("Expected `str` matching regex '.*'", f"Expected {NAME_RULE}", str(error))
         raise FileFormatError(f"{where}: not a valid {kind.__name__}: {why}") from error
+
+
+def _check_form(data: bytes) -> None:
+    """Refuse what no file of ours has and what readers take in different ways, or never come back from."""
+    if _NUL.search(data):
+        raise ValueError("a text has a NUL character")
+    outside = _STRING.sub(b"", data)
+    if _DIGITS.search(outside):
+        raise ValueError(f"a number has more than {LONGEST_NUMBER} digits")
+    level = 0
+    for bracket in outside.translate(None, _NOT_BRACKETS):
+        level += 1 if bracket in b"[{" else -1
+        if level > DEEPEST:
+            raise ValueError(f"its values are nested more than {DEEPEST} deep")
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise ValueError(f"{name!r} is given twice")
+        seen.add(name)
 
 
 def read_json(path: Path, kind: type[T]) -> T:

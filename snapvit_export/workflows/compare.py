@@ -150,7 +150,12 @@ def _continued(start: Comparison, folder: Path) -> Comparison:
             f"{folder / COMPARISON}: of another model, images or axis. Choose another --out, or give --force"
         )
     settings = {**before.settings, **start.settings}
-    same = [c for c in before.contestants if settings[c.recipe] == before.settings[c.recipe]]
+    wanted = set(start.dense.measures)  # an older version took fewer
+    same = [
+        c
+        for c in before.contestants
+        if settings[c.recipe] == before.settings[c.recipe] and wanted <= set(c.evaluation.measures)
+    ]
     return msgspec.structs.replace(start, contestants=tuple(same), settings=settings)
 
 

@@ -109,8 +109,14 @@ def looks(count: int, rng: np.random.Generator) -> list[dict[str, Profile]]:
             name: ms * np.exp(shared + rng.normal(0, PROCESS) + rng.normal(0, WITHIN, BURST * ROUNDS))
             for name, ms in TRUE_MS.items()
         }
-        found.append({n: msgspec.structs.replace(TEMPLATE, samples_ms=tuple(wall)) for n, wall in walls.items()})
+        found.append({name: _with(wall) for name, wall in walls.items()})
     return found
+
+
+def _with(wall: np.ndarray) -> Profile:
+    """The template with other samples, and their percentiles."""
+    percentiles = dict(zip(("p50_ms", "p90_ms", "p99_ms"), np.percentile(wall, [50, 90, 99]).tolist()))
+    return msgspec.structs.replace(TEMPLATE, samples_ms=tuple(wall), **percentiles)
 
 
 def pooled_interval(looks: list[dict[str, Profile]], rng: np.random.Generator) -> tuple[float, float]:

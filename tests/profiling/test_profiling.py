@@ -135,7 +135,7 @@ def test_a_crowded_machine_is_known_by_waiting_and_by_the_work_of_others():
     device = msgspec.structs.replace(this_device("1"), cores=4)
     for waited, others, crowded in ((0.0, 0.5, False), (0.4, None, True), (0.0, 2.0, True), (0.0, None, False)):
         conditions = Conditions(noise=0.0, drift=0.0, waited=waited, others=others)
-        assert profile_of(taken(1.0), device=device, conditions=conditions).is_contended is crowded
+        assert profile_of(taken(1.0, burst=1), device=device, conditions=conditions).is_contended is crowded
 
 
 def test_intervals_are_narrow_where_nothing_varies_and_wide_where_bursts_differ():
@@ -194,7 +194,7 @@ def test_energy_is_read_where_there_is_a_counter_and_absent_elsewhere(tmp_path):
 
 
 def test_a_profile_of_another_file_device_or_way_is_not_used_again():
-    profile, device = profile_of(taken(1.0, 2.0)), this_device("1")
+    profile, device = profile_of(taken(1.0, 2.0, burst=1)), this_device("1")
     assert profile.belongs_to("ab", TARGET, device)
     assert not profile.belongs_to("cd", TARGET, device)
     assert not profile.belongs_to("ab", TARGET, this_device("2"))

@@ -244,3 +244,24 @@ def test_the_hash_of_the_weights_is_computed_once_per_model(tiny_model, monkeypa
         tiny_model.module.blocks[0].mlp.fc1.weight.add_(1)  # as an optimiser does
     assert tiny_model.weights_sha256 != first
     assert len(hashed) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda m: m["kwargs"].update(depth=0), "has no block"),
+        (lambda m: m["kwargs"].update(img_size=5), "is smaller than a patch"),
+        (lambda m: m["preprocessing"].update(input_size=[3, 2, 2]), "its images are 3 x 2 x 2, and the model takes"),
+        (lambda m: m.update(plan={"heads": [1], "neurons": [1]}), "the plan is for 1 blocks, the model has 3"),
+        (lambda m: m.update(plan={"heads": [99] * 3, "neurons": [1] * 3}), "keeps 99 heads of 4"),
+    ],
+)
+def test_a_model_folder_whose_description_is_of_no_model_is_refused_in_one_line(tiny_folder, change, says):
+    path = tiny_folder / "model.json"
+    written = json.loads(path.read_text())
+    change(written)
+    path.write_text(json.dumps(written))
+    with pytest.raises(SnapvitError) as refused:
+        load_model(str(tiny_folder))
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -248,7 +248,7 @@ def test_times_are_parsed():
         ("{}", "t.json: trtexec timed no run"),
         ("[1]", "t.json: not what trtexec"),
         ('[{"computeMs": 1}]', "no 'latencyMs' in it"),
-        ('[{"latencyMs": NaN, "computeMs": 1}]', "nan is no duration"),
+        ('[{"latencyMs": NaN, "computeMs": 1}]', "NaN is no number"),
         ('[{"latencyMs": -1, "computeMs": 1}]', "-1 is no duration"),
         ('[{"latencyMs": "1", "computeMs": 1}]', "'1' is no duration"),
     ],

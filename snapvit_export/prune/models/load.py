@@ -283,12 +283,26 @@ def _load_folder(folder: Path) -> Model:
     description = read_json(folder / "model.json", ModelDescription)
     built = _build(description)
     module = built.module
+    _check_description(folder / "model.json", description, built.anatomy)
     if description.plan is not None:
         module = shrink(module, Ranking.flat(built.anatomy), description.plan)  # only for the shapes
     weights = read_weights(folder / "model.safetensors")
     _give_biases(module, weights)
     _fill(module, weights, folder / "model.safetensors")
     return Model(module, read_anatomy(module, description.name), description)
+
+
+def _check_description(path: Path, description: ModelDescription, whole: Anatomy) -> None:
+    """Refuse counts that the model does not have, and images of another size than it takes."""
+    try:
+        if description.plan is not None:
+            description.plan.check_fits(whole)
+    except SnapvitError as error:
+        raise FileFormatError(f"{path}: {error}") from error
+    wanted = (whole.channels, *whole.image_of(description.plan))
+    if description.preprocessing.input_size != wanted:
+        sizes = (" x ".join(map(str, size)) for size in (description.preprocessing.input_size, wanted))
+        raise FileFormatError("{}: its images are {}, and the model takes {}".format(path, *sizes))
 
 
 def _give_biases(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -308,7 +322,10 @@ def _give_biases(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 def _build(description: ModelDescription) -> Model:
     module = _create(description.architecture, description.name, **description.kwargs)
-    return Model(module, read_anatomy(module, description.name), description)
+    try:
+        return Model(module, read_anatomy(module, description.name), description)
+    except ValueError as error:  # an Anatomy checks itself
+        raise FileFormatError(f"{description.name}: {description.kwargs} is no model: {error}") from error
 
 
 def _load_timm(name: str, checkpoint: Path | None) -> Model:

@@ -40,7 +40,10 @@ def read_anatomy(module: nn.Module, name: str) -> Anatomy:
     _check_outside(model, name)
     for i, block in enumerate(model.blocks):
         _check_block(block, block_type, f"{name}: block {i}")
-    first = next(norm for block in model.blocks for norm in (block.norm1, block.norm2) if norm is not None)
+    norms = (norm for block in model.blocks for norm in (block.norm1, block.norm2) if norm is not None)
+    first = next(norms, None)
+    if first is None:
+        raise ModelNotUnderstood(f"{name}: has no block with a norm")
     norm = norm_kind(first, name)
     anatomy = Anatomy(
         family=family,

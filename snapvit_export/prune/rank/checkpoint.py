@@ -65,12 +65,16 @@ class Checkpoint:
             arrays, described = load_checksummed(self.path, KIND)
         except FileFormatError as error:
             raise FileFormatError(f"{error}. Remove it to start again") from error
-        content = json.loads(described)
-        if difference := _difference(content["settings"], self.settings):
+        try:
+            content = json.loads(described)
+            settings, phase, rest = content["settings"], str(content["phase"]), dict(content["rest"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise FileFormatError(f"{self.path}: damaged. Remove it to start again") from error
+        if difference := _difference(settings, self.settings):
             raise SnapvitError(
                 f"{self.path}: is of another run: {difference}. Remove it to start again, or give another --out"
             )
-        return SavedState(content["phase"], arrays, content["rest"])
+        return SavedState(phase, arrays, rest)
 
 
 def _difference(theirs: Any, ours: Any, where: str = "") -> str | None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from ...errors import FileFormatError, MissingDependency, SnapvitError, first_line
 from ...graph.read import read_graph
 from ...storage.atomic import sha256, write_atomically
+from ...storage.json import from_json
 from ...target import Precision, Target
 from ..cuda import Cuda, Graph, NoGPU, require_gpu
 from ..fixed_batch import in_batches
@@ -232,8 +232,8 @@ def _wide_parts(graph: Path) -> tuple[str, ...]:
     """Return the parts of an fp16 graph that stay in float32, from its metadata."""
     metadata = {entry.key: entry.value for entry in read_graph(graph).metadata_props}
     try:
-        return tuple(json.loads(metadata.get("snapvit.float32_parts", "[]")))
-    except ValueError as error:
+        return from_json(metadata.get("snapvit.float32_parts", "[]"), tuple[str, ...], str(graph))
+    except FileFormatError as error:
         raise SnapvitError(f"{graph}: its metadata on parts in float32 is damaged. Export it again") from error
 
 

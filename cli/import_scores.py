@@ -7,6 +7,9 @@ from typing import Annotated, Optional
 
 import typer
 
+from ..visible import say, visible
+from .output import print_json
+
 
 def import_scores(
     file: Annotated[Path, typer.Argument(help="A .pt score file of the released SnapViT code.")],
@@ -22,10 +25,13 @@ def import_scores(
 
     ranking = import_ranking(file, out, model)
     if as_json:
-        from ..storage.json import to_json
-
-        described = {"file": str(out), "model": ranking.model, "heads": ranking.heads, "neurons": ranking.neurons}
-        print(to_json(described).decode(), end="")
+        described = {
+            "file": visible(str(out)),
+            "model": ranking.model,
+            "heads": ranking.heads,
+            "neurons": ranking.neurons,
+        }
+        print_json(described)
         return
     sizes = f"{len(ranking.heads)} blocks, {sum(ranking.heads)} heads, {sum(ranking.neurons)} neurons"
-    print(f"{out}: {ranking.model}, {sizes}")
+    say(f"{out}: {ranking.model}, {sizes}")

@@ -33,7 +33,7 @@ import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
-from typing import Any, Iterable, Iterator, Mapping, NamedTuple, NoReturn, Sequence  # noqa: UP035 (Python 3.8)
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, NoReturn, Sequence, TextIO  # noqa: UP035 (Python 3.8)
 
 ROOT = Path("/")
 TRTEXEC_PLACES = ("/usr/src/tensorrt/bin/trtexec",)  # where JetPack puts it, which is not in PATH
@@ -44,6 +44,8 @@ LEAST_ROUNDS = 3
 MOST_KEPT = 1000  # samples of one visit: more would tell no more, and the file is sent around
 DRAWS, COVERS = 400, 0.95  # as in profiling/sampling.py
 SLOWED = 0.05  # by so much while timing: heat, or a clock that was lowered
+# Characters that control a terminal or the writing direction, as in visible.py
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 class AgentError(Exception):
@@ -1088,15 +1090,15 @@ class Agent:
     def show(self, profiles: Mapping[str, Any], gpu: Mapping[str, Mapping[str, float]]) -> None:
         """The answer, for people."""
         wide = max(len("variant"), *map(len, profiles))
-        print(f"{'variant':{wide}}  p50 ms  between           p90 ms  p99 ms  GPU p50  GPU p99")
+        say(f"{'variant':{wide}}  p50 ms  between           p90 ms  p99 ms  GPU p50  GPU p99", sys.stdout)
         for name, found in profiles.items():
             low, high = found["intervals_ms"]["p50"]
             columns = (
                 f"{found['p50_ms']:6.2f}  {low:6.2f} - {high:6.2f}   {found['p90_ms']:6.2f}  {found['p99_ms']:6.2f}"
             )
-            print(f"{name:{wide}}  {columns}   {gpu[name]['p50']:6.2f}   {gpu[name]['p99']:6.2f}")
+            say(f"{name:{wide}}  {columns}   {gpu[name]['p50']:6.2f}   {gpu[name]['p99']:6.2f}", sys.stdout)
         kept = "" if self.asked.keep_engines is None else f", engines in {self.asked.keep_engines}"
-        print(f"Written to {self.asked.out}{kept}; what else was seen is in {self.asked.record}")
+        say(f"Written to {self.asked.out}{kept}; what else was seen is in {self.asked.record}", sys.stdout)
 
 
 def _described(path: Path) -> dict[str, Any] | None:
@@ -1149,9 +1151,14 @@ def write_json(path: Path, value: Any) -> None:
         raise
 
 
-def say(text: str) -> None:
-    """Progress, on standard error."""
-    print(text, file=sys.stderr, flush=True)
+def say(text: str, file: TextIO | None = None) -> None:
+    """Print one line, progress by default on standard error; names of others cannot control the terminal."""
+    print(visible(text), file=file or sys.stderr, flush=True)
+
+
+def visible(text: str) -> str:
+    """Return the text with control characters as escapes: `snapvit_export.visible`, which is not here."""
+    return _CONTROLS.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -19,6 +19,7 @@ from msgspec import UNSET
 
 from .. import profiles
 from ..allocation import recipe
+from ..allocation.asked import percent, refuse_same
 from ..allocation.levers import LEVERS, PUBLISHED, Lever, in_order
 from ..allocation.planner import Planner, check_fraction, check_ratio, check_reach, check_sparsity
 from ..allocation.recipe import Settings, make_settings
@@ -262,9 +263,24 @@ def _check(request: Request, budget: Budget | None) -> Ranking | None:
         check_tokens(fraction)
     for size in request.resolution:
         check_resolution(size)
+    _refuse_same(request)
     refuse_own_folder(request.out)
     refuse_foreign(request.out, own_files(request.out))
     return None if request.ranking is None else Ranking.load(request.ranking)
+
+
+def _refuse_same(request: Request) -> None:
+    """Refuse targets that would get one name."""
+    asked: dict[str, Sequence[float | tuple[float, float] | tuple[int, int]]] = {
+        "--sparsity": request.sparsity,
+        "--flops": request.flops,
+        "--params": request.params,
+        "--pair": request.pairs,
+        "--tokens": request.tokens,
+        "--resolution": request.resolution,
+    }
+    for option, targets in asked.items():
+        refuse_same(option, targets)
 
 
 def _check_runtime(request: Request, budget: Budget | None) -> None:
@@ -325,7 +341,16 @@ def _prepare(request: Request, given: Ranking | None, split: Sequence[Source], p
         with progress.stage("schedules of merging"):
             merging, provenance["token_schedule"] = choose_schedule(model, calibration, progress)
     plans = _requested_plans(request, planner, merging)
+    _note_same(plans, planner, progress)
     return _PreparedInputs(model, calibration, race, held_out, ranking, factors, planner, plans, merging, provenance)
+
+
+def _note_same(plans: Mapping[str, Plan], planner: Planner, progress: Progress) -> None:
+    """Say which of the requested names mean one Plan: steps of heads and neurons are coarser than numbers."""
+    named: dict[Plan, str] = {planner.dense: DENSE}
+    for name, plan in plans.items():
+        if (same := named.setdefault(plan, name)) != name:
+            progress.note(f"{name} keeps the same heads, neurons and tokens as {same}")
 
 
 def _fill(
@@ -478,7 +503,7 @@ def _add_mixes(request: Request, prepared: _PreparedInputs, candidates: Candidat
     for fraction in _mixed_flops(request):
         point = best_mix(candidates, prepared.planner, options, fraction)
         for precision in (request.target.precision, *(() if request.is_timed else options.precisions)):
-            name = f"flops{_percent(fraction)}" + ("" if precision == point.precision else f"-{precision}")
+            name = f"flops{percent(fraction)}" + ("" if precision == point.precision else f"-{precision}")
             try:
                 candidates.add(name, Point(point.plan, precision), keep=True)
             except GateFailed as error:
@@ -596,8 +621,8 @@ def _requested_widths(request: Request, planner: Planner) -> dict[str, Plan]:
         ("flops", _unmixed_flops(request), planner.flops),
         ("params", request.params, planner.params),
     ]
-    plans = {f"{prefix}{_percent(f)}": plan(f) for prefix, fractions, plan in by_fraction for f in fractions}
-    plans |= {f"pair{_percent(mlp)}-{_percent(head)}": planner.pair(mlp, head) for mlp, head in request.pairs}
+    plans = {f"{prefix}{percent(f)}": plan(f) for prefix, fractions, plan in by_fraction for f in fractions}
+    plans |= {f"pair{percent(mlp)}-{percent(head)}": planner.pair(mlp, head) for mlp, head in request.pairs}
     return plans
 
 
@@ -606,7 +631,3 @@ def _requested_tokens(
 ) -> dict[str, TokenTarget | None]:
     """Return all combinations of the requested tokens and resolutions, by their part of a name; or none of either."""
     return {**token_targets(anatomy, request.tokens, request.resolution, merging)} or {"": None}
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:g}"

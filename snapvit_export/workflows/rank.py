@@ -39,6 +39,9 @@ class RankRequest:
 def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
     """Rank a model and write the file; None in a process that only helps another."""
     rounds = _rounds(request)
+    if not request.settings.evaluations and (request.engine or request.autocast):
+        idle = "--engine" if request.engine else "--autocast"
+        raise UsageError(f"{idle} is for candidates of a search. Give --evaluations 100 too, or leave it out")
     with needs("ranking", extra="prune"):
         import torch  # noqa: F401
     from ..prune.models.load import check_device, load_model
@@ -58,6 +61,8 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
         source = None
         if rounds is not None or needs_images(settings):
             source, _ = calibration_and_held_out(data_of(request), settings.images, settings.seed, most_held_out=0)
+        elif request.data is not None:
+            raise UsageError(f"--criterion {settings.criterion} reads no images as it is asked for. Leave --data out")
         speaking.phase(f"loading {request.model}")
         model = load_model(request.model, request.checkpoint)
         none = Images(np.zeros((0, *model.anatomy.image, 3), np.uint8), None, model.preprocessing, "none")

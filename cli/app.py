@@ -145,7 +145,7 @@ def _run() -> int:
 
 def _output_lost(reason: str) -> int:
     """Tell why results could not be printed; a reader that has left, as `head` does, has seen enough."""
-    return _refused(f"standard output cannot be written: {reason}. Send it elsewhere", 1) if reason else 1
+    return _refused(reason, 1) if reason else 1
 
 
 def _misused(error: Any) -> int:

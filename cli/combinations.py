@@ -1,9 +1,9 @@
 """Which options of a command go together: one table, by which an option that would have no effect is refused.
 
 Whoever gives an option expects one. The table is applied to what stands on the command line, before anything is read;
-what only a file or the settings of a recipe can tell is refused by the library. Where a wish is met anyway (`--no-correct`
-with a recipe that corrects nothing) there is nothing to refuse. `tests/cli/test_combinations.py` wants every option of
-every command here, or among those that always have an effect.
+what only a file or the settings of a recipe can tell is refused by the library. Where a wish is met anyway, as that of
+`--no-correct` by a recipe that corrects nothing, there is nothing to refuse. `tests/cli/test_combinations.py` wants
+every option of every command here, or among those that always have an effect.
 
 A condition is an option that is given, `--ranking`, or an option with its value, given or by default: `--target=local`,
 `--by=*segment*`, `--recipe=local|idap`.

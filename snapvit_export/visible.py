@@ -1,4 +1,4 @@
-"""Text for people: the one way out, on which control characters become visible. Standard library alone.
+"""Text for people: the one way out, on which control characters become visible.
 
 Names, labels, paths and messages come from files and machines of others. Printed as they are, they could clear a
 terminal, write over a line that was printed before, or reverse the order of what is read. So everything that is printed
@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import TextIO
 
+from .errors import SnapvitError
+
 # C0, DEL and C1; marks, embeddings, overrides and isolates of the writing direction; separators of lines; halves of
 # pairs, by which Python keeps bytes of a path that are no UTF-8; and two numbers that XML forbids.
 _HIDDEN = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff"
@@ -28,6 +30,7 @@ _LIKENESS = {
     **dict.fromkeys("▏▎▍▌▋▊▉█", "#"),
 }
 _ERRORS = "snapvit-likeness"
+UNWRITABLE = "standard output cannot be written"
 
 
 def visible(text: str) -> str:
@@ -70,11 +73,22 @@ def say_json(text: str, file: TextIO | None = None) -> None:
 
 
 def _print(text: str, file: TextIO | None) -> None:
-    try:
+    with writing_to(file or sys.stdout):
         print(text, file=file, flush=file is not None)
-    except OSError:  # progress that nobody can read is no reason to stop
-        if file is None or file is not sys.stderr:
+
+
+@contextmanager
+def writing_to(stream: TextIO) -> Iterator[None]:
+    """Refuse in one line to go on where results are lost; progress that nobody can read is no reason to stop."""
+    try:
+        yield
+    except BrokenPipeError:  # a reader that has left has seen enough
+        if stream is not sys.stderr:
             raise
+    except OSError as error:
+        if stream is not sys.stderr:
+            _lead_nowhere(stream)
+            raise SnapvitError(f"{UNWRITABLE}: {error.strerror or error}. Send it elsewhere") from error
 
 
 @contextmanager
@@ -122,7 +136,12 @@ def finish(stream: TextIO) -> str | None:
         stream.flush()
         return None
     except OSError as error:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())  # or Python would try again when it ends, and complain
-        os.close(nowhere)
-        return "" if error.errno == errno.EPIPE else error.strerror or str(error)
+        _lead_nowhere(stream)
+        return "" if error.errno == errno.EPIPE else f"{UNWRITABLE}: {error.strerror or error}. Send it elsewhere"
+
+
+def _lead_nowhere(stream: TextIO) -> None:
+    """Throw away what is left in a stream: Python would try to write it when it ends, and complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

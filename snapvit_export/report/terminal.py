@@ -18,7 +18,7 @@ from ..family.evaluation import TITLES, Evaluation, Measure
 from ..family.manifest import Manifest
 from ..model.ranking import Ranking
 from ..profiling.conditions import worst_warnings
-from ..visible import say, visible
+from ..visible import say, visible, writing_to
 from . import text as words
 
 if TYPE_CHECKING:
@@ -244,7 +244,9 @@ def print_table(table: Table, file: TextIO | None = None, width: int | None = No
     from rich.console import Console
 
     stream = file or sys.stdout
-    Console(file=stream, width=width or _width(stream), highlight=False, markup=False).print(table)
+    console = Console(file=stream, width=width or _width(stream), highlight=False, markup=False)
+    with writing_to(stream):
+        console.print(table)
 
 
 def _width(stream: TextIO) -> int:

@@ -122,7 +122,7 @@ def words_for(command: str, condition: str) -> list[str]:
 
 
 def given_by(rule: Rule) -> list[str]:
-    named = [condition for condition in rule.beside if not (condition == "--target=local")]  # which is the default
+    named = [condition for condition in rule.beside if condition != "--target=local"]  # which is the default
     return [word for condition in (rule.option, *named) for word in words_for(rule.command, condition)]
 
 
@@ -166,11 +166,11 @@ def test_every_option_has_an_effect_always_or_a_rule_when_it_has_none():
 
 
 @pytest.fixture(scope="module")
-def files(family_and_elastic, tmp_path_factory):
+def files(plain_family, tmp_path_factory):
     """The places that commands of this file name."""
     folder = tmp_path_factory.mktemp("combinations")
-    shutil.copytree(family_and_elastic / "family", folder / "FAMILY")
-    shutil.copytree(family_and_elastic / "family", folder / "CHOSEN")
+    shutil.copytree(plain_family, folder / "FAMILY")
+    shutil.copytree(plain_family, folder / "CHOSEN")
     with short_timings():
         choose_in_family(folder / "CHOSEN", Budget.parse("1000ms"), Limits(), TimingOptions(), Silent())
     manifest = read_family(folder / "FAMILY")

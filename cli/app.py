@@ -126,7 +126,7 @@ def main() -> None:
 def _run() -> int:
     """Run the command and return its exit code."""
     try:
-        ended = app(standalone_mode=False)
+        ended = app(prog_name="snapvit", standalone_mode=False)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except SnapvitError as error:

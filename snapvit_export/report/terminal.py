@@ -43,6 +43,8 @@ def print_family(
 
     `folder` is where the family lies, for the commands that go on from here; `width` is the stream's own by default.
     """
+    from rich.text import Text
+
     from .data import LoadedFamily, collect
     from .summary import GAP, lines_below, table
 
@@ -58,7 +60,8 @@ def print_family(
         shown.add_column(title, justify=justify, no_wrap=not column.is_words, overflow="fold")
     for i, row in enumerate(rows):
         cells = [_writable(column.cells[i], stream) for column in columns]
-        shown.add_row(*map(_literal, cells), style="bold" if row.is_chosen else None)
+        lines = ["\n".join(map(visible, cell.split("\n"))) for cell in cells]  # the breaks are ours: `summary.table`
+        shown.add_row(*map(Text, lines), style="bold" if row.is_chosen else None)
     print_table(shown, file, columns_wide)
     sentences, commands = lines_below(report, len(rows), _warnings(manifest), folder)
     wrapped = width is not None or stream.isatty()

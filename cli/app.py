@@ -155,7 +155,8 @@ def _misused(error: Any) -> int:
         error.show()
         return int(error.exit_code)
     path = "snapvit" if context is None else context.command_path
-    return _refused(f"{error.format_message().rstrip('.')}. See: {path} --help", error.exit_code)
+    said = error.format_message().rstrip(".")
+    return _refused(f"{said}{'' if said.endswith('?') else '.'} See: {path} --help", error.exit_code)
 
 
 def _refused(text: str, code: int) -> int:

@@ -41,10 +41,27 @@ CUTS = ("--budget", "--sparsity", "--flops", "--params", "--pair", "--for", "--b
 MIXES = ("--budget", "--for", "--build-only", "--levers=*tokens*|all")
 
 RULES = (
-    Rule("export", "--at", "is the percentile that meets a budget. Give --budget 10ms too", unless=("--budget",)),
-    Rule("export", "--max-size", "is a limit beside a budget. Give --budget 10ms too", unless=("--budget",)),
-    Rule("export", "--max-params", "is a limit beside a budget. Give --budget 10ms too", unless=("--budget",)),
-    Rule("export", "--strict", "is about meeting a budget. Give --budget 10ms too", unless=("--budget",)),
+    Rule(
+        "export",
+        "--at",
+        "is the percentile that meets a budget. Give --budget 10ms too, or leave it out",
+        unless=("--budget",),
+    ),
+    Rule(
+        "export",
+        "--max-size",
+        "is a limit beside a budget. Give --budget 10ms too, or leave it out",
+        unless=("--budget",),
+    ),
+    Rule(
+        "export",
+        "--max-params",
+        "is a limit beside a budget. Give --budget 10ms too, or leave it out",
+        unless=("--budget",),
+    ),
+    Rule(
+        "export", "--strict", "is about meeting a budget. Give --budget 10ms too, or leave it out", unless=("--budget",)
+    ),
     Rule(
         "export",
         "--prefer",

@@ -8,6 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from . import options
+from .output import print_json
 
 
 def choose(
@@ -55,6 +56,7 @@ def choose(
     """
     from ..allocation.levers import parse_levers
     from ..budget import Budget
+    from ..errors import UsageError
     from ..runtimes.device import pin_to
     from ..selection.known_profiles import FamilyProfile
     from ..selection.on_device import TimingOptions, choose_in_family
@@ -65,17 +67,17 @@ def choose(
     limits, wanted = parsing.limits(at, max_size, max_params), Budget.parse(budget)
     merged, sizes = parsing.fractions(tokens, "--tokens"), parsing.resolutions(resolution, "--resolution")
     used, preferred = None if levers is None else parse_levers(levers), parsing.preference(prefer)
-    pin_to(pin)
     timing = TimingOptions(None if runtime is None else check_runtime(runtime), threads, batch, pause)
     known = None if profile is None else FamilyProfile.load(profile)
+    if pin is not None and known is not None and known.target.device.accelerator is not None:
+        raise UsageError("--pin is for timing here, and the --profile of a GPU decides alone. Leave --pin out")
+    pin_to(pin)
     with shown(quiet) as progress:
         manifest = choose_in_family(
             family, wanted, limits, timing, progress, elastic, known, merged, sizes, used, data, preferred, strict
         )
     if as_json:
-        from ..storage.json import to_json
-
-        print(to_json(manifest).decode(), end="")
+        print_json(manifest)
         return
     from ..report.terminal import print_family
 

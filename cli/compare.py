@@ -7,7 +7,9 @@ from typing import Annotated, Optional
 
 import typer
 
+from ..visible import say
 from . import options
+from .output import print_json
 
 
 def compare(
@@ -47,14 +49,11 @@ def compare(
 
     Evaluates all on the same images, and draws a chart.
     """
-    from ..errors import UsageError
     from ..evaluate.evaluator import EvalOptions, parse_metrics
     from ..workflows.compare import CompareRequest, run_comparison
     from . import parsing
     from .progress import shown
 
-    if sparsity is not None and flops is not None:
-        raise UsageError("--sparsity and --flops are two measures of size. Give one")
     request = CompareRequest(
         model,
         checkpoint,
@@ -73,11 +72,9 @@ def compare(
     with shown(quiet) as progress:
         found = run_comparison(request, progress)
     if as_json:
-        from ..storage.json import to_json
-
-        print(to_json(found).decode(), end="")
+        print_json(found)
         return
     from ..report.markdown import print_comparison
 
     print_comparison(found)
-    print(f"Written to {out}: compare.json, compare.md, compare.svg, compare.png")
+    say(f"Written to {out}: compare.json, compare.md, compare.svg, compare.png")

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from .output import print_json
+
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show what works on this machine, and what is missing.
@@ -16,9 +18,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 
     found = diagnose()
     if as_json:
-        from ..storage.json import to_json
-
-        print(to_json(found).decode(), end="")
+        print_json(found)
         return
     from ..report.terminal import print_rows
 

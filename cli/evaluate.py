@@ -8,6 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from . import options as shared
+from .output import print_json
 
 
 def evaluate(
@@ -64,9 +65,7 @@ def evaluate(
     with shown(quiet) as progress:
         found = evaluate_model(request, progress)
     if as_json:
-        from ..storage.json import to_json
-
-        print(to_json(found).decode(), end="")
+        print_json(found)
         return
     from ..report.terminal import print_evaluation
 

@@ -7,7 +7,9 @@ from typing import Annotated, Optional
 
 import typer
 
+from ..visible import say
 from . import options
+from .output import print_json
 
 
 def export(
@@ -127,7 +129,6 @@ def export(
     from . import parsing
     from .progress import shown
 
-    parsing.check_for(for_device, card, runtime, build_only)
     known = profiles.load(for_device or card or "cpu")
     used = known.target.runtime if runtime is None else check_runtime(runtime)
     free = precision in (None, "auto")
@@ -187,14 +188,13 @@ def export(
     with shown(quiet) as progress:
         manifest = run(request, progress)
     if as_json:
-        from ..storage.json import to_json
-
-        print(to_json(manifest).decode(), end="")
+        print_json(manifest)
         return
     from ..report.terminal import print_family
 
     print_family(manifest, folder=out)
     files = [variant.file for variant in manifest.variants] + [weights.file for weights in manifest.weights]
-    print(f"Written to {out}: {', '.join(files)}, manifest.json")
+    say(f"Written to {out}: {', '.join(files)}, manifest.json")
     if for_device is not None:
-        print("\n".join(parsing.next_on_device(known, out)))
+        for line in parsing.next_on_device(known, out):
+            say(line)

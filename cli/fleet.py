@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from . import options
+from .output import print_json
 
 
 def fleet(
@@ -30,9 +31,7 @@ def fleet(
     percentile, budgets = check_percentile(at), parse_budgets(budget)
     picks = pick_all(read_family(family), budgets, percentile, strict)
     if as_json:
-        from ..storage.json import to_json
-
-        print(to_json(picks).decode(), end="")
+        print_json(picks)
         return
     from ..report.terminal import print_rows
 

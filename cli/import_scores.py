@@ -7,7 +7,9 @@ from typing import Annotated, Optional
 
 import typer
 
+from ..visible import say, visible
 from .options import Force
+from .output import print_json
 
 
 def import_scores(
@@ -25,10 +27,13 @@ def import_scores(
 
     ranking = import_ranking(file, out, model, force)
     if as_json:
-        from ..storage.json import to_json
-
-        described = {"file": str(out), "model": ranking.model, "heads": ranking.heads, "neurons": ranking.neurons}
-        print(to_json(described).decode(), end="")
+        described = {
+            "file": visible(str(out)),
+            "model": ranking.model,
+            "heads": ranking.heads,
+            "neurons": ranking.neurons,
+        }
+        print_json(described)
         return
     sizes = f"{len(ranking.heads)} blocks, {sum(ranking.heads)} heads, {sum(ranking.neurons)} neurons"
-    print(f"{out}: {ranking.model}, {sizes}")
+    say(f"{out}: {ranking.model}, {sizes}")

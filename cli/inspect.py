@@ -7,6 +7,9 @@ from typing import Annotated, Optional
 
 import typer
 
+from ..visible import say
+from .output import print_json
+
 
 def inspect(
     file: Annotated[Path, typer.Argument(help="An ONNX file, ours or another.")],
@@ -28,9 +31,7 @@ def inspect(
     found = read(file)
     refusal = None if target is None else why_not(file, found, target)
     if as_json:
-        from ..storage.json import to_json
-
-        print(to_json(found).decode(), end="")
+        print_json(found)
     else:
         from ..report.terminal import print_inspection
 
@@ -38,4 +39,4 @@ def inspect(
     if refusal is not None:
         raise SnapvitError(refusal)
     if target is not None and not as_json:
-        print(f"{target} can run it.")
+        say(f"{target} can run it.")

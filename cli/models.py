@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from .output import print_json
+
 
 def models(
     pattern: Annotated[str, typer.Argument(help="Part of a name or family, or a pattern such as 'deit*'.")] = "*",
@@ -19,9 +21,7 @@ def models(
 
     found = list_models(pattern)
     if as_json:
-        from ..storage.json import to_json
-
-        print(to_json(found).decode(), end="")
+        print_json(found)
         return
     from ..report.terminal import print_rows
 

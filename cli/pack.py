@@ -7,7 +7,9 @@ from typing import Annotated, Optional
 
 import typer
 
+from ..visible import say, visible
 from . import options
+from .output import print_json
 
 
 def pack(
@@ -74,10 +76,8 @@ def pack(
         packed = pack_model(request, progress)
     correction = packed.correction
     if as_json:
-        from ..storage.json import to_json
-
         summary = {
-            "folder": str(out),
+            "folder": visible(str(out)),
             "model": packed.model,
             "blocks": len(packed.anatomy.blocks),
             "tensors": len(packed.weights.tensors),
@@ -86,10 +86,10 @@ def pack(
             "corrected": correction is not None,
             "fidelity_plans": 0 if packed.fidelity is UNSET else len(packed.fidelity.values),
         }
-        print(to_json(summary).decode(), end="")
+        print_json(summary)
         return
     size = f"{packed.weights.size_bytes / 1e6:.1f} MB"
     corrected = f"correction {correction.buffer.size_bytes / 1e6:.1f} MB" if correction else "no correction"
-    print(f"{out}: {packed.model}, {len(packed.anatomy.blocks)} blocks, {len(packed.weights.tensors)} tensors, {size}")
+    say(f"{out}: {packed.model}, {len(packed.anatomy.blocks)} blocks, {len(packed.weights.tensors)} tensors, {size}")
     table = "no table" if packed.fidelity is UNSET else f"of {len(packed.fidelity.values)} Plans"
-    print(f"  {corrected}, fidelity {table}")
+    say(f"  {corrected}, fidelity {table}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import sys
 from typing import TYPE_CHECKING
 
+from ..allocation.asked import refuse_same
 from ..errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +29,9 @@ def fractions(text: str | None, option: str) -> list[float]:
     """Parse `0.1,0.3`; the Planner checks the range of the numbers."""
     if text is None:
         return []
-    return [_number(part, option, "0.1,0.3") for part in text.split(",")]
+    found = [_number(part, option, "0.1,0.3") for part in text.split(",")]
+    refuse_same(option, found)
+    return found
 
 
 def pairs(text: str | None, option: str) -> list[tuple[float, float]]:
@@ -40,6 +44,7 @@ def pairs(text: str | None, option: str) -> list[tuple[float, float]]:
         if not colon:
             raise UsageError(f"{option} '{part}' is not a pair. Write the ratio of neurons and of heads as 0.35:0.2")
         found.append((_number(mlp, option, "0.35:0.2"), _number(head, option, "0.35:0.2")))
+    refuse_same(option, found)
     return found
 
 
@@ -51,6 +56,7 @@ def resolutions(text: str | None, option: str) -> list[int | tuple[int, int]]:
         if match is None:
             raise UsageError(f"{option} '{part}' is no size in pixels. Write it like 160 or, height first, 192x160")
         found.append(int(match[1]) if match[2] is None else (int(match[1]), int(match[2])))
+    refuse_same(option, found)
     return found
 
 
@@ -110,9 +116,12 @@ def _quantity(text: str | None, option: str, units: dict[str, int], example: str
 
 def _number(text: str, option: str, example: str) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        raise UsageError(f"{option} '{text}' is not a number. Write it like {example}") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise UsageError(f"{option} '{text}' is not a number. Write it like {example}")
+    return number
 
 
 def preference(text: str) -> Prefer:
@@ -136,14 +145,8 @@ def own_precision(asked: str | None, of_card: Precision, runtime: Runtime, choos
 
 def command_line() -> str:
     """Return the command that is running, as a person would type it again."""
-    return shlex.join(["snapvit", *sys.argv[1:]])
-
-
-def check_for(device: str | None, card: str | None, runtime: str | None, build_only: bool) -> None:
-    """Refuse options that say something else about the device than --for does."""
-    given = {"--card": card is not None, "--runtime": runtime is not None, "--build-only": build_only}
-    if device is not None and (others := [name for name, is_given in given.items() if is_given]):
-        raise UsageError(f"--for {device} says what {others[0]} would. Give one of them")
+    words = shlex.join(["snapvit", *sys.argv[1:]])
+    return words.encode(errors="backslashreplace").decode()  # a path may hold bytes that are no text, a manifest not
 
 
 def next_on_device(card: Card, family: Path) -> list[str]:

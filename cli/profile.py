@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from ..visible import say
 from . import options
+from .output import print_json
 
 
 def profile(
@@ -56,11 +58,9 @@ def profile(
             found = profile_there(family, Host.parse(target, python), words, progress)
     found.save(out)
     if as_json:
-        from ..storage.json import to_json
-
-        print(to_json(found).decode(), end="")
+        print_json(found)
         return
     from ..report.terminal import print_profiles
 
     print_profiles(found)
-    print(f"Written to {out}")
+    say(f"Written to {out}")

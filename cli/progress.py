@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..progress import Intervals, Progress, Silent, clock
+from ..visible import say, say_json, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,16 +35,16 @@ def shown(quiet: bool, as_json: bool = False) -> Iterator[Progress]:
 
 class _Lines:
     def phase(self, what: str, total: int | None = None) -> None:
-        print(what if total is None else f"{what} ({total})", file=sys.stderr, flush=True)
+        say(what if total is None else f"{what} ({total})", sys.stderr)
 
     def advance(self, steps: int = 1) -> None:
         pass
 
     def describe(self, what: str) -> None:
-        print(f"  {what}", file=sys.stderr, flush=True)
+        say(f"  {what}", sys.stderr)
 
     def note(self, text: str) -> None:
-        print(f"  {text}", file=sys.stderr, flush=True)
+        say(f"  {text}", sys.stderr)
 
     def latencies(self, found: Intervals, budget_ms: float | None) -> None:
         pass  # the last of them becomes a note
@@ -59,7 +60,7 @@ class _JsonLines:
         import json
 
         self.state |= changes
-        print(json.dumps(self.state), file=sys.stderr, flush=True)
+        say_json(json.dumps(self.state), sys.stderr)
 
     def phase(self, what: str, total: int | None = None) -> None:
         self.state = {}
@@ -74,7 +75,7 @@ class _JsonLines:
     def note(self, text: str) -> None:
         import json
 
-        print(json.dumps({"note": text}), file=sys.stderr, flush=True)
+        say_json(json.dumps({"note": text}), sys.stderr)
 
     def latencies(self, found: Intervals, budget_ms: float | None) -> None:
         self._print(latencies_ms=found, budget_ms=budget_ms)
@@ -94,6 +95,7 @@ def how_far(done: float, total: float | None, elapsed: float | None, left: float
 
 def shortened(what: str, room: int) -> str:
     """Cut a text to its room, so that a phase stays on one line."""
+    what = visible(what)
     return what if len(what) <= max(room, 12) else f"{what[: max(room, 12) - 1]}…"
 
 
@@ -142,7 +144,7 @@ def _live(on: Console | None = None) -> Iterator[Progress]:
             screen.refresh()
 
         def note(self, text: str) -> None:
-            console.print(text, style="dim", markup=False)
+            console.print(visible(text), style="dim", markup=False)
 
         def latencies(self, found: Intervals, budget_ms: float | None) -> None:
             screen.update(Group(self.line, Text("\n".join(drawn(found, budget_ms)))), refresh=True)
@@ -154,10 +156,11 @@ def _live(on: Console | None = None) -> Iterator[Progress]:
 def drawn(found: Intervals, budget_ms: float | None, width: int = 40) -> list[str]:
     """Draw latencies as bars with their intervals, and the budget as a line through all of them."""
     most = max([high for _, _, high in found.values()] + [budget_ms or 0.0]) * 1.05
-    name_width = max(len(name) for name in found)
+    shown_names = [visible(name) for name in found]
+    name_width = max(map(len, shown_names))
     mark = None if budget_ms is None else min(width - 1, int(width * budget_ms / most))
     lines = []
-    for name, (ms, low, high) in found.items():
+    for name, (ms, low, high) in zip(shown_names, found.values()):
         first, last = int(width * low / most), max(int(width * low / most) + 1, int(width * high / most))
         cells = ["━" if cell < first else "╌" if cell < last else " " for cell in range(width)]
         if mark is not None:

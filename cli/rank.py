@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from ..visible import visible
 from . import options
+from .output import print_json
 
 if TYPE_CHECKING:
     from ..model.ranking import Ranking
@@ -129,9 +131,7 @@ def rank(
 
 def _print_result(ranking: Ranking, out: Path, as_json: bool) -> None:
     if as_json:
-        from ..storage.json import to_json
-
-        print(to_json({"file": str(out), "model": ranking.model, **ranking.provenance}).decode(), end="")
+        print_json({"file": visible(str(out)), "model": ranking.model, **ranking.provenance})
         return
     from ..report.terminal import print_ranking, print_rows
 

@@ -7,7 +7,9 @@ from typing import Annotated, Optional
 
 import typer
 
+from ..visible import say
 from . import options
+from .output import print_json
 
 
 def report(
@@ -41,11 +43,9 @@ def report(
     with shown(quiet) as progress:
         data, files = write(family, out, wanted, budget, beside or [], progress, force)
     if as_json:
-        from ..storage.json import to_json
-
-        print(to_json(data).decode(), end="")
+        print_json(data)
         return
     from ..report.text import headline
 
-    print(headline(data))
-    print(f"Written to {files[0].parent}: {', '.join(path.name for path in files)}")
+    say(headline(data))
+    say(f"Written to {files[0].parent}: {', '.join(path.name for path in files)}")

@@ -8,6 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from . import options
+from .output import print_json
 
 
 def validate(
@@ -27,7 +28,9 @@ def validate(
         Optional[Path], typer.Option(help="Latencies that `snapvit profile` took, instead of the manifest's.")
     ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Time all variants again.")] = False,
-    seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="Of each variant, if they are timed.")] = 1.0,
+    seconds: Annotated[
+        Optional[float], typer.Option(min=0.1, max=3600, help="Of each variant, if they are timed; 1 by default.")
+    ] = None,
     images: Annotated[Optional[int], typer.Option(min=1, max=10**7, help="Images of each split at most.")] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="For splits, the choice of images and probes.")] = 0,
     model: Annotated[
@@ -69,9 +72,7 @@ def validate(
     with shown(quiet) as progress:
         manifest = run(request, progress)
     if as_json:
-        from ..storage.json import to_json
-
-        print(to_json(manifest).decode(), end="")
+        print_json(manifest)
     else:
         from ..report.terminal import print_validation
 

@@ -13,7 +13,7 @@ import pytest
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run two at a time, most of them on tiny models
 
-from helpers.families import make_family_and_elastic
+from helpers.families import make_family, make_family_and_elastic
 from helpers.images import make_image_folder
 from helpers.models import make_model, make_model_folder
 from helpers.programs import Outcome
@@ -56,6 +56,12 @@ def tiny_folder(tmp_path: Path) -> Path:
 def image_folder(tmp_path: Path) -> Path:
     """Sixty noisy pictures in five classes."""
     return make_image_folder(tmp_path / "pictures")
+
+
+@pytest.fixture(scope="session")
+def plain_family(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A family of a tiny model that nothing was chosen in, made once and soon. To be read, or copied."""
+    return make_family(tmp_path_factory.mktemp("plain"), "local", correct=False, sparsity=[0.3])
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,8 @@ DEFAULT = "default"
 CORRECTIONS = ("refit", "elastic", "sequential", "sparsegpt")
 ADDS_BIASES = ("refit", "elastic", "sequential")  # corrections that give a bias to layers that had none
 ORDERS = ("backward", "pivoted", "variance", "criterion", "product")
+WITHOUT_IMAGES = ("lamp", "magnitude", "random")  # criteria that look at weights alone
+OF_ROUNDS = ("divergence", "images")  # settings that rounds use, whatever the ranking
 
 # The largest output divergence on images that no round was fitted on, by what is compared
 # (`prune.stats.output_divergence`). The first two are a mean KL of k nats, so the probability mass that moved is
@@ -79,7 +81,7 @@ ALIASES = {"paper": "snapvit"}  # what people call it, and the name in files
 def make_settings(recipe: str, in_rounds: bool = False, /, **changes: object) -> Settings:
     """Return the settings of a recipe, with those options changed that were given (that is, are not None).
 
-    `in_rounds`: for a ranking in rounds, which also uses `divergence`.
+    `in_rounds`: for a ranking in rounds, which also uses `OF_ROUNDS`.
     """
     recipe = ALIASES.get(recipe, recipe)
     if recipe not in RECIPES:
@@ -88,7 +90,7 @@ def make_settings(recipe: str, in_rounds: bool = False, /, **changes: object) ->
     given = {name: value for name, value in changes.items() if value is not None}
     settings = replace(RECIPES[recipe], recipe=recipe, **given)  # type: ignore[arg-type]
     _check(settings)
-    _refuse_idle(recipe, settings, given if not in_rounds else {k: v for k, v in given.items() if k != "divergence"})
+    _refuse_idle(recipe, settings, {k: v for k, v in given.items() if not (in_rounds and k in OF_ROUNDS)})
     return settings
 
 
@@ -117,6 +119,8 @@ def _refuse_idle(recipe: str, settings: Settings, given: Mapping[str, object]) -
     if not settings.evaluations:
         searching = ("divergence", "flops", "search_images", "pairs", "pca", "cka", "optimiser", "population", "racing")
         idle.append((searching, "--evaluations 100"))
+        if settings.allocation == "pairs" and not settings.depth and settings.criterion in WITHOUT_IMAGES:
+            idle.append((("images",), "--evaluations 100 or another --criterion"))
     for names, remedy in idle:
         for name in names:
             if name in given:

@@ -2,12 +2,11 @@
 
 A latency is the one that was compared with the budget, if there was a choice (`Measurement.latency_ms`, corrected for
 machine drift), since variants that were timed at different moments can only be compared so; otherwise it is the
-profile's. Strings lose their control characters here, before they reach a plot or a terminal.
+profile's. Control characters of strings become visible here, before they reach a plot or a page.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,11 +36,11 @@ from ..family.validation import Validation
 from ..profiling.conditions import worst_warnings
 from ..profiling.profile import Percentile, Profile
 from ..storage.json import Value
+from ..visible import visible
 from .quality import QualityMeasure, best_of, fidelity_of, measure_of
 from .variant_words import levers, measured_verdict
 
 MOST_SAMPLES = 2000  # in the plot of all variants; more would only be slower
-_CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufffe\uffff]")
 LEAST_SAMPLES, ENOUGH_SAMPLES = 40, 160  # of one variant
 
 
@@ -204,11 +203,6 @@ class LoadedFamily:
     validation: Validation | None = None
 
 
-def plain(text: str) -> str:
-    """Remove characters that could control a terminal, a page's writing direction or an XML reader."""
-    return _CONTROL_CHARACTERS.sub("\ufffd", text.encode("utf-8", "replace").decode())
-
-
 def collect(own: LoadedFamily, beside: Sequence[LoadedFamily] = (), budget: Budget | None = None) -> ReportData:
     """Collect the numbers of a family, and of others of the same model in the same chart."""
     manifest = own.manifest
@@ -234,7 +228,7 @@ def collect(own: LoadedFamily, beside: Sequence[LoadedFamily] = (), budget: Budg
         for point in _points(family.manifest, label, measured_by, choice if family is own else None)
     ]
     return ReportData(
-        model=plain(manifest.model),
+        model=visible(manifest.model),
         families=tuple(labels),
         measure=measure,
         by_fidelity=by_fidelity,
@@ -242,23 +236,23 @@ def collect(own: LoadedFamily, beside: Sequence[LoadedFamily] = (), budget: Budg
         judged=_held_out(manifest) if by_fidelity else _evaluated_on(manifest, measure),
         at=at,
         budget_ms=budget_ms,
-        chosen=plain(choice.variant) if choice else None,
-        next_denser=plain(choice.next_denser) if choice and choice.next_denser else None,
+        chosen=visible(choice.variant) if choice else None,
+        next_denser=visible(choice.next_denser) if choice and choice.next_denser else None,
         decided=choice.decided if choice else True,
-        doubt=plain(choice.doubt) if choice and choice.doubt else None,
+        doubt=visible(choice.doubt) if choice and choice.doubt else None,
         best=best_of(choice),
         alternatives=tuple(_alternative(found, manifest, choice) for found in choice.alternatives) if choice else (),
-        dropped=tuple(msgspec.structs.replace(d, reason=plain(d.reason)) for d in choice.dropped) if choice else (),
+        dropped=tuple(msgspec.structs.replace(d, reason=visible(d.reason)) for d in choice.dropped) if choice else (),
         points=tuple(points),
         looks=tuple(_measurement_row(m, measured_by, manifest, choice) for m in choice.measurements) if choice else (),
         dense_heads=tuple(block.heads for block in manifest.anatomy.blocks),
         dense_neurons=tuple(block.hidden for block in manifest.anatomy.blocks),
-        widths=tuple(Widths(name=plain(v.name), heads=v.heads, neurons=v.neurons) for v in _ordered(manifest)),
+        widths=tuple(Widths(name=visible(v.name), heads=v.heads, neurons=v.neurons) for v in _ordered(manifest)),
         spreads=_spreads(_ordered(manifest)),
         search=_search(manifest.recipe),
         sublayers=_sublayers(manifest.recipe),
         warnings=tuple(worst_warnings(v.profile.conditions for v in manifest.variants if v.profile)),
-        seconds={plain(stage): seconds for stage, seconds in manifest.seconds.items()},
+        seconds={visible(stage): seconds for stage, seconds in manifest.seconds.items()},
         shipped=manifest.shipped,
     )
 
@@ -267,7 +261,7 @@ def _labels(families: Sequence[LoadedFamily]) -> list[str]:
     """Label the families by precision and runtime, and by folder where those are the same."""
     labels = [f"{precisions(family.manifest)}, {family.manifest.target.runtime}" for family in families]
     named = [
-        f"{label} ({plain(family.folder.resolve().name)})" if labels.count(label) > 1 else label
+        f"{label} ({visible(family.folder.resolve().name)})" if labels.count(label) > 1 else label
         for label, family in zip(labels, families)
     ]
     return [f"{label} #{i + 1}" if named.count(label) > 1 else label for i, label in enumerate(named)]
@@ -319,8 +313,8 @@ def _point(
     )
     return Point(
         family=label,
-        name=plain(variant.name),
-        levers=plain(levers(variant, manifest)),
+        name=visible(variant.name),
+        levers=visible(levers(variant, manifest)),
         precision=variant.precision,
         runtime=manifest.target.runtime,
         sparsity=variant.sparsity,
@@ -339,7 +333,7 @@ def _point(
         agreement=variant.evaluation.agreement if variant.evaluation else None,
         cosine=variant.evaluation.cosine if variant.evaluation else None,
         parity=variant.parity,
-        dominated_by=plain(by) if by else None,
+        dominated_by=visible(by) if by else None,
         is_dense=variant.name == manifest.dense,
         is_chosen=choice is not None and variant.name == choice.variant,
         verdict=measured.get(variant.name, unmeasured),
@@ -356,8 +350,8 @@ def _measurement_row(
     fidelity = fidelity_of(measurement.variant, measurement.fidelity, manifest)
     quality, error = measured_by.quality(measurement.evaluation if same else None, fidelity)
     return MeasurementRow(
-        name=plain(measurement.variant),
-        levers=plain(levers(measurement, manifest)),
+        name=visible(measurement.variant),
+        levers=visible(levers(measurement, manifest)),
         precision=measurement.precision or manifest.target.precision,
         sparsity=measurement.sparsity,
         flops=measurement.flops,
@@ -367,7 +361,7 @@ def _measurement_row(
         quality=quality,
         error=error,
         fidelity=fidelity,
-        correction=plain(measurement.correction) if measurement.correction else None,
+        correction=visible(measurement.correction) if measurement.correction else None,
         fits=measurement.fits,
         verdict=measured_verdict(measurement, choice),
         is_dense=measurement.variant == manifest.dense,
@@ -379,8 +373,8 @@ def _alternative(found: Alternative, manifest: Manifest, choice: Choice) -> Alte
     measured = next((m for m in choice.measurements if m.variant == found.variant), None)
     return AlternativeRow(
         lever=found.lever,
-        name=plain(found.variant),
-        levers=found.lever if measured is None else plain(levers(measured, manifest)),
+        name=visible(found.variant),
+        levers=found.lever if measured is None else visible(levers(measured, manifest)),
         latency_ms=found.latency_ms,
         between_ms=found.between_ms,
         fidelity=found.fidelity,
@@ -398,7 +392,7 @@ def _evaluated_on(manifest: Manifest, measure: Measure | None) -> str | None:
     seen = {(v.evaluation.images, v.evaluation.source) for v in manifest.variants if v.evaluation is not None}
     if measure is None or not seen:
         return None
-    return "; ".join(f"{images} images of {plain(source)}" for images, source in sorted(seen))
+    return "; ".join(f"{images} images of {visible(source)}" for images, source in sorted(seen))
 
 
 def _held_out(manifest: Manifest) -> str | None:
@@ -428,7 +422,7 @@ def _budget_ms(manifest: Manifest, budget: Budget | None) -> float | None:
 def _spreads(variants: Sequence[Variant]) -> dict[str, Spread]:
     timed = [(variant.name, variant.profile) for variant in variants if variant.profile and variant.profile.samples_ms]
     most = min(ENOUGH_SAMPLES, max(LEAST_SAMPLES, MOST_SAMPLES // max(1, len(timed))))
-    return {plain(name): _spread(profile, most) for name, profile in timed}
+    return {visible(name): _spread(profile, most) for name, profile in timed}
 
 
 def _spread(profile: Profile, most: int) -> Spread:
@@ -453,7 +447,7 @@ def _sublayers(recipe: dict[str, Any]) -> tuple[SubLayerRow, ...]:
     listed = recipe.get("sublayers")
     found = [_known(item, SubLayerRow) for item in listed] if isinstance(listed, list) else []
     kept = [item for item in found if item is not None and item.divergence is not None]
-    return tuple(msgspec.structs.replace(item, part=plain(item.part)) for item in kept)
+    return tuple(msgspec.structs.replace(item, part=visible(item.part)) for item in kept)
 
 
 def _known(record: object, kind: type[Any]) -> Any:

@@ -7,8 +7,9 @@ from urllib.parse import quote
 
 from ..evaluate.comparison import Comparison
 from ..family.evaluation import TITLES, Evaluation
+from ..visible import say, visible
 from . import text as words
-from .data import ReportData, plain
+from .data import ReportData
 from .draw import MADE_BY
 from .terminal import print_rows
 from .variants import variant_table
@@ -54,7 +55,7 @@ def table(found: Comparison) -> tuple[list[str], list[list[str]]]:
     methods = list(dict.fromkeys(c.recipe for c in found.contestants))
     rows = []
     for method in methods:
-        cells = [plain(method)]
+        cells = [visible(method)]
         for size in sizes:
             result = found.found(method, size)
             cells.append(words.UNKNOWN if result is None else _quality(found, result.evaluation))
@@ -66,7 +67,7 @@ def print_comparison(found: Comparison) -> None:
     """Print the table, and the dense model below it."""
     columns, rows = table(found)
     print_rows(columns, rows, left={"method"})
-    print(_dense(found))
+    say(_dense(found))
 
 
 def comparison_markdown(found: Comparison) -> str:
@@ -78,8 +79,8 @@ def comparison_markdown(found: Comparison) -> str:
 
 
 def _dense(found: Comparison) -> str:
-    where = f"{found.dense.images} images of {plain(found.dense.source)}"
-    return f"{plain(found.model)}: {TITLES[found.measure]}, dense {_quality(found, found.dense)}, on {where}."
+    where = f"{found.dense.images} images of {visible(found.dense.source)}"
+    return f"{visible(found.model)}: {TITLES[found.measure]}, dense {_quality(found, found.dense)}, on {where}."
 
 
 def _quality(found: Comparison, evaluation: Evaluation) -> str:

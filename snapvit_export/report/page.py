@@ -23,10 +23,11 @@ from ..errors import needs
 from ..family.class_names import class_name
 from ..family.manifest import Manifest
 from ..family.validation import MergedPatches, Prediction, Sample, Validation
+from ..visible import visible
 from . import text as words
 from .charts import all_charts
 from .charts.style import DARK, LIGHT
-from .data import LoadedFamily, ReportData, plain, precisions
+from .data import LoadedFamily, ReportData, precisions
 from .draw import as_data, inline_svg, javascript
 from .variants import alternative_rows, measurement_rows, variant_table
 
@@ -111,13 +112,13 @@ def _use(family: LoadedFamily) -> dict[str, str] | None:
 
 def _command(manifest: Manifest) -> str:
     """Return the command that made a family, as its manifest has it: one of ours, or none."""
-    command = plain(manifest.command or "")
+    command = visible(manifest.command or "")
     return command if command.startswith("snapvit ") else ""
 
 
 def _empty(family: LoadedFamily, report: ReportData) -> dict[str, str]:
     """Return why there is no chart of quality against latency, and the command that changes it."""
-    where = shlex.quote(plain(str(family.folder)))
+    where = shlex.quote(visible(str(family.folder)))
     if all(point.latency_ms is None for point in report.own):
         return {"reason": "no latency was measured", "command": f"snapvit choose {where} --budget 10ms"}
     return {"reason": "neither accuracy nor fidelity is known", "command": f"snapvit validate {where} --data DIR"}
@@ -218,7 +219,7 @@ def _samples_note(validation: Validation | None) -> str:
     if validation is None:
         return ""
     return (
-        f"{len(validation.samples)} of the {validation.images} images of {plain(validation.source)} on which the "
+        f"{len(validation.samples)} of the {validation.images} images of {visible(validation.source)} on which the "
         f"variants were evaluated, in {validation.runtime}. ✓ right, ✗ wrong, ≠ not the dense model's prediction."
     )
 
@@ -246,15 +247,17 @@ def _sample(sample: Sample, dense: str, pruned: str) -> dict[str, Any]:
         for name, found in predictions.items()
         if name not in (dense, pruned) and reference is not None and found.label != reference.label
     }
-    label = None if sample.label is None else plain(class_name(sample.label))
+    label = None if sample.label is None else visible(class_name(sample.label))
     known = "" if label is None else f", true class {label}"
     return {
-        "title": plain(sample.title),
+        "title": visible(sample.title),
         "label": label,
         "picture": _data_url(sample.picture),
-        "alt": f"Image {plain(sample.title)}{known}",
+        "alt": f"Image {visible(sample.title)}{known}",
         "lines": lines,
-        "more": _list([f"{plain(name)} predicts {plain(class_name(found.label))}" for name, found in others.items()]),
+        "more": _list(
+            [f"{visible(name)} predicts {visible(class_name(found.label))}" for name, found in others.items()]
+        ),
     }
 
 
@@ -263,7 +266,8 @@ def _tokens(report: ReportData) -> list[dict[str, Any]]:
     if len({point.tokens for point in report.own}) == 1:
         return []
     return [
-        {"name": plain(point.name), "before": point.tokens[0], "counts": list(point.tokens[1:])} for point in report.own
+        {"name": visible(point.name), "before": point.tokens[0], "counts": list(point.tokens[1:])}
+        for point in report.own
     ]
 
 
@@ -276,12 +280,12 @@ def _merge(found: MergedPatches, validation: Validation) -> dict[str, Any]:
     columns = [(step.block, step.tokens) for step in found.images[0].steps] if found.images else []
     rows = [
         {
-            "title": plain(image.title),
+            "title": visible(image.title),
             "picture": _data_url(image.picture),
             "steps": [
                 {
                     "picture": _data_url(step.picture),
-                    "alt": f"{plain(image.title)} as {step.tokens} tokens, after block {step.block}",
+                    "alt": f"{visible(image.title)} as {step.tokens} tokens, after block {step.block}",
                 }
                 for step in image.steps
             ],
@@ -293,8 +297,8 @@ def _merge(found: MergedPatches, validation: Validation) -> dict[str, Any]:
     if validation.runtime != "onnxruntime":
         note = f"As ONNX Runtime merges them; {validation.runtime} may differ where two matches are nearly equal."
     return {
-        "variant": plain(found.variant),
-        "missing": None if found.missing is None else plain(found.missing),
+        "variant": visible(found.variant),
+        "missing": None if found.missing is None else visible(found.missing),
         "columns": [f"block {block}: {tokens} tokens" for block, tokens in columns],
         "rows": rows,
         "width": size[0],
@@ -315,7 +319,7 @@ def _line(name: str, found: Prediction, sample: Sample, reference: Prediction | 
     if reference is not None and found.label != reference.label:
         marks.append(("bad", "≠ dense"))
     percent = f"{100 * found.probability:.0f} %"
-    return {"variant": plain(name), "label": plain(class_name(found.label)), "probability": percent, "marks": marks}
+    return {"variant": visible(name), "label": visible(class_name(found.label)), "probability": percent, "marks": marks}
 
 
 def _data_url(text: str) -> str | None:
@@ -363,7 +367,7 @@ def _provenance(family: LoadedFamily, report: ReportData) -> list[dict[str, Any]
 
 
 def _part(title: str, facts: list[tuple[str, str]]) -> dict[str, Any]:
-    return {"title": title, "facts": [(plain(name), plain(value)) for name, value in facts]}
+    return {"title": title, "facts": [(visible(name), visible(value)) for name, value in facts]}
 
 
 def _model(family: LoadedFamily, report: ReportData) -> list[tuple[str, str]]:
@@ -403,4 +407,4 @@ def _brief(recipe: dict[str, Any]) -> dict[str, Any]:
 
 def plain_json(value: object) -> str:
     """Write indented JSON as plain text."""
-    return "\n".join(plain(line) for line in json.dumps(value, indent=1, ensure_ascii=False).splitlines())
+    return "\n".join(visible(line) for line in json.dumps(value, indent=1, ensure_ascii=False).splitlines())

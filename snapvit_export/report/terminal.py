@@ -18,6 +18,7 @@ from ..family.evaluation import TITLES, Evaluation, Measure
 from ..family.manifest import Manifest
 from ..model.ranking import Ranking
 from ..profiling.conditions import worst_warnings
+from ..visible import say, visible, writing_to
 from . import text as words
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def print_family(
 
     `folder` is where the family lies, for the commands that go on from here; `width` is the stream's own by default.
     """
+    from rich.text import Text
+
     from .data import LoadedFamily, collect
     from .summary import GAP, lines_below, table
 
@@ -57,16 +60,18 @@ def print_family(
         shown.add_column(title, justify=justify, no_wrap=not column.is_words, overflow="fold")
     for i, row in enumerate(rows):
         cells = [_writable(column.cells[i], stream) for column in columns]
-        shown.add_row(*map(_literal, cells), style="bold" if row.is_chosen else None)
+        lines = ["\n".join(map(visible, cell.split("\n"))) for cell in cells]  # the breaks are ours: `summary.table`
+        shown.add_row(*map(Text, lines), style="bold" if row.is_chosen else None)
     print_table(shown, file, columns_wide)
     sentences, commands = lines_below(report, len(rows), _warnings(manifest), folder)
     wrapped = width is not None or stream.isatty()
-    print(file=stream)
+    say(file=stream)
     for sentence in sentences:
-        text = _writable(sentence, stream)
-        print(_wrapped(text, columns_wide) if wrapped else text, file=stream)
+        text = _writable(visible(sentence), stream)
+        for line in _wrapped(text, columns_wide).split("\n") if wrapped else [text]:
+            say(line, stream)
     for command in commands:
-        print(command, file=stream)
+        say(command, stream)
 
 
 def _warnings(manifest: Manifest) -> list[str]:
@@ -169,8 +174,8 @@ def print_ranking(ranking: Ranking, path: Path) -> None:
     found = ranking.provenance.get("search")
     if found:
         evaluations = found["history"][-1]["evaluations"] if found["history"] else 0
-        print(f"Fitness {found['start_fitness']:.5f} at the start, {found['best_fitness']:.5f} after {evaluations}.")
-    print(f"Written to {path}: {ranking.model}, {sum(ranking.heads)} heads, {sum(ranking.neurons)} neurons")
+        say(f"Fitness {found['start_fitness']:.5f} at the start, {found['best_fitness']:.5f} after {evaluations}.")
+    say(f"Written to {path}: {ranking.model}, {sum(ranking.heads)} heads, {sum(ranking.neurons)} neurons")
 
 
 def _range(scores: npt.NDArray[np.float32]) -> tuple[str, str]:
@@ -182,7 +187,7 @@ def print_profiles(found: FamilyProfile) -> None:
     """Print the latency of each variant, and warnings about the machine."""
     device = found.target.device
     by = f"{found.target.threads} thread(s)" if device.accelerator is None else device.accelerator.name
-    print(f"{found.model} on {device.cpu}, {by}, batch {found.target.batch}")
+    say(f"{found.model} on {device.cpu}, {by}, batch {found.target.batch}")
     columns = ("variant", "p50 ms", "between", "p90 ms", "p99 ms", "CPU ms", "mJ")
     rows = [
         (
@@ -198,7 +203,7 @@ def print_profiles(found: FamilyProfile) -> None:
     ]
     print_rows(columns, rows, left={"variant", "between"})
     for warning in worst_warnings(p.conditions for p in found.profiles.values()):
-        print(f"Beware: {warning}.")
+        say(f"Beware: {warning}.")
 
 
 def print_inspection(found: Inspection) -> None:
@@ -215,19 +220,19 @@ def print_inspection(found: Inspection) -> None:
     correction = f"correction {found.correction or 'unknown'}{observed}"
     ours = (found.model, found.variant, found.precision, exact_in, correction)
     whose = ", ".join(filter(None, ours)) if found.model else "not made by snapvit"
-    print(f"{found.file}: {whose}")
+    say(f"{found.file}: {whose}")
     kinds = ", ".join(f"{kind} {size / 1e6:.1f} MB" for kind, size in found.weights.items())
-    print(f"opset {found.opset}, {found.nodes} nodes, {found.size_bytes / 1e6:.1f} MB, weights in {kinds or 'no file'}")
-    print(f"reads {', '.join(found.reads)}" if found.reads else "holds all of its weights")
+    say(f"opset {found.opset}, {found.nodes} nodes, {found.size_bytes / 1e6:.1f} MB, weights in {kinds or 'no file'}")
+    say(f"reads {', '.join(found.reads)}" if found.reads else "holds all of its weights")
     for kind, ports in (("takes", found.inputs), ("gives", found.outputs)):
-        print(f"{kind} " + ", ".join(f"{p.name} {p.type} [{', '.join(map(str, p.shape))}]" for p in ports))
+        say(f"{kind} " + ", ".join(f"{p.name} {p.type} [{', '.join(map(str, p.shape))}]" for p in ports))
 
 
 def print_evaluation(found: Evaluation) -> None:
     """Print one row per measure, with its standard error."""
     rows = [(TITLES[measure], f"{_percent(found, measure)} %", str(found.images)) for measure in found.measures]
     print_rows(("measure", "value", "images"), rows, left={"measure"})
-    print(f"On {found.source}.")
+    say(f"On {found.source}.")
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], left: set[str]) -> None:
@@ -242,7 +247,9 @@ def print_table(table: Table, file: TextIO | None = None, width: int | None = No
     from rich.console import Console
 
     stream = file or sys.stdout
-    Console(file=stream, width=width or _width(stream), highlight=False, markup=False).print(table)
+    console = Console(file=stream, width=width or _width(stream), highlight=False, markup=False)
+    with writing_to(stream):
+        console.print(table)
 
 
 def _width(stream: TextIO) -> int:
@@ -267,10 +274,10 @@ def _table(columns: Sequence[str], left: set[str], gap: int | None = None) -> Ta
 
 
 def _literal(cell: str) -> Text:
-    """Return the text as it is: brackets in names and commands are not markup."""
+    """Return the text as it is, on one line: neither brackets nor control characters in names mean anything."""
     from rich.text import Text
 
-    return Text(cell)
+    return Text(visible(cell))
 
 
 def _percent(evaluation: Evaluation | None, measure: Measure) -> str:

@@ -33,7 +33,7 @@ import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
-from typing import Any, Iterable, Iterator, Mapping, NamedTuple, NoReturn, Sequence, Tuple  # noqa: UP035 (Python 3.8)
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, NoReturn, Sequence, TextIO, Tuple  # noqa: UP035 (Python 3.8)
 
 ROOT = Path("/")
 TRTEXEC_PLACES = ("/usr/src/tensorrt/bin/trtexec",)  # where JetPack puts it, which is not in PATH
@@ -50,6 +50,8 @@ MOST_JSON_BYTES = 1 << 28
 MOST_NUMBER = 10**7
 DEEPEST_GRAPH = 16  # graphs within each other: bodies of If and Loop
 PRECISIONS = ("fp32", "fp16", "int8-dynamic", "int8-static")
+# Characters that control a terminal or the writing direction, as in visible.py
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 class AgentError(Exception):
@@ -1275,17 +1277,15 @@ class Agent:
     def show(self, profiles: Mapping[str, Any], gpu: Mapping[str, Mapping[str, float]]) -> None:
         """The answer, for people."""
         wide = max(len("variant"), *map(len, profiles))
-        print(f"{'variant':{wide}}  p50 ms  between           p90 ms  p99 ms  GPU p50  GPU p99")
+        say(f"{'variant':{wide}}  p50 ms  between           p90 ms  p99 ms  GPU p50  GPU p99", sys.stdout)
         for name, found in profiles.items():
             low, high = found["intervals_ms"]["p50"]
             columns = (
                 f"{found['p50_ms']:6.2f}  {low:6.2f} - {high:6.2f}   {found['p90_ms']:6.2f}  {found['p99_ms']:6.2f}"
             )
-            shown = visible(name, sys.stdout)
-            print(f"{shown:{wide}}  {columns}   {gpu[name]['p50']:6.2f}   {gpu[name]['p99']:6.2f}")
+            say(f"{name:{wide}}  {columns}   {gpu[name]['p50']:6.2f}   {gpu[name]['p99']:6.2f}", sys.stdout)
         kept = "" if self.asked.keep_engines is None else f", engines in {self.asked.keep_engines}"
-        text = f"Written to {self.asked.out}{kept}; what else was seen is in {self.asked.record}"
-        print(visible(text, sys.stdout))
+        say(f"Written to {self.asked.out}{kept}; what else was seen is in {self.asked.record}", sys.stdout)
 
 
 def _described(path: Path) -> dict[str, Any] | None:
@@ -1358,16 +1358,16 @@ def write_json(path: Path, value: Any) -> None:
         raise
 
 
-def say(text: str) -> None:
-    """Progress, on standard error."""
-    print(visible(text, sys.stderr), file=sys.stderr, flush=True)
-
-
-def visible(text: str, stream: Any) -> str:
-    """Text with its control characters written out, and what the stream cannot show: names come from elsewhere."""
-    plain = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+def say(text: str, file: TextIO | None = None) -> None:
+    """Print one line, progress by default on standard error; names of others cannot control the terminal."""
+    stream = file or sys.stderr
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    return plain.encode(encoding, "backslashreplace").decode(encoding)
+    print(visible(text).encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+
+
+def visible(text: str) -> str:
+    """Return the text with control characters as escapes: `snapvit_export.visible`, which is not here."""
+    return _CONTROLS.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ..allocation.asked import refuse_same
 from ..allocation.levers import Lever
 from ..allocation.resolution import Resolution, check_resolution
 from ..allocation.token_target import token_targets
@@ -237,6 +238,8 @@ def _with_tokens(
     """Return the dense Plan with each combination of tokens and resolution, by name, or refuse what a model cannot."""
     for size in resolution:
         check_resolution(size)
+    refuse_same("--tokens", tokens)
+    refuse_same("--resolution", resolution)
     targets = token_targets(anatomy, tokens, resolution, merging)
     for target in targets.values():
         target.check(anatomy)

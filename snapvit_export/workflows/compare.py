@@ -19,7 +19,7 @@ from ..calibration.dataset import Dataset, open_dataset
 from ..calibration.images import calibration_and_held_out, read_images
 from ..errors import SnapvitError, UsageError, needs
 from ..evaluate.comparison import COMPARISON, Axis, Comparison
-from ..evaluate.evaluator import EvalOptions, Evaluator, fidelity_to
+from ..evaluate.evaluator import EvalOptions, Evaluator, check_options, fidelity_to
 from ..family.evaluation import Evaluation
 from ..progress import Progress
 from ..storage.atomic import write_atomically
@@ -69,6 +69,8 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
 
     methods = {name: same_images(method(name), request.images, request.seed) for name in request.recipes}
     if request.evaluations is not None:
+        if not any(settings.evaluations for settings in methods.values()):
+            raise UsageError("--evaluations are those of a search, and none of --recipes searches. Leave it out")
         methods = {name: _searching(settings, request.evaluations) for name, settings in methods.items()}
     progress.phase("finding images")
     calibration, rest = calibration_and_held_out(data_of(request), request.images, request.seed, MOST_HELD_OUT)
@@ -111,6 +113,7 @@ def _check(request: CompareRequest) -> tuple[float, ...]:
         check_sparsity(size) if request.axis == "sparsity" else check_fraction("FLOPs", size)
     if not request.recipes:
         raise UsageError("nothing to compare. Give --recipes default,magnitude")
+    check_options(request.options)
     if twice := [name for name in request.recipes if list(request.recipes).count(name) > 1]:
         raise UsageError(f"--recipes names {twice[0]} twice. Name each once")
     if request.options.by is not None and "segment" in request.options.by:

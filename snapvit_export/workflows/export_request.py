@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .. import profiles
 from ..allocation import recipe
+from ..allocation.asked import refuse_same
 from ..allocation.levers import LEVERS, PUBLISHED, Lever, in_order
 from ..allocation.planner import check_fraction, check_ratio, check_sparsity
 from ..allocation.recipe import Settings, make_settings
@@ -160,9 +161,24 @@ def check(request: Request, budget: Budget | None) -> Ranking | None:
         check_tokens(fraction)
     for size in request.resolution:
         check_resolution(size)
+    _refuse_same(request)
     refuse_own_folder(request.out)
     refuse_foreign(request.out, own_files(request.out))
     return None if request.ranking is None else Ranking.load(request.ranking)
+
+
+def _refuse_same(request: Request) -> None:
+    """Refuse targets that would get one name."""
+    asked: dict[str, Sequence[float | tuple[float, float] | tuple[int, int]]] = {
+        "--sparsity": request.sparsity,
+        "--flops": request.flops,
+        "--params": request.params,
+        "--pair": request.pairs,
+        "--tokens": request.tokens,
+        "--resolution": request.resolution,
+    }
+    for option, targets in asked.items():
+        refuse_same(option, targets)
 
 
 def _check_runtime(request: Request, budget: Budget | None) -> None:

@@ -54,6 +54,9 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
     if is_onnx(request.model):
         return _rank_onnx(request, progress)
     refuse_without_onnx(request.onnx, request.model)
+    if not request.settings.evaluations and (request.engine or request.autocast):
+        idle = "--engine" if request.engine else "--autocast"
+        raise UsageError(f"{idle} is for candidates of a search. Give --evaluations 100 too, or leave it out")
     with needs("ranking", extra="prune"):
         import torch  # noqa: F401
     from ..prune.models.load import check_device, load_model
@@ -73,6 +76,8 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
         source = None
         if rounds is not None or needs_images(settings):
             source, _ = calibration_and_held_out(data_of(request), settings.images, settings.seed, most_held_out=0)
+        elif request.data is not None:
+            raise UsageError(f"--criterion {settings.criterion} reads no images as it is asked for. Leave --data out")
         speaking.phase(f"loading {request.model}")
         model = load_model(request.model, request.checkpoint)
         none = Images(np.zeros((0, *model.anatomy.image, 3), np.uint8), None, model.preprocessing, "none")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from ..allocation import recipe
+from ..allocation.asked import percent
 from ..allocation.planner import Planner, check_reach
 from ..allocation.token_target import TokenTarget, token_targets
 from ..allocation.tokens import DEFAULT, SCHEDULES, Schedule
@@ -14,6 +15,8 @@ from ..errors import SnapvitError
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan, Protection
 from ..model.ranking import Ranking
+from ..progress import Progress
+from ..selection.candidates import DENSE
 from ..selection.mixes import SPREAD
 from .export_request import Request
 
@@ -70,6 +73,14 @@ def requested_plans(request: Request, planner: Planner, merging: Schedule) -> di
     return plans
 
 
+def note_same(plans: Mapping[str, Plan], planner: Planner, progress: Progress) -> None:
+    """Say which of the requested names mean one Plan: steps of heads and neurons are coarser than numbers."""
+    named: dict[Plan, str] = {planner.dense: DENSE}
+    for name, plan in plans.items():
+        if (same := named.setdefault(plan, name)) != name:
+            progress.note(f"{name} keeps the same heads, neurons and tokens as {same}")
+
+
 def _widths(request: Request, planner: Planner) -> dict[str, Plan]:
     by_fraction: list[tuple[str, Sequence[float], Callable[[float], Plan]]] = [
         ("s", request.sparsity, planner.sparsity),
@@ -86,11 +97,6 @@ def _tokens(
 ) -> dict[str, TokenTarget | None]:
     """Return all combinations of the requested tokens and resolutions, by their part of a name; or none of either."""
     return {**token_targets(anatomy, request.tokens, request.resolution, merging)} or {"": None}
-
-
-def percent(fraction: float) -> str:
-    """Write a fraction as a part of a name."""
-    return f"{100 * fraction:g}"
 
 
 def mixed_flops(request: Request) -> Sequence[float]:

@@ -51,6 +51,8 @@ from ..storage.temporary import alone_in, remove_leftovers
 from ..target import Target, in_precision
 from .inputs import BUNDLED_MODEL, BUNDLED_NAME
 
+SECONDS = 1.0  # of each variant, if they are timed
+
 
 @dataclass(frozen=True)
 class ValidateRequest:
@@ -65,7 +67,7 @@ class ValidateRequest:
     timing: TimingOptions = field(default_factory=TimingOptions)
     known: FamilyProfile | None = None  # latencies that were taken before
     measure: bool = False  # time again, whatever is known
-    seconds: float = 1.0  # of each variant, if they are timed
+    seconds: float | None = None  # of each variant, which must then be timed; None: SECONDS, if they are
     model: str | None = None  # that the family was made from, if the manifest's name is not enough
     checkpoint: Path | None = None  # its weights, to compare with torch
     needs_labels: bool = False  # True: an accuracy must be measured
@@ -80,6 +82,9 @@ def validate(request: ValidateRequest, progress: Progress) -> Manifest:
         remove_leftovers(folder)
     device = device_for(target.runtime)
     _check(request, manifest)
+    known = _known_latencies(request, manifest, target, device)
+    if known is not None and request.seconds is not None:
+        raise UsageError(f"--seconds is how long variants are timed, and they are not: {known.why}. Leave it out")
     progress.phase("finding images")
     data = _without_calibration(
         open_dataset(_data(request, manifest), request.options.seed), request, manifest, progress
@@ -89,7 +94,7 @@ def validate(request: ValidateRequest, progress: Progress) -> Manifest:
     )
     outputs, found = _evaluate_all(folder, manifest, target, evaluator, progress)
     parities = _parities(request, folder, manifest, evaluator, outputs, progress)
-    profiles = _latencies(request, folder, manifest, target, device, progress)
+    profiles = _latencies(request, known, progress)
     on = manifest.target if manifest.choice else MeasuredOn.of(target, device)
     on = on if request.known is None else request.known.target
     validated = _described(manifest, profiles, found, parities, on)
@@ -295,25 +300,42 @@ def _parities(
     return parities(name, request.checkpoint, folder / RANKING, plans, evaluator.test, found)
 
 
-def _latencies(
-    request: ValidateRequest, folder: Path, manifest: Manifest, target: Target, device: DeviceCard, progress: Progress
-) -> dict[str, Profile]:
-    """Return latencies: given ones; the manifest's, if a choice rests on them or they are still valid; or new ones."""
+@dataclass(frozen=True)
+class _KnownLatencies:
+    """Latencies that are valid without timing anything, and why."""
+
+    profiles: Mapping[str, Profile]
+    why: str
+
+
+def _known_latencies(
+    request: ValidateRequest, manifest: Manifest, target: Target, device: DeviceCard
+) -> _KnownLatencies | None:
+    """Return latencies that are given, or the manifest's if a choice rests on them or they are still valid."""
     if request.known is not None:
-        return dict(request.known.profiles)
+        return _KnownLatencies(request.known.profiles, "latencies are those of --profile")
     known = {v.name: v.profile for v in manifest.variants if v.profile is not None}
     if manifest.choice is not None:
-        progress.note(f"latencies are those by which {manifest.choice.variant} was chosen")
-        return known
+        return _KnownLatencies(known, f"latencies are those by which {manifest.choice.variant} was chosen")
     same_target = target == manifest.target.target
-    if not request.measure and same_target and len(known) == len(manifest.variants):
-        pause = request.timing.pause_ms
-        shas = {v.name: v.sha256 for v in manifest.variants}
-        targets = {v.name: in_precision(target, v.precision) for v in manifest.variants}
-        if all(profile.belongs_to(shas[name], targets[name], device, pause) for name, profile in known.items()):
-            progress.note("latencies are those of the manifest, taken on this machine")
-            return known
-    return profile_family(folder, request.timing, progress, request.seconds).profiles
+    if request.measure or not same_target or len(known) != len(manifest.variants):
+        return None
+    shas = {v.name: v.sha256 for v in manifest.variants}
+    targets = {v.name: in_precision(target, v.precision) for v in manifest.variants}
+    pause = request.timing.pause_ms
+    if all(profile.belongs_to(shas[name], targets[name], device, pause) for name, profile in known.items()):
+        return _KnownLatencies(known, "latencies are those of the manifest, taken on this machine")
+    return None
+
+
+def _latencies(request: ValidateRequest, known: _KnownLatencies | None, progress: Progress) -> dict[str, Profile]:
+    """Return the latencies that are known, or new ones."""
+    if known is None:
+        seconds = SECONDS if request.seconds is None else request.seconds
+        return profile_family(request.family, request.timing, progress, seconds).profiles
+    if request.known is None:
+        progress.note(known.why)
+    return dict(known.profiles)
 
 
 def _require_all(given: FamilyProfile, manifest: Manifest) -> None:

@@ -31,13 +31,14 @@ from snapvit_export.report.charts import all_charts
 from snapvit_export.report.charts.pareto import pareto
 from snapvit_export.report.charts.pareto import place as place_labels
 from snapvit_export.report.charts.style import DARK, LIGHT, axis
-from snapvit_export.report.data import LoadedFamily, collect, plain
+from snapvit_export.report.data import LoadedFamily, collect
 from snapvit_export.report.draw import as_data, inline_svg, png, svg
 from snapvit_export.report.markdown import markdown
 from snapvit_export.report.page import page
 from snapvit_export.report.terminal import bar, bars, print_validation, spread_bars
 from snapvit_export.report.text import headline, missing
 from snapvit_export.report.variants import variant_table
+from snapvit_export.visible import visible
 
 HERE = Path("here")
 
@@ -225,7 +226,7 @@ def test_names_are_values_of_rows_and_nothing_else(name):
         scales = set(report_of(manifest).spreads) if chart.name == "latencies" else set()
         assert set(strings(chart.spec)) - expected <= scales
         drawn = "".join(ElementTree.fromstring(svg(chart)).itertext())
-        assert plain(name)[:8] in drawn or chart.name in ("pareto", "search", "sublayers")
+        assert visible(name)[:8] in drawn or chart.name in ("pareto", "search", "sublayers")
         assert "onerror=" not in re.sub(r">[^<]*<", "><", inline_svg(chart))
 
 

@@ -36,7 +36,8 @@ def run_in_full(snapvit, tiny_folder, image_folder, tmp_path):
 
     def call(*extra: object):
         arguments = ["--model", tiny_folder, "--data", image_folder, "--images", 16, "--out", tmp_path / "out"]
-        return snapvit("export", *arguments, "--recipe", "local", *extra)
+        recipe = () if "--ranking" in extra else ("--recipe", "local")
+        return snapvit("export", *arguments, *recipe, *extra)
 
     return call
 
@@ -223,7 +224,7 @@ def test_a_ranking_with_damage_curves_is_allocated_jointly(run, tmp_path, tiny_m
     orders = [made.head_order(i) for i in range(3)], [made.neuron_order(i) for i in range(3)]
     ranking = Ranking.from_orders(*orders, damage, anatomy=tiny_model.anatomy)  # type: ignore[arg-type]
     ranking.save(tmp_path / "curves.safetensors")
-    outcome = run("--flops", "0.72", "--ranking", tmp_path / "curves.safetensors")
+    outcome = run("--flops", "0.72", "--ranking", tmp_path / "curves.safetensors", "--no-correct")
     assert outcome.code == 0, outcome.err
     manifest = read_family(tmp_path / "out")
     plan = Planner(ranking, tiny_model.anatomy).flops(0.72)
@@ -270,7 +271,7 @@ def test_a_given_ranking_and_this_export_each_say_what_they_were_made_with(run, 
     ranked = ("rank", tmp_path / "tiny-model", "--data", image_folder, "--images", 20, "--evaluations", 0)
     assert snapvit(*ranked, "--out", tmp_path / "r.safetensors").code == 0
     here = ("--ranking", tmp_path / "r.safetensors", "--images", 7, "--seed", 3, "--damping", "max:0.5")
-    outcome = run("--flops", "0.6", *here, "--recipe", "default")
+    outcome = run("--flops", "0.6", *here)
     assert outcome.code == 0, outcome.err
     assert outcome.err.count("fewer tokens than the widest layer") == 1
     recipe = read_family(tmp_path / "out").recipe
@@ -515,7 +516,7 @@ def test_an_interrupted_export_leaves_nothing(stop, tmp_path, tmp_path_factory):
     ranking = tmp_path_factory.mktemp("given") / "r.safetensors"  # given, so that there is no search to resume
     random_ranking(load_model().anatomy).save(ranking)
     command = [sys.executable, "-m", "snapvit_export.cli", "export", "--budget", "10ms", "--images", "16"]
-    command += ["--recipe", "local", "--ranking", str(ranking)]
+    command += ["--no-correct", "--levers", "width,depth", "--ranking", str(ranking)]
     process = subprocess.Popen(
         [*command, "--out", str(tmp_path / "out")], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -549,8 +550,8 @@ def test_a_family_for_a_board_is_a_spread_in_its_precisions_that_nothing_times(s
 
 def test_for_says_what_other_options_would(snapvit, tmp_path):
     for more, says in (
-        (("--card", "cpu"), "--for jetson-thor says what --card would"),
-        (("--runtime", "tensorrt"), "says what --runtime would"),
+        (("--card", "cpu"), "--card is what --for says of the device. Give one of them"),
+        (("--runtime", "tensorrt"), "--runtime is what --for says of the device"),
         (("--budget", "10ms"), "which only the device can do"),
     ):
         refused = snapvit("export", "--for", "jetson-thor", *more, "--out", tmp_path / "family")

@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import hashlib
-import sys
 from collections.abc import Mapping
-from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -32,6 +30,7 @@ from ...storage.atomic import staged_folder, write_atomically
 from ...storage.json import Value, read_json, write_json
 from ...storage.places import is_json_of
 from ...storage.reading import MOST_ARRAYS, check_archive, check_readable
+from ...visible import heard
 from ..blocks.pruned_block import removed_parts
 from ..blocks.timm_blocks import PARTS, as_module, blocks_of, give_bias, output_of
 from .read_anatomy import read_anatomy
@@ -372,7 +371,7 @@ def _from_hub(name: str) -> nn.Module:
 
     read_anatomy(_create(name, name), name)  # refuse an unsupported model before a long download
     try:
-        with redirect_stdout(sys.stderr):  # as in `_converted`
+        with heard():  # as in `_converted`
             return timm.create_model(name, pretrained=True).float().eval()
     except Exception as error:  # the hub's client raises its own, requests' and the system's errors
         raise SnapvitError(
@@ -392,7 +391,7 @@ def _converted(weights: dict[str, Tensor], module: nn.Module, path: Path) -> dic
 
     convert = eva.checkpoint_filter_fn if isinstance(module, eva.Eva) else vision_transformer.checkpoint_filter_fn
     try:
-        with redirect_stdout(sys.stderr):  # timm prints what it leaves out of a DINOv3; our stdout is for results
+        with heard():  # timm prints what it leaves out of a DINOv3
             return convert(dict(weights), module)
     except (RuntimeError, KeyError, ValueError, IndexError, AssertionError, AttributeError) as error:
         raise FileFormatError(f"{path}: its weights do not suit {type(module).__name__}: {error}") from error

@@ -6,8 +6,8 @@ from typing import Any
 
 from ...evaluate.comparison import Comparison, MethodResult
 from ...family.evaluation import TITLES
+from ...visible import visible
 from .. import text as words
-from ..data import plain
 from .style import FAMILY_COLOURS, FAMILY_SHAPES, MUTED, Chart, Spec, axis, base, tips
 
 HEIGHT = 380
@@ -65,8 +65,8 @@ def methods(comparison: Comparison) -> Chart:
     )
     return Chart(
         name="compare",
-        title=f"{plain(comparison.model)}, pruned by {len(names)} methods",
-        caption=f"On {comparison.dense.images} images of {plain(comparison.dense.source)}; bars are standard errors.",
+        title=f"{visible(comparison.model)}, pruned by {len(names)} methods",
+        caption=f"On {comparison.dense.images} images of {visible(comparison.dense.source)}; bars are standard errors.",
         alt=f"Lines of {len(names)} pruning methods over size: {', '.join(names)}.",
         spec=spec,
         columns=("method", comparison.axis, TITLES[measure]),
@@ -102,7 +102,7 @@ def _row(comparison: Comparison, result: MethodResult, unit: float) -> Spec:
     error = result.evaluation.error(measure) * unit
     size = result.sparsity if comparison.axis == "sparsity" else result.flops_ratio
     return {
-        "method": plain(result.recipe),
+        "method": visible(result.recipe),
         "x": 100 * size,
         "y": value,
         "down": max(0.0, value - error),

@@ -1,0 +1,173 @@
+"""Which options of a command go together: one table, by which an option that would have no effect is refused.
+
+Whoever gives an option expects one. The table is applied to what stands on the command line, before anything is read;
+what only a file or the settings of a recipe can tell is refused by the library. Where a wish is met anyway, as that of
+`--no-correct` by a recipe that corrects nothing, there is nothing to refuse. `tests/cli/test_combinations.py` wants
+every option of every command here, or among those that always have an effect.
+
+A condition is an option that is given, `--ranking`, or an option with its value, given or by default: `--target=local`,
+`--by=*segment*`, `--recipe=local|idap`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from ..errors import UsageError
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An option of a command that is refused beside all of some others, unless one of yet others is there."""
+
+    command: str
+    option: str
+    why: str  # after the option: what it lacks or what makes it idle, and what to do
+    beside: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
+
+    def is_broken(self, holds: Callable[[str], bool]) -> bool:
+        return holds(self.option) and all(map(holds, self.beside)) and not any(map(holds, self.unless))
+
+    @property
+    def text(self) -> str:
+        return f"{self.option.partition('=')[0]} {self.why}"
+
+
+UNCORRECTED = "--recipe=paper|snapvit|local|idap"  # recipes that correct nothing unless asked
+CUTS = ("--budget", "--sparsity", "--flops", "--params", "--pair", "--for", "--build-only")
+MIXES = ("--budget", "--for", "--build-only", "--levers=*tokens*|all")
+
+RULES = (
+    Rule(
+        "export",
+        "--at",
+        "is the percentile that meets a budget. Give --budget 10ms too, or leave it out",
+        unless=("--budget",),
+    ),
+    Rule(
+        "export",
+        "--max-size",
+        "is a limit beside a budget. Give --budget 10ms too, or leave it out",
+        unless=("--budget",),
+    ),
+    Rule(
+        "export",
+        "--max-params",
+        "is a limit beside a budget. Give --budget 10ms too, or leave it out",
+        unless=("--budget",),
+    ),
+    Rule(
+        "export", "--strict", "is about meeting a budget. Give --budget 10ms too, or leave it out", unless=("--budget",)
+    ),
+    Rule(
+        "export",
+        "--prefer",
+        "compares candidates, and nothing is to be chosen here. Give --budget 10ms too, or --flops with "
+        "--levers tokens,width",
+        unless=MIXES,
+    ),
+    Rule(
+        "export",
+        "--recipe",
+        "says how to rank, and --ranking is made. Give one of them; --correction and --no-correct say what becomes "
+        "of the weights",
+        beside=("--ranking",),
+    ),
+    Rule(
+        "export",
+        "--evaluations",
+        "are those of a search for a ranking, and --ranking is made. Give one of them",
+        beside=("--ranking",),
+    ),
+    Rule(
+        "export",
+        "--correction",
+        "repairs what was cut, and --tokens and --resolution cut no weights. Leave it out, or give --flops 0.7 too",
+        unless=CUTS,
+    ),
+    Rule(
+        "export",
+        "--damping",
+        "is of statistics, which --ranking with --no-correct needs none of. Leave it out",
+        beside=("--no-correct", "--ranking"),
+    ),
+    Rule(
+        "export",
+        "--damping",
+        "is of statistics, which this --recipe takes none of unless it corrects. Give --correction refit too, or "
+        "leave it out",
+        beside=(UNCORRECTED,),
+        unless=("--correction",),
+    ),
+    Rule(
+        "export",
+        "--levers=*precision*",
+        "names precision, which --precision fixes. Leave one of them out, or give --precision auto",
+        beside=("--precision",),
+        unless=("--precision=auto",),
+    ),
+    Rule("export", "--card", "is what --for says of the device. Give one of them", beside=("--for",)),
+    Rule("export", "--runtime", "is what --for says of the device. Give one of them", beside=("--for",)),
+    Rule("export", "--build-only", "is what --for says of the device. Give one of them", beside=("--for",)),
+    Rule("pack", "--recipe", "says how to rank, and --ranking is made. Give one of them", beside=("--ranking",)),
+    Rule(
+        "pack",
+        "--evaluations",
+        "are those of a search for a ranking, and --ranking is made. Give one of them",
+        beside=("--ranking",),
+    ),
+    *(
+        Rule(
+            "pack",
+            option,
+            "is about images, and --ranking with --no-correct needs none. Leave it out",
+            beside=("--ranking", "--no-correct"),
+        )
+        for option in ("--data", "--images", "--seed", "--damping")
+    ),
+    Rule(
+        "pack",
+        "--damping",
+        "is of statistics, which this --recipe with --no-correct takes none of. Leave it out",
+        beside=("--no-correct", UNCORRECTED),
+    ),
+    Rule(
+        "profile",
+        "--python",
+        "is that of another machine, and --target is local. Give --target ssh://user@host, or leave it out",
+        beside=("--target=local",),
+    ),
+    Rule(
+        "evaluate",
+        "--ignore",
+        "names values of masks, which --by segment alone reads. Give --by segment, or leave it out",
+        unless=("--by=*segment*",),
+    ),
+    Rule(
+        "validate",
+        "--seconds",
+        "is how long variants are timed, and --profile has their latencies. Give one of them",
+        beside=("--profile",),
+    ),
+    Rule("compare", "--sparsity", "and --flops are two measures of size. Give one", beside=("--flops",)),
+    Rule("inspect", "--target", "is the older name of --runtime. Give one of them", beside=("--runtime",)),
+)
+
+
+def refuse_idle(
+    command: str, given: Collection[str], values: Mapping[str, object], rules: Sequence[Rule] = RULES
+) -> None:
+    """Refuse options that have no effect beside the others; `values` has those that were not given too."""
+
+    def holds(condition: str) -> bool:
+        option, has_value, wanted = condition.partition("=")
+        if not has_value:
+            return option in given
+        return any(fnmatchcase(str(values.get(option)), pattern) for pattern in wanted.split("|"))
+
+    for rule in rules:
+        if rule.command == command and rule.is_broken(holds):
+            raise UsageError(rule.text)

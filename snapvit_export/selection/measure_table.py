@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 
 import msgspec
 from msgspec import UNSET
 
 from ..calibration.images import Images
-from ..correction.cholesky import WIDTHS_KEPT
 from ..elastic.fidelity_table import FidelityTable, MeasuredFidelity
-from ..elastic.folder import Elastic, Weights
+from ..elastic.folder import Elastic
 from ..errors import SnapvitError
 from ..family.fidelity import Comparison
 from ..graph.format import GraphFormat
@@ -28,6 +26,7 @@ from ..model.anatomy import Anatomy
 from ..model.plan import Plan
 from ..progress import Progress
 from ..target import Precision
+from .elastic_builder import corrections_of
 from .image_meter import BATCH, Outputs, run_in_threads
 from .space import Grid, grids_for
 
@@ -127,7 +126,7 @@ class _Measure:
         self.packed, self.images, self.scratch = packed, images, scratch
         self.blueprint = Blueprint.of(packed)
         self.writers: dict[Precision, GraphWriter] = {}
-        self._corrected = lru_cache(WIDTHS_KEPT)(self._correct)
+        self._corrected = corrections_of(packed)
         self.dense = self._outputs(Plan.dense(packed.anatomy), "fp32")
         self.by = self._compared(self.dense).by
 
@@ -151,9 +150,6 @@ class _Measure:
             return run_in_threads(written.graph, self.images.at(packed.anatomy.image_of(plan)).inputs(batch, False))
         finally:
             written.remove()
-
-    def _correct(self, heads: tuple[int, ...], neurons: tuple[int, ...]) -> Weights:
-        return self.packed.corrected_layers(Plan(heads=heads, neurons=neurons))
 
     def _writer(self, precision: Precision) -> GraphWriter:
         if precision not in self.writers:

@@ -51,9 +51,9 @@ def left_by(load: str, folder: Path) -> dict[str, Any]:
 def opened(scratch: Path) -> dict[str, float]:
     """Write the report of a large family, open it, and return what the browser counted, in milliseconds."""
     sys.path.insert(0, str(TESTS))
-    from helpers.report_factory import make_manifest, make_search, make_sublayers, make_validation
     from playwright.sync_api import sync_playwright
 
+    from helpers.report_factory import make_manifest, make_search, make_sublayers, make_validation
     from snapvit_export.report.data import LoadedFamily, collect
     from snapvit_export.report.page import page
 
@@ -98,9 +98,9 @@ def main() -> None:
         if "report" in wanted:
             found = opened(Path(scratch))
             print(
-                f"\n{VARIANTS} variants: {found['bytes'] / 1e6:.1f} MB, {found['nodes']:.0f} elements; first paint after "
-                f"{found['paint'] / 1000:.2f} s, loaded after {found['load'] / 1000:.2f} s, every plot drawn after "
-                f"{found['drawn'] / 1000:.2f} s"
+                f"\n{VARIANTS} variants: {found['bytes'] / 1e6:.1f} MB, {found['nodes']:.0f} elements; first paint "
+                f"after {found['paint'] / 1000:.2f} s, loaded after {found['load'] / 1000:.2f} s, every plot drawn "
+                f"after {found['drawn'] / 1000:.2f} s"
             )
 
 

@@ -33,7 +33,7 @@ def nothing_but_memory_is_left(left: Left) -> bool:
 
 @leaks
 def test_exports_of_many_variants_leave_no_memory_and_no_files(family_and_elastic, leak):
-    left = left_by("exports", family_and_elastic, 100, leak)
+    left = left_by("exports", family_and_elastic, 30, leak)
     assert nothing_but_memory_is_left(left)
     assert (left.grown_bytes > left.rounds * left.unit_bytes / 2) == leak
 
@@ -46,14 +46,14 @@ def test_folders_that_are_forgotten_are_closed_though_no_garbage_is_collected(fa
 
 @leaks
 def test_families_validated_in_a_row_leave_no_images_and_no_files(family_and_elastic, leak):
-    left = left_by("families", family_and_elastic, 12, leak)
+    left = left_by("families", family_and_elastic, 6, leak)
     assert nothing_but_memory_is_left(left)
     assert (left.grown_bytes > left.rounds * left.unit_bytes / 2) == leak
 
 
-@leaks
-def test_hours_of_profiling_take_as_much_memory_as_the_samples_that_are_kept(family_and_elastic, leak):
-    left = left_by("days", family_and_elastic, 1, leak, "variants=2", "hours=2")
+def test_hours_of_profiling_take_as_much_memory_as_the_samples_that_are_kept(family_and_elastic):
+    """If all were kept it would be 55 MB (`--leak`); `tests/profiling/test_sampling.py` counts them."""
+    left = left_by("days", family_and_elastic, 1, False, "variants=2", "hours=1")
     assert nothing_but_memory_is_left(left)
     resampling = 4 * 8 * AT_ONCE  # the bursts, their draws, and what percentiles need beside them
-    assert (left.most_bytes > 2 * left.unit_bytes + resampling) == leak  # the samples, and Profiles of them
+    assert left.most_bytes <= 2 * left.unit_bytes + resampling  # the samples, and Profiles of them

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-
 PROGRAM = [sys.executable, "-m", "snapvit_export.cli"]
 
 

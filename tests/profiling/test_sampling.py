@@ -35,8 +35,8 @@ def test_an_hour_keeps_no_more_samples_than_fit_and_they_are_of_all_of_it(pause_
         steps = np.diff(taken.wall_ms[:: taken.burst])
         assert steps.max() < 3 * np.median(steps) + 1e-5  # no gap: bursts at equal distances
         assert taken.wall_ms[0] == pytest.approx(25, rel=0.001)
-        assert taken.wall_ms[-1] == pytest.approx(50, rel=0.02)
-        assert taken.drift == pytest.approx(0.5, abs=0.15)
+        assert taken.wall_ms[-1] == pytest.approx(25 * (1 + clock.monotonic() / (2 * HOUR)), rel=0.01)
+        assert taken.drift > 0.3
 
 
 def test_a_short_run_keeps_every_sample():
@@ -71,14 +71,14 @@ def test_some_bursts_stand_for_a_long_run_and_all_for_a_short_one():
 
 @pytest.mark.parametrize("burst", [1, BURST])
 def test_an_interval_is_that_of_all_draws_at_once_in_little_memory(burst):
-    wall_ms = np.random.default_rng(1).normal(10, 1, 2 * 10**5).tolist()
+    wall_ms = np.random.default_rng(1).normal(10, 1, 60_000).tolist()
     taken = Samples(burst, wall_ms, wall_ms)
     tracemalloc.start()
     low, high = taken.interval(50)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert most < 6 * 8 * AT_ONCE  # a few arrays of what is resampled at once; all draws are up to 640 MB
-    few = Samples(burst, wall_ms[: 4 * 10**4], wall_ms[: 4 * 10**4])
+    assert most < 6 * 8 * AT_ONCE  # a few arrays of what is resampled at once; all draws are up to 192 MB
+    few = Samples(burst, wall_ms[:9600], wall_ms[:9600])
     bursts = np.array(few.wall_ms).reshape(-1, burst)
     drawn = np.random.default_rng(0).integers(0, len(bursts), (DRAWS, len(bursts)))
     at_once = np.percentile(bursts[drawn].reshape(DRAWS, -1), 50, axis=1)

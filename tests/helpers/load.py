@@ -124,8 +124,8 @@ def exports(made: Path, count: int, leak: bool) -> Left:
                 path.unlink()
             return data
 
-        smallest = min(len(once(number)) for number in range(2))
-        return repeat(once, count, smallest, leak)
+        each = sum(len(once(number)) for number in range(2)) // 2  # one in either precision
+        return repeat(once, count, each, leak)
 
 
 def folders(made: Path, count: int, leak: bool) -> Left:

@@ -23,9 +23,11 @@ def dominated(points: Mapping[str, Tradeoff]) -> dict[str, str]:
     >>> dominated({"dense": Tradeoff(16, 0.97), "s50": Tradeoff(8, 0.98)})
     {'dense': 's50'}
     """
-    found = {}
-    for name, point in points.items():
-        better = [other for other in points if points[other].beats(point)]
-        if better:
-            found[name] = max(better, key=lambda other: (points[other].quality, -points[other].ms))
-    return found
+    by: dict[str, str] = {}
+    leader: str | None = None  # the best of all that are no slower
+    for name in sorted(points, key=lambda name: (points[name].ms, -points[name].quality)):
+        if leader is not None and points[leader].beats(points[name]):
+            by[name] = leader
+        if leader is None or points[name].quality > points[leader].quality:
+            leader = name
+    return {name: by[name] for name in points if name in by}

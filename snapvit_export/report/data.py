@@ -7,7 +7,7 @@ profile's. Control characters of strings become visible here, before they reach 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -244,7 +244,7 @@ def collect(own: LoadedFamily, beside: Sequence[LoadedFamily] = (), budget: Budg
         alternatives=tuple(_alternative(found, manifest, choice) for found in choice.alternatives) if choice else (),
         dropped=tuple(msgspec.structs.replace(d, reason=visible(d.reason)) for d in choice.dropped) if choice else (),
         points=tuple(points),
-        looks=tuple(_measurement_row(m, measured_by, manifest, choice) for m in choice.measurements) if choice else (),
+        looks=_measurement_rows(measured_by, manifest, choice) if choice else (),
         dense_heads=tuple(block.heads for block in manifest.anatomy.blocks),
         dense_neurons=tuple(block.hidden for block in manifest.anatomy.blocks),
         widths=tuple(Widths(name=visible(v.name), heads=v.heads, neurons=v.neurons) for v in _ordered(manifest)),
@@ -292,7 +292,8 @@ def _points(manifest: Manifest, label: str, measured_by: QualityMeasure, choice:
     by = dominated(
         {v.name: Tradeoff(ms, q) for v, ms, _ in rows if ms is not None and (q := qualities[v.name]) is not None}
     )
-    return [_point(manifest, label, row, measured_by, by.get(row[0].name), choice) for row in rows]
+    verdicts = {m.variant: measured_verdict(m, choice) for m in choice.measurements} if choice else {}
+    return [_point(manifest, label, row, measured_by, by.get(row[0].name), choice, verdicts) for row in rows]
 
 
 def _point(
@@ -302,12 +303,12 @@ def _point(
     measured_by: QualityMeasure,
     dominated_by: str | None,
     choice: Choice | None,
+    verdicts: Mapping[str, Verdict],
 ) -> Point:
     variant, latency, between = row
     fidelity = fidelity_of(variant.name, variant.fidelity, manifest)
     quality, error = measured_by.quality(variant.evaluation, fidelity)
     by = dominated_by
-    measured = {m.variant: measured_verdict(m, choice) for m in choice.measurements} if choice else {}
     unmeasured = (
         None if between is None or measured_by.budget_ms is None else verdict_on(between, measured_by.budget_ms)
     )
@@ -336,19 +337,26 @@ def _point(
         dominated_by=visible(by) if by else None,
         is_dense=variant.name == manifest.dense,
         is_chosen=choice is not None and variant.name == choice.variant,
-        verdict=measured.get(variant.name, unmeasured),
+        verdict=verdicts.get(variant.name, unmeasured),
     )
 
 
+def _measurement_rows(measured_by: QualityMeasure, manifest: Manifest, choice: Choice) -> tuple[MeasurementRow, ...]:
+    seen = {_images(each) for v in manifest.variants for each in (v.evaluation, *v.evaluations)}
+    return tuple(_measurement_row(m, measured_by, manifest, choice, seen) for m in choice.measurements)
+
+
 def _measurement_row(
-    measurement: Measurement, measured_by: QualityMeasure, manifest: Manifest, choice: Choice
+    measurement: Measurement,
+    measured_by: QualityMeasure,
+    manifest: Manifest,
+    choice: Choice,
+    seen: Collection[tuple[str, int] | None],
 ) -> MeasurementRow:
-    """Make a row; its quality is left out if the family was validated on other images since."""
-    same = _images(measurement.evaluation) in {
-        _images(each) for v in manifest.variants for each in (v.evaluation, *v.evaluations)
-    }
+    """Make a row; its quality is left out if the family was validated on other images since, those `seen`."""
     fidelity = fidelity_of(measurement.variant, measurement.fidelity, manifest)
-    quality, error = measured_by.quality(measurement.evaluation if same else None, fidelity)
+    evaluation = measurement.evaluation if _images(measurement.evaluation) in seen else None
+    quality, error = measured_by.quality(evaluation, fidelity)
     return MeasurementRow(
         name=visible(measurement.variant),
         levers=visible(levers(measurement, manifest)),

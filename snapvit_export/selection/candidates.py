@@ -44,6 +44,7 @@ from .point import Point
 
 DENSE = "dense"  # the name of the variant that cuts nothing
 SHOWN_EVERY = 0.5  # seconds
+SHOWN_BURSTS = 64  # that latencies so far are taken from: all of a long run would take longer to draw than to time
 PROBE = ".probe"  # the name of a graph that is only compared with the dense model
 FRESH_RUNS = 24  # of a file in each new process, of several: these differ more than the runs within one
 FIT_SECONDS, FIT_RUNS = 0.2, 24  # of every sample configuration that the latency model is fitted to
@@ -513,7 +514,8 @@ def live_report(progress: Progress, budget_ms: float | None) -> Report:
     def report(samples: Mapping[str, Samples]) -> None:
         nonlocal shown
         if time.monotonic() - shown > SHOWN_EVERY:
-            found = {name: (taken.percentile(50), *taken.interval(50)) for name, taken in samples.items()}
+            some = {name: taken.spread(SHOWN_BURSTS) for name, taken in samples.items()}
+            found = {name: (taken.percentile(50), *taken.interval(50)) for name, taken in some.items()}
             progress.latencies(found, budget_ms)
             shown = time.monotonic()
 

@@ -59,7 +59,7 @@ class ElasticBuilder:
         self.inputs, self.scratch, self.manifest = inputs, scratch, manifest
         self._blueprint = Blueprint.of(packed)
         self._writers: dict[Precision, GraphWriter] = {}
-        self._corrected = lru_cache(WIDTHS_KEPT)(self._correct)
+        self._corrected = corrections_of(packed)
 
     def writer(self, precision: Precision) -> GraphWriter:
         """Return the writer of variants in a precision."""
@@ -143,9 +143,6 @@ class ElasticBuilder:
     def _corrected_layers(self, plan: Plan) -> Weights | None:
         return self._corrected(plan.heads, plan.neurons) if self.packed.corrects else None
 
-    def _correct(self, heads: tuple[int, ...], neurons: tuple[int, ...]) -> Weights:
-        return self.packed.corrected_layers(Plan(heads=heads, neurons=neurons))
-
     def _inputs_of(self, plan: Plan) -> npt.NDArray[Any]:
         """Return images of a Plan's size."""
         return self.inputs(self.packed.anatomy.image_of(plan))
@@ -153,6 +150,18 @@ class ElasticBuilder:
     def _outputs(self, path: Path, plan: Plan) -> npt.NDArray[np.float32]:
         with OrtSession(path, usable_cores()) as session:
             return session.run(self._inputs_of(plan))
+
+
+def corrections_of(packed: Elastic) -> Callable[[tuple[int, ...], tuple[int, ...]], Weights]:
+    """Return what corrects the layers of a width, by its heads and neurons; the last few stay in memory.
+
+    It holds the folder and nothing that holds it: in a circle the mapped files would stay open after their last use.
+    """
+
+    def corrected(heads: tuple[int, ...], neurons: tuple[int, ...]) -> Weights:
+        return packed.corrected_layers(Plan(heads=heads, neurons=neurons))
+
+    return lru_cache(WIDTHS_KEPT)(corrected)
 
 
 def _sum_bits(manifest: Manifest, precision: Precision) -> SumBits:

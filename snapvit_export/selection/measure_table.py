@@ -8,16 +8,14 @@ Cutting tokens and cutting widths lose neither sums nor products of what each lo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 
 import msgspec
 from msgspec import UNSET
 
 from ..calibration.images import Images
-from ..correction.cholesky import WIDTHS_KEPT
 from ..elastic.fidelity_table import FidelityTable, MeasuredFidelity
-from ..elastic.folder import Elastic, Weights
+from ..elastic.folder import Elastic
 from ..errors import SnapvitError
 from ..family.fidelity import Comparison
 from ..graph.format import GraphFormat
@@ -29,6 +27,7 @@ from ..progress import Progress
 from ..runtimes.in_threads import run_in_threads
 from ..storage.unfinished import scratch_folder
 from ..target import Precision
+from .elastic_builder import corrections_of
 from .image_meter import BATCH, Outputs
 from .space import Grid, grids_for
 
@@ -128,7 +127,7 @@ class _Measure:
         self.packed, self.images, self.scratch = packed, images, scratch
         self.blueprint = Blueprint.of(packed)
         self.writers: dict[Precision, GraphWriter] = {}
-        self._corrected = lru_cache(WIDTHS_KEPT)(self._correct)
+        self._corrected = corrections_of(packed)
         self.dense = self._outputs(Plan.dense(packed.anatomy), "fp32")
         self.by = self._compared(self.dense).by
 
@@ -152,9 +151,6 @@ class _Measure:
             return run_in_threads(written.graph, self.images.at(packed.anatomy.image_of(plan)).inputs(batch, False))
         finally:
             written.remove()
-
-    def _correct(self, heads: tuple[int, ...], neurons: tuple[int, ...]) -> Weights:
-        return self.packed.corrected_layers(Plan(heads=heads, neurons=neurons))
 
     def _writer(self, precision: Precision) -> GraphWriter:
         if precision not in self.writers:

@@ -30,6 +30,7 @@ else:
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e '.[test]'")
 HERE = Path("here")
 DRAWN = "html[data-drawn=yes]"
+MOST_MARKS = 20_000  # of all live plots of a large family: more take seconds
 
 
 @pytest.fixture(scope="session")
@@ -259,3 +260,21 @@ def test_merged_patches_are_shown_pixel_by_pixel(open_page, width):
     shown = found.locator(".merges td img").evaluate_all("(all) => all.map((img) => [img.width, img.naturalWidth])")
     assert shown == [[96, 96]] * 4
     assert overflow(found) <= 0
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_five_hundred_variants_are_drawn_and_nothing_is_clipped(open_page, width):
+    manifest = full_manifest(500)
+    found = open_page(manifest, make_validation(manifest), width=width).page
+    assert found.locator(".plot.ready").count() == 7
+    assert overflow(found) <= 0
+    cut = "(all) => all.filter((svg) => svg.getBoundingClientRect().right > window.innerWidth + 1).length"
+    assert found.locator(".live svg").evaluate_all(cut) == 0
+    assert found.locator("#variants tbody tr").count() == 500
+    assert found.locator(".live svg *").count() < MOST_MARKS
+    names = found.locator("#variants tbody th").all_inner_texts()
+    assert names[0] == "dense"
+    found.locator("#variants thead button", has_text="p50").click()
+    fastest = min(manifest.variants, key=lambda variant: variant.profile.p50_ms)
+    assert found.locator("#variants tbody th").first.inner_text() == fastest.name
+    assert tooltip(found, 499)["variant"] == manifest.variants[-1].name

@@ -14,7 +14,7 @@ from ...runtimes.device import usable_cores
 from ..blocks.timm_blocks import blocks_of
 from ..correct.elastic import PrunableLayer, check_statistics, unordered_layers
 from ..models.load import Model
-from .reproducible import single_thread
+from ..stats.single_thread import single_thread
 
 MOST_AT_ONCE = 4  # blocks: each needs a few matrices of its hidden width squared, in float64
 

@@ -36,13 +36,14 @@ from ..models.class_names import as_outputs
 from ..models.load import Model, as_model
 from ..stats.observe import observe
 from ..stats.output_divergence import DivergenceName, OutputDivergence, check_divergence, default_divergence
+from ..stats.single_thread import single_thread
 from ..stats.sublayer_stats import IMAGES, measure_sublayers
 from .checkpoint import Checkpoint, SavedState
 from .criteria import make_criterion
 from .criteria.base import Batch, Criterion
 from .damage import damage_ranking
 from .distributed import Processes
-from .reproducible import ExactSum, choose_exponents, single_thread
+from .reproducible import ExactSum, choose_exponents
 from .search.candidate_runner import CandidateRunner
 from .search.cka import cka_covariance
 from .search.damage_fitness import DamageFitness

@@ -1,24 +1,18 @@
-"""Reproducible arithmetic: sums that do not depend on the order of their terms, and linear algebra on one thread.
+"""Reproducible arithmetic: sums that do not depend on the order of their terms.
 
-Neither the number of processes nor the cores of a machine may change a ranking. Two things would:
-
+Neither the number of processes nor the cores of a machine may change a ranking (for the cores: `stats.single_thread`).
 Floating-point sums change with the order, so the same images spread over two processes would give other scores than on
 one. `ExactSum` adds in fixed point, where addition is exact: every term is rounded once to a multiple of a quantum and
 added as integers, in two parts of 64 bits: a coarse one whose unit is 2^-34 of the largest entry of the first batch,
 and a fine one that resolves 2^-74 of it (5e-23), so that squares of small gradients are not lost beside large ones.
-
-Linear algebra libraries split sums by the number of threads, and the last bits change with it. The small computations
-that decide a search (PCA, CKA, the optimiser) and orders therefore run within `single_thread`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
-from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from ...errors import SnapvitError
@@ -61,15 +55,3 @@ class ExactSum:
             whole = coarse.double() + torch.ldexp(fine.double(), torch.tensor(-FINE))
             found.append(torch.ldexp(whole, torch.tensor(-exponent)))
         return found
-
-
-@contextmanager
-def single_thread() -> Iterator[None]:
-    """Within the context, numpy and torch compute on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(limits=1):
-            yield
-    finally:
-        torch.set_num_threads(threads)

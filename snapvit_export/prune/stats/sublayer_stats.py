@@ -36,6 +36,7 @@ from ..blocks.functional import pooled
 from ..blocks.timm_blocks import BRANCHES, PARTS, blocks_of, output_of
 from ..models.load import Model
 from .output_divergence import DivergenceName, OutputDivergence, default_divergence
+from .single_thread import single_thread
 from .stream import Stream
 from .token_weights import as_read
 
@@ -66,7 +67,8 @@ def measure_sublayers(
         extra = {name: tensor.to(device) for name, tensor in stream.extra.items()}
         rest = _Remainder(module, blocks, extra)
         dense = rest.embedding(chunks, 0, "attention")
-        diverged = OutputDivergence(divergence or default_divergence(model), model, dense)
+        with single_thread():
+            diverged = OutputDivergence(divergence or default_divergence(model), model, dense)
         progress.phase("measuring sub-layers", 2 * len(blocks))
         found, read, means = [], [], []
         reads_token, tokens = model.anatomy.reads_token, model.anatomy.read_tokens
@@ -81,15 +83,17 @@ def measure_sublayers(
                     effect = dict.fromkeys(effect, 0.0)
                 else:
                     without = rest.embedding([chunk + mean for chunk in chunks], *_next(i, part))
-                    damage = float(diverged(without, slice(0, len(without))).mean())
+                    with single_thread():
+                        damage = float(diverged(without, slice(0, len(without))).mean())
                 found.append(SubLayer(block=i, part=part, damage=max(damage, 0.0), **effect))
                 means += [mean] if part == "attention" else []
                 chunks = after
                 progress.advance()
         if reads_token:
             for i in range(len(blocks)):
-                without = rest.embedding_of_read(read[i], i, means)
-                damage = float(diverged(without, slice(0, len(without))).mean())
+                with single_thread():  # products of so few rows are split along their sums, by the number of threads
+                    without = rest.embedding_of_read(read[i], i, means)
+                    damage = float(diverged(without, slice(0, len(without))).mean())
                 found[2 * i] = replace(found[2 * i], onward=max(damage, 0.0))
     finally:
         module.to("cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .. import text as words
 from ..data import ReportData, Spread
+from .rows import drawn, left_out
 from .style import FAMILY_COLOURS, INK, Chart, Spec, axis, base, budget_layers, tips
 
 ROW, SMALL_ROW, MANY = 30, 18, 16
@@ -15,7 +16,7 @@ def latencies(report: ReportData) -> Chart | None:
     """Draw the distribution of the runs; None if there are no samples."""
     if not report.spreads:
         return None
-    spreads = report.spreads
+    spreads = {name: report.spreads[name] for name in drawn(report, list(report.spreads))}
     ends = [ms for spread in spreads.values() for ms in (spread.p1_ms, spread.p99_ms)]
     x = axis(ends, least=0.05 * max(ends), pad=0.04, floor=0.0)
     runs = [
@@ -56,13 +57,14 @@ def latencies(report: ReportData) -> Chart | None:
         title="Latency of single runs",
         caption="A thin mark is a run as the clock saw it, the box holds the middle half, the dark line is the median. "
         "Variants that were timed at other moments saw another machine drift, which the intervals allow for. "
-        "The slowest runs, beyond the 99th percentile, are left out of the plot.",
+        "The slowest runs, beyond the 99th percentile, are left out of the plot."
+        + left_out(len(spreads), len(report.spreads)),
         alt=f"Strip plot of the runs of {len(spreads)} variants; the table has their percentiles.",
         spec=spec,
         columns=("variant", "runs", "1st percentile", "quartile", "median", "quartile ", "99th percentile"),
         rows=tuple(
             (name, str(s.runs), *(words.ms(ms) for ms in (s.p1_ms, s.p25_ms, s.p50_ms, s.p75_ms, s.p99_ms)))
-            for name, s in spreads.items()
+            for name, s in report.spreads.items()
         ),
     )
 

@@ -57,6 +57,7 @@ PLACES = (("left", 9, -9), ("right", -9, -9), ("left", 9, 11), ("right", -9, 11)
 DOT = 7
 LEAST_HEIGHT, ERRORS_HIGH = 0.05, 8  # of the upward axis: of the whole scale, and in standard errors
 FAR = 20  # above a point whose label finds no free place and must be there
+MOST_LABELS = 100  # that a place is looked for, beside those of the chosen and the dense
 _ABOVE = {"titleAnchor": "start", "titleX": 0, "titleY": -22, "titleBaseline": "bottom", "titlePadding": 0}
 
 
@@ -340,6 +341,9 @@ def _names(report: ReportData, shown: list[Point], rows: list[Spec], x: Axis, y:
     """Write the names of the chosen one, the dense ones, and of the others where there is room."""
     spots = [(x.at(row["x"]), y.at(row["y"]), row["label"]) for row in rows]
     rank = sorted(range(len(shown)), key=lambda i: (not shown[i].is_chosen, not shown[i].is_dense, i))
+    sure = sum(point.is_chosen or point.is_dense for point in shown)
+    step = 1 + (len(shown) - sure) // MOST_LABELS  # of very many only some: no more find a place
+    rank = rank[:sure] + rank[sure::step]
     layers: list[Spec] = []
     places = place(spots, rank, sure=sum(point.is_chosen for point in shown))
     for align, dx, dy in dict.fromkeys((p.align, p.dx, p.dy) for p in places):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ..data import ReportData, Widths
+from .rows import drawn, left_out
 from .style import HEAT, INK, MUTED, PAPER, Chart, Spec, base, tips
 
 Kind = Literal["heads", "neurons"]
@@ -20,8 +21,10 @@ _NAMES: Spec = {"title": None, "ticks": False, "domain": False, "labelLimit": 90
 def widths(report: ReportData, kind: Kind) -> Chart:
     """Draw the heat map of heads or of neurons."""
     whole = report.dense_heads if kind == "heads" else report.dense_neurons
-    rows = [row for variant in report.widths for row in _cells(variant, kind, whole)]
-    height = len(report.widths) * (ROW if len(report.widths) <= MANY else SMALL_ROW)
+    names = set(drawn(report, [variant.name for variant in report.widths]))
+    shown = [variant for variant in report.widths if variant.name in names]
+    rows = [row for variant in shown for row in _cells(variant, kind, whole)]
+    height = len(shown) * (ROW if len(shown) <= MANY else SMALL_ROW)
     removed = any(row["kept"] == 0 for row in rows)
     spec = base(
         height,
@@ -38,8 +41,9 @@ def widths(report: ReportData, kind: Kind) -> Chart:
         name=kind,
         title=f"{kind.capitalize()} kept in each block",
         caption=f"Share of the {kind} that each block keeps, from the input on the left to the output on the right."
-        + (" A cross: the sub-layer is removed." if removed else ""),
-        alt=f"Heat map of {len(report.widths)} variants by {len(whole)} blocks. "
+        + (" A cross: the sub-layer is removed." if removed else "")
+        + left_out(len(shown), len(report.widths)),
+        alt=f"Heat map of {len(shown)} variants by {len(whole)} blocks. "
         f"Least is kept in block {least['block']} of {least['name']}: {least['text']}.",
         spec=spec,
         columns=("variant", *(f"block {i}" for i in range(len(whole)))),

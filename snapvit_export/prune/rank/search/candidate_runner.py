@@ -30,7 +30,7 @@ from ...blocks.functional import (
 from ...blocks.timm_blocks import blocks_of
 from ...models.load import Model
 from ...models.slicing import kept
-from ..reproducible import single_thread
+from ...stats.single_thread import single_thread
 from .engine import Autocast, EngineName, choose_autocast, make_engine
 
 CHUNK = 4  # images at a time: it is fastest where they fit the cache of one core

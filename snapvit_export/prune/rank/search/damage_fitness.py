@@ -21,7 +21,7 @@ from ....model.plan import Plan
 from ....model.ranking import Ranking
 from ...blocks.functional import Weights
 from ...stats.output_divergence import OutputDivergence
-from ..reproducible import single_thread
+from ...stats.single_thread import single_thread
 from .candidate_runner import CandidateRunner
 from .fitness import PerImage
 

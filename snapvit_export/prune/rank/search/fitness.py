@@ -28,7 +28,7 @@ from ....model.plan import Protection
 from ....model.ranking import Ranking
 from ....model.scores import Scores
 from ...models.load import Model
-from ..reproducible import single_thread
+from ...stats.single_thread import single_thread
 from .candidate_runner import CandidateRunner
 from .engine import Autocast, EngineName
 

@@ -19,9 +19,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from ....errors import SnapvitError
+from ...stats.single_thread import single_thread
 from ..checkpoint import Checkpoint, SavedState
 from ..distributed import Processes
-from ..reproducible import single_thread
 from .candidate_runner import CandidateRunner
 from .fitness import PerImage
 from .optimiser import Optimiser, Vector

@@ -576,31 +576,38 @@ class Interpreter:
             raise Misfit(node, "a softmax over the last axis was expected")
         return weights(node, form)
 
-    def heads(self, node: Node, x: Form, count: int) -> Form:
-        """(B, T, heads*h) to (B, heads, T, h)."""
+    def heads(self, node: Node, x: Value, count: int) -> Form | Array:
+        """(B, T, heads*h) to (B, heads, T, h); queries may be the same for every image."""
+        x = x if isinstance(x, np.ndarray) else self.form(node, x)
         if len(x.shape) == 4:
             return x
         if len(x.shape) != 3 or count < 1 or x.shape[2] % count:
             raise Misfit(node, f"{count} heads side by side were expected")
-        return x.reshaped(*x.shape[:2], count, x.shape[2] // count).moved(lambda a: a.transpose(0, 2, 1, 3))
 
-    def attended(self, node: Node, q: Form, k: Form, v: Form, scale: float | None) -> Form:
-        """Return the attention of (B, heads, T, h) as (B, T, heads*h)."""
-        lead = q.shape[:2]
-        if len(q.shape) != 4 or k.shape[:2] != lead or v.shape[:2] != lead:
+        def move(a: Array) -> Array:
+            return a.reshape(*a.shape[:2], count, -1).transpose(0, 2, 1, 3)
+
+        return move(x) if isinstance(x, np.ndarray) else x.moved(move)
+
+    def attended(self, node: Node, q: Form | Array, k: Value, v: Value, scale: float | None) -> Form:
+        """Return the attention of (B, heads, T, h), in that layout."""
+        keys, values, lead = self.form(node, k), self.form(node, v), q.shape[:2]
+        if len(q.shape) != 4 or keys.shape[:2] != lead or values.shape[:2] != lead:
             raise Misfit(node, "as many heads of keys and values as of queries were expected")
-        flat = [x.reshaped(-1, *x.shape[2:]) for x in (q, k, v)]
+        count = lead[0] * lead[1]
+        flat = [x.reshaped(count, *x.shape[2:]) for x in (keys, values)]
+        queries = q.reshape(count, *q.shape[2:]) if isinstance(q, np.ndarray) else q.reshaped(count, *q.shape[2:])
         factor = q.shape[-1] ** -0.5 if not scale else float(scale)
-        return attend(node, self.batch, flat[0], flat[1], flat[2], factor, lead)
+        return attend(node, self.batch, queries, flat[0], flat[1], factor, lead)
 
     def attention(self, node: Node, q: Any, k: Any, v: Any, *rest: Any) -> Form:
         """The operator of ONNX itself."""
         if any(each is not None for each in rest) or node.get("is_causal", 0) or node.get("softcap", 0.0):
             raise Misfit(node, "attention to all tokens was expected, without a mask, a cache or a cap")
-        forms = [self.form(node, x) for x in (q, k, v)]
         counts = [node.get("q_num_heads", 0), *[node.get("kv_num_heads", 0)] * 2]
-        found = self.attended(node, *(self.heads(node, x, n) for x, n in zip(forms, counts)), node.get("scale", None))
-        return found if len(forms[0].shape) == 4 else _side_by_side(found)
+        parts = [self.heads(node, x, n) for x, n in zip((q, k, v), counts)]
+        found = self.attended(node, *parts, node.get("scale", None))
+        return found if len(_shape(q)) == 4 else _side_by_side(found)
 
     def packed_attention(self, node: Node, x: Any, weight: Any, bias: Any = None, *rest: Any) -> Form:
         """com.microsoft's operator with the linear layer of q, k and v in it."""

@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import FileFormatError, first_line
 from .arrays import ARITHMETIC, FUNCTIONS, MOVES, axes_of, constant, gelu, gelu_tanh, limited, quick_gelu, sigmoid
 from .attend import attend, grouped, products, weighted, weights
-from .nodes import Array, Graph, Misfit, Node
+from .nodes import Array, Branch, Graph, Misfit, Node
 from .sublayers import leads_to, read_sublayer
 from .values import (
     PROBES,
@@ -107,13 +107,16 @@ class Interpreter:
         wanted, found = {output}, []
         for node in reversed(self.graph.nodes):
             if wanted & set(node.outputs):
-                wanted |= set(node.inputs)
+                wanted |= node.reads
                 found.append(node)
-        return found[::-1], Counter(name for node in found for name in node.inputs)
+        inside = Counter(name for node in found for name in node.reads - set(node.inputs))  # values that are kept
+        return found[::-1], Counter(name for node in found for name in node.inputs) + inside
 
     def step(self, node: Node) -> Any:
         """Return the value of a node, or the values of its outputs."""
         given = [self.value(name) if name else None for name in node.inputs]
+        if node.op == "If":
+            return self._branch(node, given[0])
         if all(value is None or isinstance(value, np.ndarray) for value in given):
             known = constant(node, given, self.graph.opset)  # type: ignore[arg-type]
             if known is None:
@@ -129,6 +132,20 @@ class Interpreter:
                 node, f"{node.op} is no part of a plain ViT. Patches, norms, linear layers and attention were expected"
             )
         return rule(self, node, *given)
+
+    def _branch(self, node: Node, condition: Any) -> list[Any]:
+        """Go through one of two branches: exporters write conditions on shapes, which are constants here."""
+        if not isinstance(condition, np.ndarray) or condition.size != 1:
+            raise Misfit(node, "a condition that does not depend on the image was expected")
+        branch = node.get("then_branch" if condition.reshape(-1)[0] else "else_branch", None)
+        if not isinstance(branch, Branch):
+            raise Misfit(node, "a branch was expected")
+        self.values |= branch.constants
+        for inner in branch.nodes:
+            found = self.step(inner)
+            results = found if isinstance(found, (tuple, list)) else (found,)
+            self.values |= {name: value for name, value in zip(inner.outputs, results) if name}
+        return [self.value(name) for name in branch.outputs]
 
     def form(self, node: Node, value: Any) -> Form:
         """Return a value as a form; a function of one number must be a known activation then."""

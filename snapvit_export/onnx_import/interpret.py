@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -103,14 +104,43 @@ class Interpreter:
         return self.value(output)
 
     def _needed(self, output: str) -> tuple[list[Node], Counter[str]]:
-        """Return the nodes that an output depends on, in the order of the file, and how often each value is read."""
-        wanted, found = {output}, []
-        for node in reversed(self.graph.nodes):
-            if wanted & set(node.outputs):
-                wanted |= node.reads
-                found.append(node)
-        inside = Counter(name for node in found for name in node.reads - set(node.inputs))  # values that are kept
-        return found[::-1], Counter(name for node in found for name in node.inputs) + inside
+        """Return the nodes that an output depends on, in their order, and how often each value is read.
+
+        Files should have their nodes in an order in which they can be computed; converters to fp16 do not care.
+        """
+        made_by = {name: i for i, node in enumerate(self.graph.nodes) for name in node.outputs if name}
+        before = {i: {made_by[name] for name in node.reads if name in made_by} for i, node in enumerate(self.graph.nodes)}
+        wanted, open_ends = set(), [made_by[output]] if output in made_by else []
+        while open_ends:
+            i = open_ends.pop()
+            if i not in wanted:
+                wanted.add(i)
+                open_ends += before[i]
+        nodes = [self.graph.nodes[i] for i in self._in_order({i: before[i] for i in wanted})]
+        inside = Counter(name for node in nodes for name in node.reads - set(node.inputs))  # values that are kept
+        return nodes, Counter(name for node in nodes for name in node.inputs) + inside
+
+    def _in_order(self, before: dict[int, set[int]]) -> list[int]:
+        """Return nodes so that each comes after those before it, as near to the file's order as that allows."""
+        waiting = {i: len(needed) for i, needed in before.items()}
+        after: dict[int, list[int]] = {i: [] for i in before}
+        for i, needed in before.items():
+            for other in needed:
+                after[other].append(i)
+        ready = [i for i, count in waiting.items() if not count]
+        heapify(ready)
+        found = []
+        while ready:
+            i = heappop(ready)
+            found.append(i)
+            for other in after[i]:
+                waiting[other] -= 1
+                if not waiting[other]:
+                    heappush(ready, other)
+        if len(found) < len(before):
+            node = self.graph.nodes[min(set(before) - set(found))]
+            raise FileFormatError(f"{self.graph.path}: damaged: {node} depends on its own output")
+        return found
 
     def step(self, node: Node) -> Any:
         """Return the value of a node, or the values of its outputs."""

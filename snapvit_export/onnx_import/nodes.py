@@ -36,10 +36,15 @@ class Node:
         return f"node '{self.name or made}' ({self.op}, output '{made}')"
 
     @property
+    def inner_reads(self) -> set[str]:
+        """The names of all values that its branches read."""
+        branches = [value for value in self.attributes.values() if isinstance(value, Branch)]
+        return {name for branch in branches for name in branch.reads}
+
+    @property
     def reads(self) -> set[str]:
         """The names of all values that it reads, also inside of branches."""
-        branches = [value for value in self.attributes.values() if isinstance(value, Branch)]
-        return {*self.inputs, *(name for branch in branches for name in branch.reads)}
+        return {*self.inputs, *self.inner_reads}
 
     def get(self, name: str, default: Any) -> Any:
         """Return an attribute, or what it is when it is left out."""

@@ -71,7 +71,7 @@ def assemble(ending: Ending, batch: int, image: tuple[int, int], position_rows: 
         tensors |= {} if block.hidden else {f"blocks.{i}.fc2.bias": empty}
     wiring = _wiring(ending, norms, embedding, rope, eps)
     last = [(mlp or attention) for attention, mlp in pairs]
-    return Assembled(anatomy, wiring, _named(tensors, anatomy, start), tuple(r.output.strip() for r in last if r))
+    return Assembled(anatomy, wiring, _named(tensors, anatomy, start), tuple(r.output for r in last if r))
 
 
 def _stream(last: Base) -> tuple[Base, list[Residual]]:

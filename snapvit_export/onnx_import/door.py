@@ -20,7 +20,7 @@ QUANTISED = (
     "MatMulNBits",
     "ConvInteger",
 )
-CONTROL = ("If", "Loop", "Scan")
+CONTROL = ("Loop", "Scan")  # an If whose condition is a constant is none
 DOMAINS = ("", "com.microsoft")
 BLOCKED = "com.microsoft.nchwc"
 

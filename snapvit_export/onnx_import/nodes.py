@@ -35,9 +35,35 @@ class Node:
         made = next((name for name in self.outputs if name), "")
         return f"node '{self.name or made}' ({self.op}, output '{made}')"
 
+    @property
+    def inner_reads(self) -> set[str]:
+        """The names of all values that its branches read."""
+        branches = [value for value in self.attributes.values() if isinstance(value, Branch)]
+        return {name for branch in branches for name in branch.reads}
+
+    @property
+    def reads(self) -> set[str]:
+        """The names of all values that it reads, also inside of branches."""
+        return {*self.inputs, *self.inner_reads}
+
     def get(self, name: str, default: Any) -> Any:
         """Return an attribute, or what it is when it is left out."""
         return self.attributes.get(name, default)
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """One of the two graphs inside an If."""
+
+    nodes: tuple[Node, ...]
+    constants: Mapping[str, Array]
+    outputs: tuple[str, ...]
+
+    @property
+    def reads(self) -> set[str]:
+        """The names of all values that its nodes and outputs read."""
+        inner = {name for node in self.nodes for name in node.reads}
+        return inner | set(self.outputs)
 
 
 class Misfit(Exception):
@@ -118,6 +144,9 @@ def _node(proto: Any, path: Path) -> Node:
         if attribute.type == AttributeProto.TENSOR:
             attributes[attribute.name] = as_array(attribute.t, path)
             continue
+        if attribute.type == AttributeProto.GRAPH:
+            attributes[attribute.name] = _branch(attribute.g, path)
+            continue
         try:
             value = helper.get_attribute_value(attribute)
         except ValueError as error:
@@ -125,3 +154,9 @@ def _node(proto: Any, path: Path) -> Node:
         attributes[attribute.name] = value.decode(errors="replace") if isinstance(value, bytes) else value
     domain = "" if proto.domain == "ai.onnx" else proto.domain
     return Node(proto.op_type, domain, proto.name, tuple(proto.input), tuple(proto.output), attributes)
+
+
+def _branch(graph: Any, path: Path) -> Branch:
+    nodes = tuple(_node(proto, path) for proto in graph.node)
+    constants = {tensor.name: as_array(tensor, path) for tensor in graph.initializer}
+    return Branch(nodes, constants, tuple(output.name for output in graph.output))

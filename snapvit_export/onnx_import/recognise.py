@@ -25,6 +25,7 @@ from .door import Entrance, enter, looks_like
 from .ending import read_ending
 from .interpret import Interpreter
 from .nodes import Graph, Misfit, read
+from .rules.functions import as_form
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +64,8 @@ def _recognised(graph: Graph, door: Entrance) -> Recognised:
     node = next((n for n in graph.nodes if door.output_name in n.outputs), None)
     if node is None:
         raise ModelNotUnderstood(f"{graph.path}: no node gives the output '{door.output_name}'")
-    ending = read_ending(node, interpreter.form(node, value), door.shape[0])
-    found = assemble(ending, door.shape[0], (door.shape[2], door.shape[3]), interpreter.position_rows)
+    ending = read_ending(node, as_form(node, value), door.shape[0])
+    found = assemble(ending, door.shape[0], (door.shape[2], door.shape[3]), interpreter.scope.position_rows)
     return Recognised(
         anatomy=found.anatomy,
         wiring=found.wiring,

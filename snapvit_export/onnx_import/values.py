@@ -37,6 +37,7 @@ from .nodes import Array, Node
 
 Index = npt.NDArray[np.integer]
 Pooling = Literal["avg", "max"]
+NormKind = Literal["layer", "rms"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +83,7 @@ class Norm(Base):
 
     x: Base
     columns: Index  # (groups, features) of x
-    kind: Literal["layer", "rms"]
+    kind: NormKind
     eps: float
     weight: Array | None  # (features,)
     bias: Array | None

@@ -7,12 +7,12 @@ from typing import Annotated, Optional
 
 import typer
 
-from .options import Quiet
+from .options import ModelArg, Quiet
 
 
 def evaluate(
     model: Annotated[
-        str, typer.Argument(help="A timm name, a folder saved by us, a .onnx of a family, or 'bundled'.")
+        str, typer.Argument(help="A timm name, a folder of ours or of transformers, a hub id, a .onnx of a family, or 'bundled'.")
     ] = "bundled",
     by: Annotated[
         Optional[str], typer.Option(help="head, knn, linear, segment, or several: knn,linear. By default what suits.")
@@ -22,6 +22,7 @@ def evaluate(
         typer.Option(help="Dataset: folder with train and test, cifar10, hf:owner/name, .npz, 'digits'."),
     ] = None,
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
+    model_arg: ModelArg = None,
     classes: Annotated[
         Optional[Path], typer.Option(help="Names of the head's classes: the first word of line i is class i.")
     ] = None,
@@ -48,11 +49,13 @@ def evaluate(
     from ..evaluate.evaluator import EvalOptions, parse_ignored, parse_metrics
     from ..target import check_runtime
     from ..workflows.evaluate import EvaluateRequest, evaluate_model
+    from .parsing import model_arguments
     from .progress import shown
 
     options = EvalOptions(parse_metrics(by), classes, features, images, seed, parse_ignored(ignore))
     used = None if runtime is None else check_runtime(runtime)
-    request = EvaluateRequest(model, checkpoint, data, ranking, sparsity, flops, options, used)
+    given = model_arguments(model_arg)
+    request = EvaluateRequest(model, checkpoint, data, ranking, sparsity, flops, options, used, given)
     with shown(quiet) as progress:
         found = evaluate_model(request, progress)
     if as_json:

@@ -17,8 +17,10 @@ def export(
         Optional[str], typer.Option(help="Also at most this size, graph and weights: 12MB, 500kB or 1.5GB.")
     ] = None,
     max_params: Annotated[Optional[str], typer.Option(help="Also at most so many parameters: 3.5M, 800k.")] = None,
-    model: Annotated[str, typer.Option(help="A timm name, a folder saved by us, or 'bundled'.")] = "bundled",
+    model: Annotated[str, typer.Option(help=options.MODEL)] = "bundled",
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
+    model_arg: options.ModelArg = None,
+    classes: options.Classes = None,
     data: Annotated[
         Optional[list[str]],
         typer.Option(help="Images to calibrate on: folder, list, .npz, hf:owner/name or 'digits'. May be repeated."),
@@ -148,6 +150,8 @@ def export(
         command=parsing.command_line(),
         model=model,
         checkpoint=checkpoint,
+        model_arguments=parsing.model_arguments(model_arg),
+        classes=classes,
         data=data or None,
         out=out,
         budget=budget,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
@@ -17,3 +18,9 @@ Pause = Annotated[float, typer.Option(min=0, max=10000, help="Milliseconds to sl
 Pin = Annotated[Optional[str], typer.Option(help="Cores to run on: 0 or 0,2.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit 1 unless a variant surely fits, with its whole interval.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
+MODEL = "A timm name, a folder of ours or of transformers, its owner/name on the hub, or 'bundled'."
+ModelArg = Annotated[
+    Optional[list[str]],
+    typer.Option("--model-arg", help="For a timm name: img_size=384, patch_size=8, ... May be repeated."),
+]
+Classes = Annotated[Optional[Path], typer.Option(help="Names of the model's classes: line i names output i.")]

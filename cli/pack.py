@@ -7,10 +7,14 @@ from typing import Annotated, Optional
 
 import typer
 
+from . import options
+
 
 def pack(
-    model: Annotated[str, typer.Option(help="A timm name, a folder saved by us, or 'bundled'.")] = "bundled",
+    model: Annotated[str, typer.Option(help=options.MODEL)] = "bundled",
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
+    model_arg: options.ModelArg = None,
+    classes: options.Classes = None,
     ranking: Annotated[Optional[Path], typer.Option(help="Use this ranking instead of ranking anew.")] = None,
     data: Annotated[
         Optional[list[str]],
@@ -44,11 +48,14 @@ def pack(
 
     from ..allocation.recipe import correcting_settings
     from ..workflows.pack import PackRequest, pack_model
+    from . import parsing
     from .progress import shown
 
     request = PackRequest(
         model=model,
         checkpoint=checkpoint,
+        model_arguments=parsing.model_arguments(model_arg),
+        classes=classes,
         ranking=ranking,
         data=data or None,
         out=out,

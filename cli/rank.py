@@ -7,19 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from . import options
+
 if TYPE_CHECKING:
     from ..model.ranking import Ranking
     from ..model.sublayer import SubLayer
 
 
 def rank(
-    model: Annotated[str, typer.Argument(help="A timm name, a folder saved by us, or 'bundled'.")] = "bundled",
+    model: Annotated[str, typer.Argument(help=options.MODEL)] = "bundled",
     data: Annotated[
         Optional[list[str]],
         typer.Option(help="Images: folder, list, .npz, hf:owner/name or 'digits'. Repeat to mix in equal parts."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Ranking to write.")] = Path("ranking.safetensors"),
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
+    model_arg: options.ModelArg = None,
     recipe: Annotated[str, typer.Option(help="default, paper (as published), local or idap.")] = "default",
     allocation: Annotated[
         Optional[str], typer.Option(help="joint (by damage curves) or pairs (fixed ratios of neurons and heads).")
@@ -107,7 +110,10 @@ def rank(
     if damping is not None and settings.allocation == "pairs":
         raise UsageError("--damping has no part in a ranking by scores alone. Give --allocation joint, or leave it out")
     in_rounds = parsing.fractions(rounds, "--rounds")
-    request = RankRequest(model, data, out, checkpoint, settings, device, engine, autocast, in_rounds, most_moved)
+    given = parsing.model_arguments(model_arg)
+    request = RankRequest(
+        model, data, out, checkpoint, settings, device, engine, autocast, in_rounds, most_moved, given
+    )
     with shown(quiet, as_json) as progress:
         ranking = rank_model(request, progress)
     if ranking is not None:  # otherwise another process of the run writes and prints

@@ -5,10 +5,11 @@ Importing this is light; torch is loaded when a model is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..allocation.planner import check_fraction, check_sparsity
 from ..calibration.dataset import open_dataset
@@ -21,7 +22,7 @@ from ..model.ranking import Ranking
 from ..progress import Progress, Silent
 from ..storage.atomic import check_place
 from ..target import Runtime, Target
-from .inputs import BUNDLED_MODEL
+from .inputs import BUNDLED_MODEL, load_model_of
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class EvaluateRequest:
     flops: float | None = None
     options: EvalOptions = field(default_factory=EvalOptions)
     runtime: Runtime | None = None  # of an exported file
+    model_arguments: Mapping[str, Any] | None = None  # for timm, beside a timm name
 
 
 def evaluate_model(request: EvaluateRequest, progress: Progress | None = None) -> Evaluation:
@@ -86,8 +88,9 @@ def _data(request: EvaluateRequest) -> str:
 @contextmanager
 def _exported(request: EvaluateRequest) -> Iterator[Extractor]:
     """Open a file of a family in the requested runtime."""
-    if request.ranking is not None or request.checkpoint is not None:
-        raise UsageError(f"{request.model} is cut and has its weights. Leave --ranking and --checkpoint out")
+    if request.ranking is not None or request.checkpoint is not None or request.model_arguments:
+        given = "--ranking, --checkpoint and --model-arg"
+        raise UsageError(f"{request.model} is cut and has its weights. Leave {given} out")
     path = Path(request.model)
     info, precision = read_info(path)
     default: Runtime = "openvino" if path.suffix == ".xml" else "onnxruntime"
@@ -99,12 +102,11 @@ def _exported(request: EvaluateRequest) -> Iterator[Extractor]:
 def _in_torch(request: EvaluateRequest, ranking: Ranking | None, progress: Progress) -> Extractor:
     from ..allocation.planner import Planner
     from ..prune.models.extractor import TorchExtractor
-    from ..prune.models.load import Model, check_same_weights, load_model
+    from ..prune.models.load import Model, check_same_weights
     from ..prune.models.read_anatomy import read_anatomy
     from ..prune.models.slicing import shrink
 
-    progress.phase(f"loading {request.model}")
-    model = load_model(request.model, request.checkpoint)
+    model = load_model_of(request, progress)
     if ranking is None:
         return TorchExtractor(model)
     check_same_weights(ranking, model, f"{request.ranking}: ")

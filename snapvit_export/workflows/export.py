@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -67,7 +67,7 @@ from ..selection.select import select
 from ..selection.space import grids_for
 from ..storage.atomic import refuse_foreign, staged_folder
 from ..target import ON_CPU, Target, faster_than, in_precision, parse_precision
-from .inputs import BUNDLED_MODEL, MOST_HELD_OUT, checkpoint_of, data_of, refuse_own_folder
+from .inputs import BUNDLED_MODEL, MOST_HELD_OUT, checkpoint_of, data_of, load_model_of, refuse_own_folder
 
 # The steps of an export, and the share of its time that each took with a budget (docs/benchmarks.md, three models).
 STEPS = {"reading": 3, "ranking": 24, "merging": 9, "building": 9, "latency model": 10, "race": 9, "deciding": 36}
@@ -118,6 +118,8 @@ class Request:
     command: str | None = None  # that asks for this, kept in the manifest
     build_only: bool = False  # True: build engines for a GPU that is not here, and time nothing
     elsewhere: bool = False  # True: for a device that is not here, which times and chooses itself; nothing is timed
+    model_arguments: Mapping[str, Any] | None = None  # for timm, beside a timm name
+    classes: Path | None = None  # names of the classes: line i names output i
 
     def __post_init__(self) -> None:
         depth = self.depth
@@ -295,13 +297,11 @@ def _device(request: Request) -> DeviceCard:
 
 def _prepare(request: Request, given: Ranking | None, split: Sequence[Source], progress: Stages) -> _PreparedInputs:
     """Load the model, read the images, and rank unless a ranking was given."""
-    from ..prune.models.load import load_model
     from ..prune.rank.rank import rank_and_factor
     from ..prune.stats.schedules import choose_schedule
 
-    progress.phase(f"loading {request.model}")
     with progress.stage("starting"):
-        model = load_model(request.model, request.checkpoint)
+        model = load_model_of(request, progress, request.classes)
     _refuse_early(request, given, model)
     distinct = split if split[1] is not split[2] else split[:2]
     with progress.stage("reading images"):

@@ -5,9 +5,10 @@ Importing this is light; torch is loaded when the work begins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from ..errors import UsageError, needs
 from ..model.ranking import Ranking
 from ..progress import Progress, Silent
 from ..storage.atomic import writing
-from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, resumable
+from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, load_model_of, resumable
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class RankRequest:
     autocast: str | None = None
     rounds: Sequence[float] = ()  # FLOPs after each: prune a little, refit, rank what is kept again
     most_moved: float | None = None  # rounds end beyond this output divergence; None: the default of `Rounds`
+    model_arguments: Mapping[str, Any] | None = None  # for timm, beside a timm name
 
 
 def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
@@ -41,7 +43,7 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
     rounds = _rounds(request)
     with needs("ranking", extra="prune"):
         import torch  # noqa: F401
-    from ..prune.models.load import check_device, load_model
+    from ..prune.models.load import check_device
     from ..prune.rank.distributed import join
     from ..prune.rank.iterative import rank_in_rounds
     from ..prune.rank.rank import needs_images, rank
@@ -58,8 +60,7 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
         source = None
         if rounds is not None or needs_images(settings):
             source, _ = calibration_and_held_out(data_of(request), settings.images, settings.seed, most_held_out=0)
-        speaking.phase(f"loading {request.model}")
-        model = load_model(request.model, request.checkpoint)
+        model = load_model_of(request, speaking)
         none = Images(np.zeros((0, *model.anatomy.image, 3), np.uint8), None, model.preprocessing, "none")
         images = none if source is None else read_images((source,), model.preprocessing, speaking)[0]
         checkpoint = checkpoint_of(request.out)

@@ -100,8 +100,10 @@ def _placed(
         raise FileFormatError(f"{where}: names no size")
     size = known["size"]
     if isinstance(size, int) and kind not in DEFAULTS:
-        raise FileFormatError(f"{where}: size is a bare number, which {kind or 'a processor without a name'} does not "
-                              f"explain. Write it as height and width, or as shortest_edge")
+        raise FileFormatError(
+            f"{where}: size is a bare number, which {kind or 'a processor without a name'} does not "
+            f"explain. Write it as height and width, or as shortest_edge"
+        )
     short = size if isinstance(size, int) and known.get("short") else _shortest(size)
     crops = known.get("do_center_crop", False)
     if short is None:
@@ -109,8 +111,10 @@ def _placed(
         cropped = _sides(known.get("crop_size"), "crop_size", where) if crops else resized
         return *cropped, {"crop_mode": "squash", "crop_pct": _crop_pct(cropped, resized, where)}
     if not crops:
-        raise FileFormatError(f"{where}: size is a shortest edge and nothing is cropped, so images keep their "
-                              f"proportions; a graph needs one size. Set do_center_crop and crop_size")
+        raise FileFormatError(
+            f"{where}: size is a shortest edge and nothing is cropped, so images keep their "
+            f"proportions; a graph needs one size. Set do_center_crop and crop_size"
+        )
     cropped = _sides(known.get("crop_size"), "crop_size", where)
     if cropped[0] != cropped[1]:
         raise FileFormatError(f"{where}: a shortest edge and a crop that is not square do not go together here")
@@ -136,8 +140,10 @@ def _sides(size: Any, key: str, where: str) -> tuple[int, int]:
 def _crop_pct(cropped: tuple[int, int], resized: tuple[int, int], where: str) -> float:
     """Return the fraction of the resized sides that is kept, such that dividing by it gives exactly those sides."""
     if any(type(side) is not int or side < kept for side, kept in zip(resized, cropped)):
-        raise FileFormatError(f"{where}: crops {cropped[0]}x{cropped[1]} pixels of {resized[0]}x{resized[1]}: the rest "
-                              f"would be padded, which is not supported")
+        raise FileFormatError(
+            f"{where}: crops {cropped[0]}x{cropped[1]} pixels of {resized[0]}x{resized[1]}: the rest "
+            f"would be padded, which is not supported"
+        )
     for nearly in (0.0, 0.25, 0.5):  # a division can come out a little below the whole number that it should give
         fraction = min(1.0, cropped[0] / (resized[0] + nearly))
         if all(math.floor(kept / fraction) == side for kept, side in zip(cropped, resized)):
@@ -169,6 +175,10 @@ def _normal(known: Mapping[str, Any], where: str) -> tuple[tuple[float, ...], tu
 
 def _three(values: Any, key: str, where: str) -> tuple[float, float, float]:
     found = [values] * 3 if type(values) in (int, float) else values
-    if not isinstance(found, list) or len(found) != 3 or not all(type(value) in (int, float) for value in found):
+    if (
+        not isinstance(found, (list, tuple))
+        or len(found) != 3
+        or not all(type(value) in (int, float) for value in found)
+    ):
         raise FileFormatError(f"{where}: {key} {values} is not three numbers, one for each channel")
     return float(found[0]), float(found[1]), float(found[2])

@@ -12,7 +12,10 @@ from .options import ModelArg, Quiet
 
 def evaluate(
     model: Annotated[
-        str, typer.Argument(help="A timm name, a folder of ours or of transformers, a hub id, a .onnx of a family, or 'bundled'.")
+        str,
+        typer.Argument(
+            help="A timm name, a folder of ours or of transformers, a hub id, a .onnx of a family, or 'bundled'."
+        ),
     ] = "bundled",
     by: Annotated[
         Optional[str], typer.Option(help="head, knn, linear, segment, or several: knn,linear. By default what suits.")

@@ -54,7 +54,7 @@ def data_of(request: ImageRequest) -> str | Sequence[str]:
 
 
 def load_model_of(request: ModelRequest, progress: Progress, classes: Path | None = None) -> Model:
-    """Load the model of a request, name its classes as the file `classes` does, and tell what its user should know of it."""
+    """Load the model of a request, and tell what its user should know of it; a file may name its classes."""
     from ..prune.models.class_names import with_labels
     from ..prune.models.load import load_model
 

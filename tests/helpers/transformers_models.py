@@ -34,8 +34,12 @@ class Case:
 
 CASES = {
     "vit": Case("ViTForImageClassification", "ViTConfig", "logits", {**SHAPE, **NAMES}),
-    "vit without biases": Case("ViTForImageClassification", "ViTConfig", "logits", {**SHAPE, **NAMES, "qkv_bias": False}),
-    "vit of wide images": Case("ViTForImageClassification", "ViTConfig", "logits", {**SHAPE, **NAMES, "image_size": [24, 40]}),
+    "vit without biases": Case(
+        "ViTForImageClassification", "ViTConfig", "logits", {**SHAPE, **NAMES, "qkv_bias": False}
+    ),
+    "vit of wide images": Case(
+        "ViTForImageClassification", "ViTConfig", "logits", {**SHAPE, **NAMES, "image_size": [24, 40]}
+    ),
     "vit features": Case("ViTModel", "ViTConfig", "class token", {**SHAPE, "hidden_act": "relu"}),
     "deit": Case("DeiTForImageClassification", "DeiTConfig", "logits", {**SHAPE, **NAMES}),
     "deit with teacher": Case("DeiTForImageClassificationWithTeacher", "DeiTConfig", "logits", {**SHAPE, **NAMES}),

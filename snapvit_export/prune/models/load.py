@@ -370,7 +370,8 @@ def _image_in(positions: Tensor | None, anatomy: Anatomy, path: Path) -> tuple[i
         if side and side * side == positions.shape[1] - rows:
             return side * anatomy.patch[0], side * anatomy.patch[1]
     raise FileFormatError(
-        f"{path}: its {positions.shape[1]} positions are of no square of patches. Give --model-arg img_size=HEIGHTxWIDTH"
+        f"{path}: its {positions.shape[1]} positions are of no square of patches. "
+        f"Give --model-arg img_size=HEIGHTxWIDTH"
     )
 
 

@@ -7,8 +7,8 @@ than the embedding does.
 | model type | what goes in front of the patches | embedding | classifier reads |
 |---|---|---|---|
 | vit, vit_msn, vit_mae | class token | class token | the same |
-| deit | class and distillation token | class token | the same; with a teacher: both tokens, and the mean of both logits |
-| dinov2, dinov2_with_registers | class token, registers | class token | class token beside the mean of the patches: left out |
+| deit | class and distillation token | class token | the same; with a teacher: both tokens, each by its own |
+| dinov2, dinov2_with_registers | class token, registers | class token | two things at once: it is left out |
 | dinov3_vit | class token, registers | class token | - |
 | clip | class token | class token | mean of the patches, without the last norm |
 | siglip, siglip2 | nothing | attention pooling | mean of the patches |
@@ -185,7 +185,8 @@ def read_config(content: Mapping[str, Any], where: str) -> Config:
 
 def _refusal(model_type: str, where: str) -> str:
     if model_type in REFUSED:
-        return f"{where}: a model of type '{model_type}' {REFUSED[model_type]}, so it is no plain ViT and cannot be cut here"
+        reason = f"a model of type '{model_type}' {REFUSED[model_type]}"
+        return f"{where}: {reason}, so it is no plain ViT and cannot be cut here"
     return f"{where}: model type '{model_type}' is not supported. Supported are {', '.join(KINDS)}"
 
 

@@ -1,7 +1,7 @@
 """A model that `transformers` saved: a folder, or a name on the hub, read without `transformers`.
 
-Fetched are `config.json` first, so that what is not supported is refused before a long download, then the preprocessing,
-then the weights: safetensors, whole or in shards, or else a torch file, of which nothing is executed.
+Fetched are `config.json` first, so that what is not supported is refused before a long download, then the
+preprocessing, then the weights: safetensors, whole or in shards, or else a torch file, of which nothing is executed.
 """
 
 from __future__ import annotations
@@ -148,6 +148,6 @@ def _labels(names: Any, classes: int) -> tuple[str, ...]:
     if not isinstance(names, Mapping) or len(names) != classes:
         return ()
     found = [names.get(str(i)) for i in range(classes)]
-    if not all(isinstance(name, str) and name.strip() for name in found) or len(set(found)) != classes:
+    if not all(isinstance(name, str) and name.strip() for name in found) or all(map(NO_NAME.fullmatch, found)):
         return ()
-    return () if all(NO_NAME.fullmatch(str(name)) for name in found) else tuple(str(name) for name in found)
+    return tuple(name if name not in found[:i] else f"{name} ({i})" for i, name in enumerate(found))

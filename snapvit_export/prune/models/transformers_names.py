@@ -89,7 +89,9 @@ LEFT_OUT = {
     "logit_scale": "",
     "logit_bias": "",
 }
-TWO_PARTS = "the classifier reads the class token beside the mean of the patches, which no timm model does: it is left out"
+TWO_PARTS = (
+    "the classifier reads the class token beside the mean of the patches, which no timm model does: it is left out"
+)
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,9 @@ def _heads(config: Config, named: Mapping[str, Tensor]) -> Heads:
     width = config.whole("hidden_size") * (1 if config.kind.classified else 2)
     if head.ndim != 2 or head.shape[1] != width:
         shape = tuple(head.shape)
-        raise FileFormatError(f"{config.where}: the classifier has shape {shape}, one of this type reads {width} numbers")
+        raise FileFormatError(
+            f"{config.where}: the classifier has shape {shape}, one of this type reads {width} numbers"
+        )
     return Heads(int(head.shape[0]), "head_dist.weight" in named)
 
 
@@ -187,10 +191,17 @@ def _join(state: dict[str, Tensor], block: str, config: Config, rotary: bool) ->
             state |= {f"{block}attn.{c}_bias": _or_zeros(found[c], given[0]) for c in "qv"}
             continue
         if missing := [letter for letter, tensor in found.items() if tensor is None]:
-            raise FileFormatError(f"{config.where}: {block[:-1]} has no {part} of {missing[0]}, but of others of q, k, v")
+            raise FileFormatError(
+                f"{config.where}: {block[:-1]} has no {part} of {missing[0]}, but of others of q, k, v"
+            )
         state[f"{block}attn.qkv.{part}"] = torch.cat(given)
     if rotary:
         _as_eva(state, block, config)
+    elif config.gated:  # newer files have the two halves apart
+        for part in ("weight", "bias"):
+            halves = [state.pop(f"{block}mlp.{name}.{part}", None) for name in ("fc1_g", "fc1_x")]
+            if all(half is not None for half in halves):
+                state[f"{block}mlp.fc1.{part}"] = torch.cat(halves)
 
 
 def _as_eva(state: dict[str, Tensor], block: str, config: Config) -> None:

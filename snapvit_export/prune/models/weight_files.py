@@ -1,4 +1,4 @@
-"""Read tensors from weight files: safetensors, torch files of which nothing is executed, and either of them in shards."""
+"""Read tensors from files: safetensors, torch files of which nothing is executed, and either of them in shards."""
 
 from __future__ import annotations
 

@@ -7,16 +7,11 @@ from typing import Annotated, Optional
 
 import typer
 
-from .options import ModelArg, Quiet
+from . import options as shared
 
 
 def evaluate(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A timm name, a folder of ours or of transformers, a hub id, a .onnx of a family, or 'bundled'."
-        ),
-    ] = "bundled",
+    model: Annotated[str, typer.Argument(help=shared.MODEL)] = "bundled",
     by: Annotated[
         Optional[str], typer.Option(help="head, knn, linear, segment, or several: knn,linear. By default what suits.")
     ] = None,
@@ -25,7 +20,7 @@ def evaluate(
         typer.Option(help="Dataset: folder with train and test, cifar10, hf:owner/name, .npz, 'digits'."),
     ] = None,
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
-    model_arg: ModelArg = None,
+    model_arg: shared.ModelArg = None,
     classes: Annotated[
         Optional[Path], typer.Option(help="Names of the head's classes: the first word of line i is class i.")
     ] = None,
@@ -42,8 +37,13 @@ def evaluate(
     runtime: Annotated[
         Optional[str], typer.Option(help="Runs an exported file: onnxruntime, openvino, ... as in export.")
     ] = None,
+    output: shared.Output = None,
+    preprocessing: shared.Preprocessing = None,
+    mean: shared.Mean = None,
+    std: shared.Std = None,
+    resize: shared.Resize = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    quiet: Quiet = False,
+    quiet: shared.Quiet = False,
 ) -> None:
     """Measure the quality of a model or a file.
 
@@ -52,13 +52,14 @@ def evaluate(
     from ..evaluate.evaluator import EvalOptions, parse_ignored, parse_metrics
     from ..target import check_runtime
     from ..workflows.evaluate import EvaluateRequest, evaluate_model
-    from .parsing import model_arguments
+    from . import parsing
     from .progress import shown
 
     options = EvalOptions(parse_metrics(by), classes, features, images, seed, parse_ignored(ignore))
     used = None if runtime is None else check_runtime(runtime)
-    given = model_arguments(model_arg)
-    request = EvaluateRequest(model, checkpoint, data, ranking, sparsity, flops, options, used, given)
+    onnx = parsing.onnx_options(output, preprocessing, mean, std, resize)
+    given = parsing.model_arguments(model_arg)
+    request = EvaluateRequest(model, checkpoint, data, ranking, sparsity, flops, options, used, onnx, given)
     with shown(quiet) as progress:
         found = evaluate_model(request, progress)
     if as_json:

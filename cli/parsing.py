@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..family.manifest import Limits, Prefer
     from ..profiles import Card
     from ..target import Precision, Runtime
+    from ..workflows.onnx_model import OnnxOptions
 
 SIZES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 COUNTS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
@@ -85,6 +86,27 @@ def limits(at: str, max_size: str | None, max_params: str | None) -> Limits:
         at=check_percentile(at),
         max_size_bytes=_quantity(max_size, "--max-size", SIZES, "12MB"),
         max_params=_quantity(max_params, "--max-params", COUNTS, "3.5M"),
+    )
+
+
+def onnx_options(
+    output: str | None,
+    preprocessing: str | None,
+    mean: str | None,
+    std: str | None,
+    resize: str | None,
+    classes: Path | None = None,
+) -> OnnxOptions:
+    """Parse what an ONNX file does not say itself."""
+    from ..workflows.onnx_model import OnnxOptions
+
+    return OnnxOptions(
+        output=output,
+        preprocessing=preprocessing,
+        mean=None if mean is None else tuple(fractions(mean, "--mean")),
+        std=None if std is None else tuple(fractions(std, "--std")),
+        resize=resize,
+        classes=classes,
     )
 
 

@@ -23,6 +23,11 @@ def rank(
     out: Annotated[Path, typer.Option(help="Ranking to write.")] = Path("ranking.safetensors"),
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
     model_arg: options.ModelArg = None,
+    output: options.Output = None,
+    preprocessing: options.Preprocessing = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    resize: options.Resize = None,
     recipe: Annotated[str, typer.Option(help="default, paper (as published), local or idap.")] = "default",
     allocation: Annotated[
         Optional[str], typer.Option(help="joint (by damage curves) or pairs (fixed ratios of neurons and heads).")
@@ -110,9 +115,10 @@ def rank(
     if damping is not None and settings.allocation == "pairs":
         raise UsageError("--damping has no part in a ranking by scores alone. Give --allocation joint, or leave it out")
     in_rounds = parsing.fractions(rounds, "--rounds")
+    onnx = parsing.onnx_options(output, preprocessing, mean, std, resize)
     given = parsing.model_arguments(model_arg)
     request = RankRequest(
-        model, data, out, checkpoint, settings, device, engine, autocast, in_rounds, most_moved, given
+        model, data, out, checkpoint, settings, device, engine, autocast, in_rounds, most_moved, onnx, given
     )
     with shown(quiet, as_json) as progress:
         ranking = rank_model(request, progress)

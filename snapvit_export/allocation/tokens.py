@@ -5,7 +5,7 @@ only the class token is read, nothing after the last attention depends on patche
 
 A schedule is a shape: the blocks that merge, and how the counts, or the shares of the tokens that are left, go from the
 first of them to the last. One number scales it. Which shape loses least is measured for each model, without labels, by
-`prune.stats.schedules`; docs/method.md has how they compare. Where nothing was measured, `DEFAULT` is taken.
+`schedule_choice`; docs/method.md has how they compare. Where nothing was measured, `DEFAULT` is taken.
 """
 
 from __future__ import annotations

@@ -148,6 +148,11 @@ def read_info(path: Path) -> tuple[ExportedInfo, Precision]:
     return info, check_precision(metadata.get("snapvit.precision", "fp32"))
 
 
+def is_ours(path: Path) -> bool:
+    """Return True for an ONNX file that tells how its images are prepared, as all of ours do."""
+    return "snapvit.preprocessing" in _onnx_metadata(path)
+
+
 def _family_labels(path: Path) -> tuple[str, ...]:
     if not (path.parent / MANIFEST).is_file():
         return ()

@@ -52,10 +52,11 @@ class LoadMonitor:
     def conditions(self, samples: Samples, on_cpu: bool = True) -> Conditions:
         """Return the load, and the disturbances in the samples; where a GPU works, waiting for it is none."""
         waited = samples.waited if on_cpu else 0.0
-        return Conditions(noise=samples.noise, drift=samples.drift, waited=waited, others=self._others())
+        return Conditions(noise=samples.noise, drift=samples.drift, waited=waited, others=self.others)
 
-    def _others(self) -> float | None:
-        """Return the number of cores that other processes kept busy, on average."""
+    @property
+    def others(self) -> float | None:
+        """The number of cores that other processes kept busy so far, on average; None: not known, or too early."""
         now, elapsed = _busy_seconds(), time.monotonic() - self._started
         if now is None or self._all is None or elapsed < 0.2:  # the kernel counts in hundredths
             return None

@@ -1,52 +1,20 @@
-"""Build the variants of an export: cut, correct, write, check and evaluate; each file is built once.
-
-Uses torch to cut and to check; accuracy goes through the runtime, on the very file that is shipped. A variant of
-smaller images is checked and evaluated on the same images, read again in its own size. The gates, each on real images:
-
-    masked = sliced                              modules, before any correction, with all tokens
-    corrected module = portable = ort            graphs in float32, with the tokens that the Plan has
-    graph in reduced precision ~ in float32      if the target has another precision
-    target's runtime = ONNX Runtime              if it is another one
-"""
+"""Cuts a model in torch for `selection.variant_builder`: a module of every Plan, corrected, and its gate."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
-from ..calibration.images import Images
-from ..checks.activations import streams
-from ..checks.gates import (
-    BLOCK_TOLERANCE,
-    Streams,
-    first_difference,
-    require_close_elsewhere,
-    require_close_graph,
-    require_equal,
-    require_same_graph,
-    require_same_in_runtime,
-)
+from ..checks.gates import Streams, first_difference, require_equal
 from ..checks.merging import Matches
-from ..checks.quantisation import calibrate
-from ..graph.format import OPSETS, GraphFormat
-from ..graph.precision import GraphPrecision
-from ..graph.writer import GraphWriter, WrittenGraph, shared_file
+from ..graph.writer import Blueprint
 from ..model.plan import Plan
-from ..progress import Progress
-from ..runtimes.device import usable_cores
-from ..runtimes.session import open_session
-from ..selection.candidates import BuiltVariant, Probe, SampleGraphs, write_samples
-from ..selection.point import Point
-from ..storage.atomic import sha256
-from ..storage.json import to_json
-from ..target import Precision, Target, in_precision
+from ..model.ranking import Ranking
 from .blocks.merging import outputs_and_matches
 from .blocks.timm_blocks import block_outputs
 from .correct.policy import Corrector
@@ -55,251 +23,61 @@ from .models.masking import masked
 from .models.slicing import shrink
 from .pack import blueprint, corrected_layers
 
-GATE_IMAGES = 8
-RANGING_IMAGES = 32  # on which the ranges of values are measured for reduced precision
+Pixels = npt.NDArray[np.float32]  # (B, 3, H, W), normalised
 
 
 @dataclass(frozen=True, eq=False)
-class GateImages:
-    """The images of a gate in one size, as modules and as graphs take them."""
+class CutModule:
+    """A cut and corrected module (`variant_builder.CutModel`)."""
 
-    normalised: npt.NDArray[np.float32]  # (<=8, 3, H, W)
-    inputs: npt.NDArray[Any]  # the same, or bytes (<=8, H, W, 3)
+    module: nn.Module
+    correction: str | None
+    ranking: Ranking
+    plan: Plan
+    dense: Blueprint
 
-    def batch(self, count: int) -> npt.NDArray[Any]:
-        """Return so many of them as graphs take them, over and over."""
-        return np.resize(self.inputs, (count, *self.inputs.shape[1:]))
+    def layers(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Return the proj and fc2 that differ from the dense ones, in rank order."""
+        return corrected_layers(self.module, self.ranking, self.plan, self.dense.dense)
+
+    def outputs(self, images: Pixels) -> tuple[npt.NDArray[np.float32], dict[int, Matches]]:
+        """Return what the module says of images, and the merges."""
+        return outputs_and_matches(self.module, torch.from_numpy(images))
+
+    def streams(self, images: Pixels) -> Streams:
+        """Return the output of each block."""
+        return block_outputs(self.module, torch.from_numpy(images))
 
 
-class VariantBuilder:
-    """Builds variants of one model into one folder, in one precision or several."""
+@dataclass(frozen=True, eq=False)
+class ModuleCutter:
+    """Cuts one model by its corrector (`variant_builder.Cutter`)."""
 
-    def __init__(
-        self,
-        model: Model,
-        corrector: Corrector,
-        target: Target,
-        format: GraphFormat,
-        calibration: Images,
-        folder: Path,
-        exact_folder: Path,
-        provenance: Mapping[str, object],
-        progress: Progress,
-        runs_target: bool = True,
-    ) -> None:
-        """`folder` gets the variants, `exact_folder` float32 graphs that those in another precision are compared with.
-
-        `runs_target`: False if the target's runtime cannot run here.
-        """
-        self.model, self.corrector, self.provenance, self.progress = model, corrector, provenance, progress
-        self.target, self.format, self.folder, self.runs_target = target, format, folder, runs_target
-        self.calibration = calibration
-        self._gate_images: dict[tuple[int, int], GateImages] = {}
-        self.blueprint = blueprint(model, corrector.ranking)
-        self._exact_folder = exact_folder
-        self._writers: dict[Precision, GraphWriter] = {}
-        self._calibrated: dict[Precision, GraphPrecision] = {}  # of the dense variant
-        others = calibration.only(slice(GATE_IMAGES, None))  # not used by the gates
-        self.ranging_images = (others if len(others) >= GATE_IMAGES else calibration).first(RANGING_IMAGES)
-
-    @property
-    def advice(self) -> str:
-        """The end of the error message if no variant meets a budget: what would help."""
-        smaller = "use --precision int8, " if self.target.precision in ("fp32", "fp16") else "use "
-        return f"{smaller}a smaller model or more --threads"
-
-    def quantises(self, precision: Precision) -> bool:
-        """Return True if another program quantises graphs that are written here in fp32."""
-        return self.target.runtime == "openvino" and precision != "fp32"
-
-    def writer(self, precision: Precision) -> GraphWriter:
-        """Return the writer of variants in a precision."""
-        if precision not in self._writers:
-            name = shared_file(precision, self.target.precision)
-            self._writers[precision] = GraphWriter(
-                self.blueprint, self.folder, self.format.takes_bytes, precision, shared=name
-            )
-        return self._writers[precision]
+    model: Model
+    corrector: Corrector
 
     @cached_property
-    def exact(self) -> GraphWriter:
-        """The writer of float32 graphs that variants in another precision are compared with."""
-        return GraphWriter(self.blueprint, self._exact_folder, self.format.takes_bytes)
+    def blueprint(self) -> Blueprint:
+        """The dense model in rank order."""
+        return blueprint(self.model, self.corrector.ranking)
 
-    def gate_images(self, image: tuple[int, int] | None = None) -> GateImages:
-        """Return the images of the gates, in the model's own size or in another."""
-        size = image or self.model.anatomy.image
-        if size not in self._gate_images:
-            few = self.calibration.at(size).first(GATE_IMAGES)
-            inputs = next(few.inputs(GATE_IMAGES, self.format.takes_bytes))
-            self._gate_images[size] = GateImages(next(few.batches(GATE_IMAGES)), inputs)
-        return self._gate_images[size]
-
-    def build(self, name: str, point: Point, keep: bool, before: BuiltVariant | None = None) -> BuiltVariant:
-        """Cut, correct, write and check a variant; `keep`: by the chosen correction, not as a probe."""
-        self.progress.phase(f"building {name}")
-        plan, precision = point.plan, point.precision
+    def cut(self, plan: Plan, keep: bool) -> CutModule:
+        """Return the corrected module of a Plan; `keep`: by the chosen correction, not as a probe."""
         module, correction = self.corrector.kept(plan) if keep else self.corrector.probe(plan)
-        if before is not None and correction == before.correction and not plan.changes_tokens:
-            return replace(before, kept=True)  # with other tokens, a probe is corrected by statistics of all of them
-        image = self.model.anatomy.image_of(plan)
-        gate = self.gate_images(image)
-        wanted, matches = self._checked_outputs(name, plan, module, gate)
-        corrected = corrected_layers(module, self.corrector.ranking, plan, self.blueprint.dense)
-        metadata = {"snapvit.correction": correction or "none", "snapvit.recipe": to_json(self.provenance).decode()}
-        exact = self.writer("fp32") if precision == "fp32" else self.exact
-        write = partial(exact.write, name, plan, corrected, metadata=metadata)
-        written, parity = self._checked_graphs(name, precision, module, wanted, matches, gate, write)
-        cosine = None
-        if self.quantises(precision):
-            path, weights, cosine = self._in_openvino_int8(name, precision, written, image)
-            size = sum(file.stat().st_size for file in (path, *weights))
-        else:
-            if precision != "fp32":
-                write = partial(self.writer(precision).write, name, plan, corrected, metadata=metadata)
-                is_dense = plan == Plan.dense(self.model.anatomy)
-                written, cosine = self._in_reduced_precision(name, precision, written, image, write, is_dense)
-            path, weights, size = written.graph, written.weights, written.size_bytes
-        if self.runs_target:
-            require_same_in_runtime(name, path, self._target(precision), gate.inputs)
-        return BuiltVariant(
-            name=name,
-            path=path,
-            weights=weights,
-            plan=plan,
-            precision=precision,
-            sha256=sha256(path),
-            size_bytes=size,
-            correction=correction,
-            precision_cosine=cosine,
-            kept=keep,
-            parity=parity,
-            # None for OpenVINO, whose int8 NNCF makes
-            int8_sum_bits=None if self.quantises(precision) else self.writer(precision).int8_sum_bits,
-        )
+        return CutModule(module, correction, self.corrector.ranking, plan, self.blueprint)
 
-    def write_samples(self, plans: Mapping[str, Plan], precision: Precision) -> SampleGraphs | None:
-        """Write graphs of uncorrected weights; None where each would have to be quantised with images first."""
-        if self.quantises(precision):
-            return None
-        known = self._calibrated.get(precision, GraphPrecision(precision))
-        return write_samples(self.writer(precision), plans, self.format, known)
-
-    def write_probe(self, name: str, point: Point) -> Probe:
-        """Write a graph to be compared on images, corrected from factors; in float32 if its own needs calibration."""
-        plan, own = point.plan, point.precision in ("fp32", "int8-dynamic")
-        precision: Precision = point.precision if own else "fp32"
-        corrected = self.corrector.probe_layers(plan, self.blueprint.dense)
-        writer = self.writer(precision) if own else self.exact
-        written = writer.write(name, plan, corrected, format=self.format, precision=GraphPrecision(precision))
-        return Probe(written.graph, written.weights, precision)
-
-    def _target(self, precision: Precision) -> Target:
-        return in_precision(self.target, precision)
-
-    def _in_openvino_int8(
-        self, name: str, precision: Precision, exact: WrittenGraph, image: tuple[int, int]
-    ) -> tuple[Path, tuple[Path, ...], float]:
-        """Quantise with NNCF; return the graph, its weights and its cosine to the graph in float32."""
-        from ..runtimes.openvino_nncf import quantise
-
-        self.progress.phase(f"quantising {name}")
-        images, gate = self._ranging_inputs(image), self.gate_images(image)
-        path, weights = quantise(exact.graph, self.folder / name, images, usable_cores())
-        with open_session(path, self._target(precision)) as session:
-            outputs = session.run(gate.inputs)
-        what = f"{name}: int8 in OpenVINO and fp32 in ONNX Runtime"
-        found = require_close_elsewhere(what, exact.graph, outputs, gate.inputs, precision)
-        self.progress.note(f"{name}: cosine to fp32 {found.cosine:.6f}")
-        exact.remove()
-        return path, (weights,), found.cosine
-
-    def _ranging_inputs(self, image: tuple[int, int]) -> list[npt.NDArray[Any]]:
-        return list(self.ranging_images.at(image).inputs(1, self.format.takes_bytes))
-
-    def _checked_graphs(
-        self,
-        name: str,
-        precision: Precision,
-        module: torch.nn.Module,
-        wanted: npt.NDArray[np.float32],
-        matches: Mapping[int, Matches],
-        gate: GateImages,
-        write: Callable[..., WrittenGraph],
-    ) -> tuple[WrittenGraph, float]:
-        """Write both flavours in float32 through their gates; return the wanted one and its largest difference."""
-        format = self.format
-        if precision != "fp32":  # float32 is then only the reference, and calibration needs it portable
-            format = GraphFormat("portable", batch=format.batch if self.quantises(precision) else None)
-        for flavour in sorted(OPSETS, key=lambda flavour: flavour == format.flavour):  # the wanted one last
-            written = write(format=replace(format, flavour=flavour))
-            found = require_same_graph(
-                f"{name}: module and {flavour} graph",
-                wanted,
-                matches,
-                written.graph,
-                gate.inputs,
-                where=partial(self._where, module, written.graph, gate),
-            )
-        return written, found.max_abs
-
-    def _in_reduced_precision(
-        self,
-        name: str,
-        precision: Precision,
-        exact: WrittenGraph,
-        image: tuple[int, int],
-        write: Callable[..., WrittenGraph],
-        is_dense: bool,
-    ) -> tuple[WrittenGraph, float]:
-        """Write the graph in a reduced precision; return it and its cosine to the one in float32."""
-        images, gate = self._ranging_inputs(image), self.gate_images(image)
-        symmetric = self.format.flavour == "portable"
-        calibrated = calibrate(precision, exact, images, symmetric, usable_cores())
-        if is_dense:
-            self._calibrated[precision] = calibrated
-        if calibrated.wide:
-            parts = ", ".join(sorted(calibrated.wide))
-            self.progress.note(f"{name}: fp16 would overflow in {parts}, which stay in float32")
-        written = write(format=self.format, precision=calibrated)
-        found = require_close_graph(
-            f"{name}: {precision} and fp32 graph",
-            exact.graph,
-            written.graph,
-            gate.inputs,
-            precision,
-            where=lambda: first_difference(
-                self._streams(exact.graph, gate), self._streams(written.graph, gate), BLOCK_TOLERANCE[precision]
-            ),
-        )
-        self.progress.note(f"{name}: cosine to fp32 {found.cosine:.6f}")
-        exact.remove()
-        return written, found.cosine
-
-    def _where(self, module: torch.nn.Module, path: Path, gate: GateImages) -> str:
-        """Describe where a graph first differs from its module."""
-        return first_difference(self._streams_of(module, gate), self._streams(path, gate))
-
-    def _streams(self, path: Path, gate: GateImages) -> Streams:
-        return streams(path, gate.batch(self.format.batch or GATE_IMAGES))
-
-    def _streams_of(self, module: torch.nn.Module, gate: GateImages) -> Streams:
-        count = self.format.batch or GATE_IMAGES
-        images = np.resize(gate.normalised, (count, *gate.normalised.shape[1:]))
-        return block_outputs(module, torch.from_numpy(images))
-
-    def _checked_outputs(
-        self, name: str, plan: Plan, module: torch.nn.Module, gate: GateImages
-    ) -> tuple[npt.NDArray[np.float32], dict[int, Matches]]:
-        """Pass the first gate (masked = sliced); return what the corrected module says of the images, and merges."""
-        images, ranking = torch.from_numpy(self.gate_images().normalised), self.corrector.ranking
-        widths = plan.with_tokens()  # masking silences heads and neurons; what tokens do is compared with the graph
+    def check(self, name: str, plan: Plan, images: Pixels) -> None:
+        """Require that masked and sliced modules agree; what tokens do is compared with the graph."""
+        batch, ranking, widths = torch.from_numpy(images), self.corrector.ranking, plan.with_tokens()
         sliced = shrink(self.model.module, ranking, widths)
         with torch.no_grad(), masked(self.model.module, ranking, widths) as dense:
             require_equal(
                 f"{name}: masked and sliced",
-                dense(images).numpy(),
-                sliced(images).numpy(),
-                where=lambda: first_difference(block_outputs(dense, images), block_outputs(sliced, images)),
+                dense(batch).numpy(),
+                sliced(batch).numpy(),
+                where=lambda: first_difference(block_outputs(dense, batch), block_outputs(sliced, batch)),
             )
-        return outputs_and_matches(module, torch.from_numpy(gate.normalised))
+
+    def probe_layers(self, plan: Plan) -> dict[str, npt.NDArray[np.float32]] | None:
+        """Return the corrected layers of a probe for its graph; None: nothing to correct."""
+        return self.corrector.probe_layers(plan, self.blueprint.dense)

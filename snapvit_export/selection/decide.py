@@ -1,10 +1,11 @@
 """Decides which of some variants is the best that fits, by timing as little as the noise of the machine allows. Light.
 
-The leader is the best variant that has not failed. It is timed in turns with the next better point of its line and with
-all others that have not been timed often enough, one run after the other, each in a new process: the latency of one
-file differs between processes by more than within one, so runs are what must be repeated. After every run the
-intervals are looked at (a sequential test): it ends when neither the leader's nor its neighbour's holds the budget,
-when those that do would hold it after `MOST_RUNS` too, so near to it is their latency, or after that many.
+The leader is the best variant that has not failed. A first run tells what it takes, and by that the next better point
+of its line is built. Both are timed in turns, with all others that have not been timed often enough, one run after the
+other, each in a new process: the latency of one file differs between processes by more than within one, so runs are
+what must be repeated. After every run the intervals are looked at (a sequential test): it ends when neither the
+leader's nor its neighbour's holds the budget, when those that do would hold it after `MOST_RUNS` too, so near to it is
+their latency, or after that many.
 
 A leader whose interval does not end below the budget has failed; the next point down its line enters. Where the next
 better point fits, it enters and becomes the leader. After `MOST_MOVES` the best of what fits is taken; while nothing
@@ -72,7 +73,10 @@ def decide(contest: Contest, entrants: Sequence[str], beside: Sequence[str] = ()
         if not alive:
             break
         leader = contest.best(alive)
-        denser = contest.denser(leader)
+        if not contest.runs(leader):
+            contest.time([leader, *(name for name in (*alive, *beside) if not contest.runs(name))])
+        is_slow = contest.latency(leader).low > contest.budget_ms
+        denser = None if is_slow or contest.is_contended else contest.denser(leader)
         _time_until_decided(contest, leader, denser, [*alive, *beside])
         if not fits(contest, leader):
             failed.add(leader)

@@ -10,13 +10,10 @@ batch, so it runs with the batch of the target.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -33,7 +30,7 @@ from ..model.anatomy import Anatomy
 from ..model.plan import Plan
 from ..progress import Progress
 from ..runtimes.device import usable_cores
-from ..runtimes.ort import OrtSession
+from ..runtimes.in_threads import run_in_threads
 from ..runtimes.session import open_session
 from ..target import ON_CPU, Precision, Target, in_precision
 from .candidates import BuiltVariant, Losses, Probe
@@ -44,7 +41,6 @@ LEAST_IMAGES = 48  # for two parts; with fewer, both are all of them
 NAME_FOLDERS = "Name the folders of images as the model's classes"
 FEW = 32  # images for a first look
 BATCH = 8
-AHEAD = 4  # batches for each core that are prepared at once
 REFERENCE = ".reference"  # the name of the dense graph in fp32 that others are compared with
 TIE = 1e-3  # of the divergence is added to wrong answers: candidates that are right as often are told apart by it
 Outputs = npt.NDArray[np.float32]
@@ -137,18 +133,6 @@ class ImageMeter:
             target = msgspec.structs.replace(target, threads=usable_cores())
         with open_session(path, target) as session:
             return np.concatenate([session.run(inputs) for inputs in images.inputs(batch, self.takes_bytes)])
-
-
-def run_in_threads(path: Path, batches: Iterable[npt.NDArray[Any]]) -> Outputs:
-    """Run batches in ONNX Runtime, as many at once as there are cores: faster than all cores for each of them.
-
-    Only as many of them are in memory as keep the cores busy.
-    """
-    cores, outputs, left = usable_cores(), [], iter(batches)
-    with OrtSession(path, 1) as session, ThreadPoolExecutor(cores) as pool:
-        while some := list(islice(left, AHEAD * cores)):
-            outputs += list(pool.map(session.run, some))
-    return np.concatenate(outputs)
 
 
 def meter_of_images(

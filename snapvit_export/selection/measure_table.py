@@ -27,8 +27,9 @@ from ..graph.writer import Blueprint, GraphWriter, shared_file
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
 from ..progress import Progress
+from ..runtimes.in_threads import run_in_threads
 from ..target import Precision
-from .image_meter import BATCH, Outputs, run_in_threads
+from .image_meter import BATCH, Outputs
 from .space import Grid, grids_for
 
 PATCHES = (1.0, 0.7, 0.45)  # of the model's own, nearest of the smaller grids: the first step costs more than the next

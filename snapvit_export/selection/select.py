@@ -30,13 +30,15 @@ from ..profiling.latency_model import LatencyModel
 from ..target import Precision
 from .candidates import DENSE, Candidates
 from .choice import Chooser, no_variant
-from .decide import decide, time_enough
+from .decide import FEWEST_RUNS, decide, time_enough
 from .options import Options
 from .point import Point
 from .precisions import InPrecision, build_dense, of_no_use
 from .race import Values, race
 from .space import FILLED, Cost, Flops, ModelledLatency, Place, Space
 
+CLEAR = 2.0  # margins of a latency that the next better one of a leader is aimed above the budget, to be told from it
+MOST_CLEAR = 0.1  # of the budget: on a machine that is noisier, nothing would be told anyway
 STEP = 0.04  # between neighbours of a line, of their latency: what some runs in new processes tell apart
 MOST_STEPS = 4  # up a line, to another Plan
 FINALISTS = 3
@@ -326,9 +328,9 @@ class Selection(Chooser):
         """Build the next better point: a step up a variant's line, or else the next larger place."""
         if name not in self.entrants or self.is_hurried:
             return None
-        leader = self.entrants[name]
-        at_ms = self.measured_ms(name) if self.runs(name) else self.aim_ms
-        above = max(self.budget_ms * (1 + STEP / 2), at_ms * (1 + STEP))
+        leader, at_ms = self.entrants[name], self.measured_ms(name)
+        clear = min(max(STEP / 2, CLEAR * self._margin), MOST_CLEAR)
+        above = max(self.budget_ms * (1 + clear), at_ms * (1 + STEP))
         for _ in range(MOST_STEPS):  # one is enough but for small models, whose steps are wide
             point = self.space.point(leader.place, above * leader.cost / at_ms)
             if point != leader.point:
@@ -340,6 +342,12 @@ class Selection(Chooser):
         if larger is None or not self._allows(larger[1]):
             return None
         return self._enter(*larger, keep=True)
+
+    @property
+    def _margin(self) -> float:
+        """How far from a latency the end of its interval is after the fewest runs, as a share: by the dense model's."""
+        found, runs = self.candidates.drift.latency(DENSE, self.limits.at), self.runs(DENSE)
+        return (found.high / found.ms - 1) * math.sqrt(runs / FEWEST_RUNS)
 
     def lower(self, name: str) -> str | None:
         """Build the point of a variant's line that should fit after all, at least half a step below."""

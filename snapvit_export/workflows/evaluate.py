@@ -5,6 +5,7 @@ Importing this is light; torch is loaded when a model is.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -16,13 +17,17 @@ from ..calibration.dataset import open_dataset
 from ..calibration.digits import BUNDLED as BUNDLED_IMAGES
 from ..errors import UsageError, needs
 from ..evaluate.evaluator import EvalOptions, Evaluator, Extractor, check_options
-from ..evaluate.exported_model import SUFFIXES, open_exported, read_info
+from ..evaluate.exported_model import SUFFIXES, is_ours, open_exported, read_info
 from ..family.evaluation import Evaluation
+from ..graph.format import GraphFormat
+from ..graph.writer import GraphWriter
+from ..model.plan import Plan
 from ..model.ranking import Ranking
 from ..progress import Progress, Silent
 from ..storage.atomic import check_place
 from ..target import Runtime, Target
 from .inputs import BUNDLED_MODEL, load_model_of
+from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class EvaluateRequest:
     flops: float | None = None
     options: EvalOptions = field(default_factory=EvalOptions)
     runtime: Runtime | None = None  # of an exported file
+    onnx: OnnxOptions = field(default_factory=OnnxOptions)  # what an ONNX file of another tool does not say itself
     model_arguments: Mapping[str, Any] | None = None  # for timm, beside a timm name
 
 
@@ -92,11 +98,22 @@ def _exported(request: EvaluateRequest) -> Iterator[Extractor]:
         given = "--ranking, --checkpoint and --model-arg"
         raise UsageError(f"{request.model} is cut and has its weights. Leave {given} out")
     path = Path(request.model)
-    info, precision = read_info(path)
-    default: Runtime = "openvino" if path.suffix == ".xml" else "onnxruntime"
-    target = Target(runtime=request.runtime or default, precision=precision, batch=1, threads=1)
-    with open_exported(path, target, info) as exported:
-        yield exported
+    with tempfile.TemporaryDirectory() as folder:
+        if path.suffix == ".onnx" and path.is_file() and not is_ours(path):
+            path = _made_ours(path, request.onnx, Path(folder))
+        else:
+            refuse_without_onnx(request.onnx, request.model)
+        info, precision = read_info(path)
+        default: Runtime = "openvino" if path.suffix == ".xml" else "onnxruntime"
+        target = Target(runtime=request.runtime or default, precision=precision, batch=1, threads=1)
+        with open_exported(path, target, info) as exported:
+            yield exported
+
+
+def _made_ours(path: Path, options: OnnxOptions, folder: Path) -> Path:
+    """Write the graph of another tool as ours, which tells how its images are prepared and has its embedding."""
+    model = load_onnx(str(path), options, Silent())
+    return GraphWriter(model, folder).write(path.stem, Plan.dense(model.anatomy), format=GraphFormat("ort")).graph
 
 
 def _in_torch(request: EvaluateRequest, ranking: Ranking | None, progress: Progress) -> Extractor:

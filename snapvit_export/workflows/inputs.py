@@ -31,6 +31,11 @@ class ImageRequest(Protocol):
     def data(self) -> str | Sequence[str] | None: ...
 
 
+def is_onnx(model: str) -> bool:
+    """Return True if a model is named by an ONNX file, which needs no torch."""
+    return Path(model).suffix.lower() == ".onnx"
+
+
 class ModelRequest(Protocol):
     """A request that names a model in torch."""
 

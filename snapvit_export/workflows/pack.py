@@ -5,6 +5,7 @@ Importing this is light; torch is loaded when the work begins.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,12 +17,13 @@ from ..calibration.images import calibration_and_held_out, evenly, read_images
 from ..calibration.source import Source
 from ..correction.moments import Damping
 from ..elastic.format import Description, own_files
-from ..errors import needs
+from ..errors import UsageError, needs
 from ..model.ranking import Ranking
 from ..progress import Progress, Silent
 from ..selection.measure_table import LEAST_IMAGES, measure_table
 from ..storage.atomic import check_writable
-from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, load_model_of, refuse_own_folder
+from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, is_onnx, load_model_of, refuse_own_folder
+from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx, require_same
 
 MOST_MEASURED = 64  # images that the table of fidelity is measured on: 60 Plans of a DeiT-Tiny in half a minute
 LEAST_MEASURED = 32  # are held out, or a quarter of all if that is fewer
@@ -39,8 +41,8 @@ class PackRequest:
     settings: Settings = field(default_factory=lambda: make_settings(DEFAULT))
     correct: bool = True  # False: no factors; only uncorrected weights come out
     fidelity: bool = True  # False: no table of it, so devices need images to choose among all levers
+    onnx: OnnxOptions = field(default_factory=OnnxOptions)  # what an ONNX file does not say itself
     model_arguments: Mapping[str, Any] | None = None  # for timm, beside a timm name
-    classes: Path | None = None  # names of the classes: line i names output i
 
     def __post_init__(self) -> None:
         if not self.correct:  # then candidates of a search are not corrected either
@@ -52,6 +54,9 @@ def pack_model(request: PackRequest, progress: Progress | None = None) -> Descri
     progress = progress or Silent()
     settings = request.settings
     ranking = _check(request)
+    if is_onnx(request.model):
+        return _pack_onnx(request, ranking, progress)
+    refuse_without_onnx(request.onnx, request.model)
     with needs("packing", extra="prune"):
         import torch  # noqa: F401
     needs_images = ranking is None or request.correct
@@ -66,7 +71,7 @@ def pack_model(request: PackRequest, progress: Progress | None = None) -> Descri
     from ..prune.stats.schedules import choose_schedule
 
     split = _split(request) if needs_images else []
-    model = load_model_of(request, progress, request.classes)
+    model = load_model_of(request, progress, request.onnx.classes)
     if ranking is not None:
         check_same_weights(ranking, model, f"{request.ranking}: ")
     images = read_images(split, model.preprocessing, progress)
@@ -89,6 +94,43 @@ def pack_model(request: PackRequest, progress: Progress | None = None) -> Descri
     if request.ranking is None:
         checkpoint_of(request.out).unlink(missing_ok=True)
     return packed
+
+
+def _pack_onnx(request: PackRequest, ranking: Ranking | None, progress: Progress) -> Description:
+    """Do the same with an ONNX file of another tool, without torch."""
+    from ..elastic.write import write_elastic
+    from ..onnx_rank.rank import check_settings, check_weights, choose_schedule, factors_for, rank, reordered
+
+    if request.checkpoint is not None or request.model_arguments:
+        raise UsageError(f"{request.model} has its own weights. Leave --checkpoint and --model-arg out")
+    settings, factors = request.settings, None
+    check_settings(settings)
+    split = _split(request)
+    model = load_onnx(request.model, request.onnx, progress)
+    if ranking is not None:
+        check_weights(ranking, model, f"{request.ranking}: ")
+    images = read_images(split, model.preprocessing, progress)
+    require_same(model, request.model, request.onnx, images[0], progress)
+    if ranking is None:
+        ranking, factors = rank(model, images[0], settings, progress)
+    if request.correct and factors is None:
+        factors = factors_for(model, ranking, images[0], Damping.parse(settings.damping), progress)
+    with tempfile.TemporaryDirectory() as folder:
+        merging, _ = choose_schedule(model, images[0], Path(folder), progress)
+    measure = partial(measure_table, images=images[1], progress=progress) if len(images) > 1 else None
+    return write_elastic(
+        request.out,
+        model=model.model,
+        anatomy=model.anatomy,
+        preprocessing=model.preprocessing,
+        labels=model.labels,
+        wiring=model.wiring,
+        ranking=ranking,
+        weights=reordered(model, ranking),
+        factors=factors if request.correct else None,
+        merging=merging,
+        measure=measure,
+    )
 
 
 def _split(request: PackRequest) -> list[Source]:

@@ -18,7 +18,8 @@ from ..errors import UsageError, needs
 from ..model.ranking import Ranking
 from ..progress import Progress, Silent
 from ..storage.atomic import writing
-from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, load_model_of, resumable
+from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, is_onnx, load_model_of, resumable
+from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx, require_same
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,16 @@ class RankRequest:
     autocast: str | None = None
     rounds: Sequence[float] = ()  # FLOPs after each: prune a little, refit, rank what is kept again
     most_moved: float | None = None  # rounds end beyond this output divergence; None: the default of `Rounds`
+    onnx: OnnxOptions = field(default_factory=OnnxOptions)  # what an ONNX file does not say itself
     model_arguments: Mapping[str, Any] | None = None  # for timm, beside a timm name
 
 
 def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
     """Rank a model and write the file; None in a process that only helps another."""
     rounds = _rounds(request)
+    if is_onnx(request.model):
+        return _rank_onnx(request, progress)
+    refuse_without_onnx(request.onnx, request.model)
     with needs("ranking", extra="prune"):
         import torch  # noqa: F401
     from ..prune.models.load import check_device
@@ -85,6 +90,27 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
         ranking.save(request.out)
         checkpoint.unlink(missing_ok=True)
         return ranking
+
+
+def _rank_onnx(request: RankRequest, progress: Progress) -> Ranking:
+    """Rank an ONNX file of another tool without torch, and write the file."""
+    from ..onnx_rank.rank import check_settings, rank
+
+    given = {"--checkpoint": request.checkpoint, "--engine": request.engine, "--autocast": request.autocast}
+    given |= {"--model-arg": request.model_arguments or None, "--rounds": request.rounds or None}
+    given |= {"--device": None if request.device == "cpu" else request.device}
+    if unused := [option for option, value in given.items() if value is not None]:
+        raise UsageError(f"{unused[0]} is for models in torch, and an ONNX file is ranked without it. Leave it out")
+    settings = request.settings
+    check_settings(settings)
+    progress.phase("finding images")
+    source, _ = calibration_and_held_out(data_of(request), settings.images, settings.seed, most_held_out=0)
+    model = load_onnx(request.model, request.onnx, progress)
+    (images,) = read_images((source,), model.preprocessing, progress)
+    require_same(model, request.model, request.onnx, images, progress)
+    ranking, _ = rank(model, images, settings, progress)
+    ranking.save(request.out)
+    return ranking
 
 
 def _rounds(request: RankRequest) -> Rounds | None:

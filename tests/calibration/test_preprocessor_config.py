@@ -102,7 +102,10 @@ def test_a_crop_is_taken_from_exactly_the_size_that_is_named():
         ({"crop_pct": 0.9}, "crop_pct is not supported"),
         ({"rescale_offset": True}, "rescale_offset"),
         ({"size": {"shortest_edge": 40}}, "keep their proportions"),
-        ({"size": {"shortest_edge": 40, "longest_edge": 90}, "do_center_crop": True, **CROP}, "not a height and a width"),
+        (
+            {"size": {"shortest_edge": 40, "longest_edge": 90}, "do_center_crop": True, **CROP},
+            "not a height and a width",
+        ),
         ({"size": {"longest_edge": 40}}, "not a height and a width"),
         ({"size": {"height": 40, "width": 0}}, "not a height and a width"),
         ({"size": "large"}, "not a height and a width"),

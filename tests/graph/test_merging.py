@@ -36,7 +36,7 @@ from snapvit_export.graph.writer import GraphWriter
 from snapvit_export.model.plan import Plan
 from snapvit_export.progress import Silent
 from snapvit_export.prune.blocks.merging import holder_of, outputs_and_matches
-from snapvit_export.prune.build import VariantBuilder
+from snapvit_export.prune.build import ModuleCutter
 from snapvit_export.prune.correct.policy import Corrector
 from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.pack import blueprint
@@ -44,6 +44,7 @@ from snapvit_export.runtimes.session import open_session
 from snapvit_export.selection.elastic_builder import ElasticBuilder
 from snapvit_export.selection.on_device import noise as device_noise
 from snapvit_export.selection.point import Point
+from snapvit_export.selection.variant_builder import VariantBuilder
 from snapvit_export.target import Target
 
 FLAVOURS = ["portable", "ort"]
@@ -343,9 +344,8 @@ def test_a_variant_that_merges_is_built_through_all_gates(precision, tmp_path):
     for folder in folders:
         folder.mkdir()
     corrector = Corrector(model, ranking, None, images, Silent())
-    builder = VariantBuilder(
-        model, corrector, target, GraphFormat("ort"), images, *folders, provenance={}, progress=Silent()
-    )
+    cutter = ModuleCutter(model, corrector)
+    builder = VariantBuilder(cutter, target, GraphFormat("ort"), images, *folders, provenance={}, progress=Silent())
     plan = merging_plan(model.anatomy)
     built = builder.build("merged", Point(plan, precision), keep=True)
     assert built.plan == plan

@@ -7,6 +7,8 @@ import torch
 from helpers.images import noise
 from helpers.models import TINY, make_model, model_of
 from helpers.rankings import random_ranking
+from snapvit_export.allocation import schedule_choice as schedules
+from snapvit_export.allocation.schedule_choice import ScheduleDamage, best_schedule
 from snapvit_export.allocation.tokens import DEFAULT, SCHEDULES
 from snapvit_export.correction.moments import Damping
 from snapvit_export.elastic.folder import Elastic
@@ -20,9 +22,9 @@ from snapvit_export.prune.correct.sequential import correct_in_sequence
 from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.models.tokens import with_tokens
 from snapvit_export.prune.pack import pack
-from snapvit_export.prune.stats import schedules, token_weights
+from snapvit_export.prune.stats import token_weights
 from snapvit_export.prune.stats.observe import observe
-from snapvit_export.prune.stats.schedules import ScheduleDamage, best_schedule, choose_schedule, measure_schedules
+from snapvit_export.prune.stats.schedules import Divergence, choose_schedule, measure_schedules
 from snapvit_export.prune.stats.stream import Stream, capture_input
 
 
@@ -210,7 +212,7 @@ def test_schedules_that_are_far_behind_at_the_first_level_are_not_measured_at_th
         seen.append(merged)
         return np.linspace(1.0, 1.1, 6) * (2.0 if merged == bad else 1.0)
 
-    monkeypatch.setattr(schedules.Divergence, "__call__", diverged)
+    monkeypatch.setattr(Divergence, "__call__", diverged)
     found = measure_schedules(model, images)
     assert "falling" not in {each.schedule.name for each in found}
     assert "constant" in {each.schedule.name for each in found}

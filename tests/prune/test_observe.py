@@ -10,6 +10,8 @@ from helpers.models import TINY, features, make_model, model_of
 from helpers.plans import half_plan
 from helpers.rankings import random_ranking
 from snapvit_export.calibration.images import Images
+from snapvit_export.correction import token_weights as light
+from snapvit_export.correction.token_weights import READ, READ_LAST
 from snapvit_export.errors import SnapvitError
 from snapvit_export.model.plan import Plan
 from snapvit_export.progress import Silent
@@ -58,7 +60,7 @@ def assert_moments(moments, x: np.ndarray, weights: np.ndarray) -> None:
 
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "vit_giant_patch14_dinov2", "eva02_base_patch14_224"])
 def test_statistics_are_those_of_all_activations_at_once(name, monkeypatch):
-    monkeypatch.setattr(tokens, "TOKENS", 17 * 7)  # several batches, the last one shorter
+    monkeypatch.setattr(light, "TOKENS", 17 * 7)  # several batches, the last one shorter
     model = model_of(name)
     images = noise(model, 40)
     alike = [None] * len(model.anatomy.blocks)
@@ -204,9 +206,9 @@ def test_where_tokens_are_plenty_a_part_of_the_patches_is_passed_over(tiny_model
     pixels = rng.integers(0, 255, (400, 32, 32, 3), np.uint8)
     images = Images(pixels, None, tiny_model.preprocessing, "noise")  # 400 * 17 tokens for 192 columns
     alike = [None] * len(tiny_model.anatomy.blocks)
-    monkeypatch.setattr(tokens, "SUBSAMPLE_STEPS", (step,))
+    monkeypatch.setattr(light, "SUBSAMPLE_STEPS", (step,))
     thinned = observe(tiny_model, images, token_weights=alike)
-    monkeypatch.setattr(tokens, "SUBSAMPLE_STEPS", ())
+    monkeypatch.setattr(light, "SUBSAMPLE_STEPS", ())
     whole = observe(tiny_model, images, token_weights=alike)
     assert whole.fc2[0].samples == 400 * 17
     assert thinned.fc2[0].samples == pytest.approx(share * 400 * 17)
@@ -262,5 +264,5 @@ def test_the_tokens_that_a_model_reads_have_their_share_of_the_weight(name, read
         return
     shares = [float(own[:read].sum() / own.sum()) for own in found]
     least = read / anatomy.tokens  # of two tokens among eighteen, a tenth would be less than their share
-    assert shares == pytest.approx([max(tokens.READ, least)] * (len(found) - 1) + [tokens.READ_LAST])
+    assert shares == pytest.approx([max(READ, least)] * (len(found) - 1) + [READ_LAST])
     assert all((own[read:] == 1).all() for own in found)

@@ -25,8 +25,9 @@ from snapvit_export.model.ranking import Ranking
 from snapvit_export.prune.models import load
 from snapvit_export.prune.models.load import load_model
 from snapvit_export.runtimes.ort import OrtSession
-from snapvit_export.workflows.export import Request, _split
+from snapvit_export.workflows.export import Request
 from snapvit_export.workflows.pack import PackRequest
+from snapvit_export.workflows.prepared import split_images
 
 
 @pytest.fixture
@@ -567,7 +568,7 @@ def test_of_a_folder_with_splits_the_training_split_calibrates_and_the_test_spli
         sparsity=[0.3],
         settings=make_settings("default", images=16),
     )
-    calibration, _, held_out = _split(request)
+    calibration, _, held_out = split_images(request)
     assert calibration.count == 16
     assert held_out.count == 60
     assert all("/train/" in calibration.title(i) for i in range(calibration.count))

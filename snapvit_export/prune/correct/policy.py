@@ -25,6 +25,7 @@ from ...progress import Progress
 from ..models.load import Model
 from ..models.slicing import shrink
 from ..models.tokens import with_tokens
+from ..stats.free_cores import on_free_cores
 from ..stats.observe import observe, warn_of_few
 from ..stats.token_weights import as_read
 from .elastic import Correction, correct_module, make_factors
@@ -93,10 +94,11 @@ class Corrector:
         if self.correction in (None, "elastic") or plan.with_tokens() == Plan.dense(self.model.anatomy):
             return self._from_factors(plan, plan)
         given = (self.model, self.ranking, plan, self.images.at(self.model.anatomy.image_of(plan)))
-        if self.correction == "refit":
-            return refit(*given, damping=self.damping, progress=self.progress), "refit"
-        of_layer: Correction = "sparsegpt" if self.correction == "sparsegpt" else "elastic"
-        small = correct_in_sequence(*given, damping=self.damping, correction=of_layer, progress=self.progress)
+        with on_free_cores():
+            if self.correction == "refit":
+                return refit(*given, damping=self.damping, progress=self.progress), "refit"
+            of_layer: Correction = "sparsegpt" if self.correction == "sparsegpt" else "elastic"
+            small = correct_in_sequence(*given, damping=self.damping, correction=of_layer, progress=self.progress)
         return small, self.correction
 
     def _from_factors(self, plan: Plan, observed: Plan) -> tuple[nn.Module, str | None]:

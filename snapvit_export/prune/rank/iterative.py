@@ -43,6 +43,7 @@ from ...allocation.recipe import DEFAULT, RECIPES, Rounds, Settings, uses_scores
 from ...calibration.images import Images
 from ...calibration.sampling import shuffled
 from ...correction.moments import Damping, Statistics
+from ...correction.ordering import OrderedPart, Parts
 from ...errors import UsageError
 from ...model.plan import Plan, Protection
 from ...model.ranking import Array, Curve, Damage, Order, Ranking
@@ -58,14 +59,14 @@ from ..stats.observe import observe
 from ..stats.output_divergence import DivergenceName, OutputDivergence
 from ..stats.sublayer_stats import IMAGES, measure_sublayers
 from .checkpoint import Checkpoint, SavedState
-from .damage import OrderedPart, damage_ranking, ordered_layers
+from .damage import damage_ranking, ordered_layers
 from .rank import check, criterion_of, divergence_of, provenance_of, score
 
 HELD_BACK = 4  # one image in so many measures the divergence, and nothing is fitted on it
 LEAST_IMAGES = 16  # so that at least four measure it
 
 
-def refined(ranking: Ranking, plan: Plan, again: Sequence[tuple[OrderedPart | None, OrderedPart | None]]) -> Ranking:
+def refined(ranking: Ranking, plan: Plan, again: Sequence[Parts]) -> Ranking:
     """Return the ranking with the order and damage of `again`, made of the cut model, for what `plan` keeps."""
     if ranking.damage is None:
         raise UsageError("only a ranking with damage curves can be refined")

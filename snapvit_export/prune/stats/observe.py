@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ...calibration.images import Images
 from ...correction.moments import Moments, Statistics
+from ...correction.token_weights import few_images
 from ...errors import SnapvitError
 from ...model.plan import Part
 from ...progress import Progress, Silent
@@ -116,13 +117,7 @@ def _adder(layer: RunningMoments, weights: Tensor | None) -> Any:
 
 
 def warn_of_few(model: Model, images: int, weights: Sequence[Tensor | None], progress: Progress) -> None:
-    """Note that more images are needed: with fewer tokens than columns a covariance is singular but for damping."""
-    needed = 0
-    for block, own in zip(model.anatomy.blocks, weights):
-        used = model.anatomy.tokens if own is None else int((own > 0).sum())
-        needed = max(needed, -(-max(block.hidden, block.heads * block.head_dim) // used))
-    if images < needed:
-        progress.note(
-            f"{images} images have fewer tokens than the widest layer has columns, so damping decides much of the "
-            f"correction. Give at least {needed} images, better ten times as many"
-        )
+    """Note that more images are needed, where they are too few."""
+    note = few_images(model.anatomy, images, [None if own is None else own.numpy() for own in weights])
+    if note is not None:
+        progress.note(note)

@@ -1,0 +1,185 @@
+"""A request to export: what was asked for, which levers it may use, and what is refused before any work. Light."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from .. import profiles
+from ..allocation import recipe
+from ..allocation.levers import LEVERS, PUBLISHED, Lever, in_order
+from ..allocation.planner import check_fraction, check_ratio, check_sparsity
+from ..allocation.recipe import Settings, make_settings
+from ..allocation.resolution import Resolution, check_resolution
+from ..allocation.tokens import check_tokens
+from ..budget import Budget
+from ..errors import UsageError
+from ..family.folder import own_files
+from ..family.manifest import Limits, Prefer
+from ..graph.format import GraphFormat, flavour_for
+from ..model.ranking import Ranking
+from ..runtimes.session import version_of
+from ..runtimes.tensorrt.session import BuildOnly
+from ..storage.atomic import refuse_foreign
+from ..target import ON_CPU, Target, parse_precision
+from .inputs import BUNDLED_MODEL, is_onnx, refuse_own_folder
+from .onnx_model import OnnxOptions, refuse_without_onnx
+
+
+@dataclass(frozen=True)
+class Request:
+    """A model to export to a budget, to explicit plans, or to both.
+
+    Every sparsity, FLOPs, parameters and pair is a variant, with all tokens; or, if tokens or resolutions are given,
+    one for each of their combinations, which then meets all of them.
+
+    >>> manifest = export(Request("my-vit", data="path/to/images", budget="10ms"))
+    >>> manifest = export(Request("my-vit", data="path/to/images", tokens=[0.5], flops=[0.4]))     # one variant
+    """
+
+    model: str = BUNDLED_MODEL
+    checkpoint: Path | None = None
+    model_arguments: Mapping[str, Any] | None = None  # for timm, beside a timm name
+    onnx: OnnxOptions = field(default_factory=OnnxOptions)  # what an ONNX file does not say itself
+    data: str | Sequence[str] | None = None  # None: the bundled digits, for the bundled model
+    out: Path = Path("snapvit-family")
+    budget: str | None = None
+    sparsity: Sequence[float] = ()
+    flops: Sequence[float] = ()
+    params: Sequence[float] = ()
+    pairs: Sequence[tuple[float, float]] = ()
+    tokens: Sequence[float] = ()  # fractions of the patch tokens that are left at the end
+    resolution: Sequence[Resolution] = ()  # pixels of a square input, or height and width
+    target: Target = field(default_factory=lambda: profiles.load("cpu").target)
+    settings: Settings = field(default_factory=lambda: make_settings(recipe.DEFAULT))
+    levers: Sequence[Lever] | None = None  # that a budget or a FLOPs target may use; None: `default_levers`
+    mixes_precisions: bool = True  # False: all variants compute in the target's precision
+    prefer: Prefer = "fidelity"  # of the variants that fit: the most faithful, or the most accurate
+    strict: bool = False  # True: what may fit but does not surely is refused
+    depth: bool | None = None  # True: sub-layers are removable; None: as the settings or the given ranking have it
+    ranking: Path | None = None  # made before; None: ranked anew
+    flavour: str | None = None  # of the graphs: ort or portable; None: what suits the target's runtime
+    single_file: bool = False  # True: every graph holds its own weights
+    static_batch: bool = False  # True: graphs take exactly the target's batch
+    takes_bytes: bool = False  # True: graphs take (B, H, W, 3) bytes and normalise them
+    limits: Limits = field(default_factory=Limits)  # beside the budget
+    width_multiple: int = 1  # of the neurons that an MLP keeps
+    clock: str | None = None  # advice on the clocks of the device before timing; only shown
+    command: str | None = None  # that asks for this, kept in the manifest
+    build_only: bool = False  # True: build engines for a GPU that is not here, and time nothing
+    elsewhere: bool = False  # True: for a device that is not here, which times and chooses itself; nothing is timed
+
+    def __post_init__(self) -> None:
+        depth = self.depth
+        if depth is None and self.levers is not None:
+            depth = "depth" in self.levers
+        if depth is not None:  # one answer for ranking, checks and Plans
+            object.__setattr__(self, "settings", replace(self.settings, depth=depth))
+
+    @property
+    def used_levers(self) -> tuple[Lever, ...]:
+        """The levers that this export may use: those that were named, or the default ones.
+
+        A budget may use all; but recipes other than the default one are published methods, which cut width (and depth)
+        alone, and so do all other targets.
+        """
+        without = set() if self.mixes_precisions else {"precision"}
+        if self.levers is not None:
+            return in_order(list(set(self.levers) - without))
+        may_be_all = (self.budget is not None or not self.is_timed) and self.settings.recipe == recipe.DEFAULT
+        found = set(LEVERS if may_be_all else PUBLISHED)
+        found -= set() if self.settings.depth else {"depth"}
+        return in_order(list(found - without))
+
+    @property
+    def is_timed(self) -> bool:
+        """False for a device that is not here."""
+        return not (self.build_only or self.elsewhere)
+
+    @property
+    def runs_target(self) -> bool:
+        """True if files can be run in the target's runtime, if only to compare their outputs."""
+        return self.is_timed or (self.elsewhere and self.target.runtime in ON_CPU)
+
+    @property
+    def format(self) -> GraphFormat:
+        """The format that graphs are written in."""
+        return GraphFormat(
+            flavour=flavour_for(self.target.runtime, self.flavour),
+            batch=self.target.batch if self.static_batch else None,
+            takes_bytes=self.takes_bytes,
+            single_file=self.single_file,
+        )
+
+    @property
+    def races(self) -> bool:
+        """True if candidates of several levers are compared on images."""
+        return bool({"precision", "tokens"} & set(self.used_levers))
+
+    @property
+    def asks_for_plans(self) -> bool:
+        """True if sizes are named, beside a budget or without one."""
+        return bool(self.sparsity or self.flops or self.params or self.pairs or self.tokens or self.resolution)
+
+    @property
+    def wants_spread(self) -> bool:
+        """True if a device that is not here is to choose among sizes that nobody has named."""
+        return not self.is_timed and not self.asks_for_plans
+
+    @property
+    def merges(self) -> bool:
+        """True if some variant may merge tokens."""
+        return "tokens" in self.used_levers or any(fraction < 1 for fraction in self.tokens)
+
+
+def check(request: Request, budget: Budget | None) -> Ranking | None:
+    """Refuse what can be refused before any work; return the ranking that was given, if one was."""
+    if not is_onnx(request.model):
+        refuse_without_onnx(request.onnx, request.model)
+    if request.levers is not None and request.depth not in (None, "depth" in request.levers):
+        raise UsageError("--levers and --depth or --no-depth contradict each other. Name depth in --levers, or not")
+    if request.flops and budget is None and request.levers is not None and set(request.levers) == {"precision"}:
+        raise UsageError("precision does not change FLOPs. Name other --levers too, or give --budget 10ms")
+    if budget is None and request.is_timed and not request.asks_for_plans:
+        raise UsageError(
+            "nothing to export: give --budget 10ms, --sparsity 0.1,0.3, --flops 0.72, --tokens 0.5 or --pair 0.35:0.2"
+        )
+    flavour_for(request.target.runtime, request.flavour)
+    parse_precision(request.target.precision, request.target.runtime)
+    _check_runtime(request, budget)
+    for fraction in request.sparsity:
+        check_sparsity(fraction)
+    for what, fractions in (("FLOPs", request.flops), ("parameter", request.params)):
+        for fraction in fractions:
+            check_fraction(what, fraction)
+    for mlp, head in request.pairs:
+        check_ratio("neurons", mlp)
+        check_ratio("heads", head)
+    for fraction in request.tokens:
+        check_tokens(fraction)
+    for size in request.resolution:
+        check_resolution(size)
+    refuse_own_folder(request.out)
+    refuse_foreign(request.out, own_files(request.out))
+    return None if request.ranking is None else Ranking.load(request.ranking)
+
+
+def _check_runtime(request: Request, budget: Budget | None) -> None:
+    """Refuse a runtime that cannot run here, and an engine that is neither run nor asked for."""
+    runtime = request.target.runtime
+    if runtime == "openvino" and request.target.precision != "fp32" and (request.single_file or request.flavour):
+        raise UsageError("int8 for OpenVINO is written in its own format: leave --single-file and --flavour out")
+    if budget is not None and not request.is_timed:
+        raise UsageError(
+            "a budget is met by timing, which only the device can do. Leave --budget out: a spread of variants is "
+            "built, and the device chooses among them"
+        )
+    if not request.build_only:
+        if request.runs_target:
+            version_of(runtime)
+        return
+    if runtime != "tensorrt":
+        raise UsageError(f"--build-only builds TensorRT engines, not for {runtime}. Give --runtime tensorrt too")
+    BuildOnly.here()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET, UnsetType
 
 from ..storage.json import Size, Value
 
@@ -31,6 +32,8 @@ class Preprocessing(Value, frozen=True, kw_only=True):
     crop_mode: Literal["center", "squash"] = "center"
     mean: tuple[Channel, Channel, Channel]
     std: tuple[Positive, Positive, Positive]
+    # Half of an odd number of pixels around a crop: `transformers` rounds it down, timm to an even number.
+    margin: Literal["down"] | UnsetType = UNSET
 
     def at(self, image: tuple[int, int]) -> Preprocessing:
         """Return the same steps for images of another height and width."""
@@ -51,7 +54,8 @@ class Preprocessing(Value, frozen=True, kw_only=True):
         scaled = (math.floor(height / self.crop_pct), math.floor(width / self.crop_pct))
         size = scaled if self.crop_mode == "squash" else _covering(image.size, scaled)
         image = image.resize((size[1], size[0]), PIL.Resampling[interpolation.upper()])
-        top, left = round((size[0] - height) / 2), round((size[1] - width) / 2)
+        half = math.floor if self.margin == "down" else round
+        top, left = half((size[0] - height) / 2), half((size[1] - width) / 2)
         return image.crop((left, top, left + width, top + height))
 
     def normalise(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:

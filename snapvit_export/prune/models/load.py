@@ -362,10 +362,11 @@ def _image_in(positions: Tensor | None, anatomy: Anatomy, path: Path) -> tuple[i
     if positions is None or positions.ndim != 3 or not anatomy.positions:
         return None
     # Of the tokens in front some releases have rows and others not: timm converts between them.
-    for rows in (anatomy.positions - anatomy.patches, anatomy.prefix, int(anatomy.class_token), 0):
+    own = anatomy.positions - anatomy.patches
+    for rows in (own, anatomy.prefix, int(anatomy.class_token), 0):
         if positions.shape[1] - rows == anatomy.patches:
             return None
-    for rows in (anatomy.positions - anatomy.patches, int(anatomy.class_token), 0):
+    for rows in (own,) if own else (0, int(anatomy.class_token)):
         side = math.isqrt(max(0, positions.shape[1] - rows))
         if side and side * side == positions.shape[1] - rows:
             return side * anatomy.patch[0], side * anatomy.patch[1]

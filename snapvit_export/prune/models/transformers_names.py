@@ -161,6 +161,7 @@ def _heads(config: Config, named: Mapping[str, Tensor]) -> Heads:
 def timm_state(config: Config, renamed: Renamed, image: tuple[int, int]) -> dict[str, Tensor]:
     """Return the state dict of the timm module for images of this height and width."""
     state = dict(renamed.tensors)
+    _check_layers(config, state)
     rotary = config.model_type == "dinov3_vit"
     for i in range(config.whole("num_hidden_layers")):
         _join(state, f"blocks.{i}.", config, rotary)
@@ -178,6 +179,13 @@ def timm_state(config: Config, renamed: Renamed, image: tuple[int, int]) -> dict
     if "pos_embed" in state:
         _place(state, config, image)
     return state
+
+
+def _check_layers(config: Config, state: Mapping[str, Tensor]) -> None:
+    found = {int(name.split(".")[1]) for name in state if name.startswith("blocks.")}
+    wanted = config.whole("num_hidden_layers")
+    if found != set(range(wanted)):
+        raise FileFormatError(f"{config.where}: num_hidden_layers is {wanted}, but the weights are of {len(found)} layers")
 
 
 def _join(state: dict[str, Tensor], block: str, config: Config, rotary: bool) -> None:

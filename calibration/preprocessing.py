@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET, UnsetType
 
 from ..storage.json import Size, Value
 from .decode import as_rgb
@@ -33,6 +34,8 @@ class Preprocessing(Value, frozen=True, kw_only=True):
     crop_mode: Literal["center", "squash"] = "center"
     mean: tuple[Channel, Channel, Channel]
     std: tuple[Positive, Positive, Positive]
+    # Half of an odd number of pixels around a crop: `transformers` rounds it down, timm to an even number.
+    margin: Literal["down"] | UnsetType = UNSET
 
     def at(self, image: tuple[int, int]) -> Preprocessing:
         """Return the same steps for images of another height and width."""
@@ -53,7 +56,8 @@ class Preprocessing(Value, frozen=True, kw_only=True):
         scaled = (math.floor(height / self.crop_pct), math.floor(width / self.crop_pct))
         size = scaled if self.crop_mode == "squash" else _covering(image.size, scaled)
         kind = PIL.Resampling[interpolation.upper()]
-        top, left = round((size[0] - height) / 2), round((size[1] - width) / 2)
+        half = math.floor if self.margin == "down" else round
+        top, left = half((size[0] - height) / 2), half((size[1] - width) / 2)
         if size[0] * size[1] > FAR_MORE * height * width:  # only what is kept is resized: equal but for rounding
             down, across = image.height / size[0], image.width / size[1]
             right, bottom = min((left + width) * across, image.width), min((top + height) * down, image.height)

@@ -1,9 +1,8 @@
 """Preprocessing from the `preprocessor_config.json` of a `transformers` model, without `transformers`. Light.
 
 Its image processors resize (to a square, or by the shortest edge), crop the centre, rescale and normalise, in that
-order; all of that a `Preprocessing` can express. What it cannot is refused by the name of the key. Two differences
-remain, both below what a model notices: resized pixels are rounded to bytes here, and where an odd number of pixels is
-cropped away, the crop may begin one pixel later.
+order; all of that a `Preprocessing` can express. What it cannot is refused by the name of the key. Resized pixels
+are rounded to bytes here, also where a processor resizes numbers that it rescaled before.
 """
 
 from __future__ import annotations
@@ -72,7 +71,12 @@ def preprocessing_in(config: Mapping[str, Any], where: str, image: tuple[int, in
             raise FileFormatError(f"{where}: {key} is not supported here. Give size and crop_size instead")
     height, width, placed = _placed(known, kind, where, image)
     mean, std = _normal(known, where)
-    values = {"input_size": (3, height, width), "interpolation": _interpolation(known, where), **placed}
+    values = {
+        "input_size": (3, height, width),
+        "interpolation": _interpolation(known, where),
+        "margin": "down",
+        **placed,
+    }
     try:
         return msgspec.convert({**values, "mean": mean, "std": std}, Preprocessing, strict=False)
     except msgspec.ValidationError as error:
@@ -175,6 +179,10 @@ def _normal(known: Mapping[str, Any], where: str) -> tuple[tuple[float, ...], tu
 
 def _three(values: Any, key: str, where: str) -> tuple[float, float, float]:
     found = [values] * 3 if type(values) in (int, float) else values
-    if not isinstance(found, list) or len(found) != 3 or not all(type(value) in (int, float) for value in found):
+    if (
+        not isinstance(found, (list, tuple))
+        or len(found) != 3
+        or not all(type(value) in (int, float) for value in found)
+    ):
         raise FileFormatError(f"{where}: {key} {values} is not three numbers, one for each channel")
     return float(found[0]), float(found[1]), float(found[2])

@@ -18,8 +18,9 @@ def compare(
     ] = "default,snapvit,snip,lamp,magnitude,random",
     sparsity: Annotated[Optional[str], typer.Option(help="Fractions of prunable parameters to cut: 0.1,0.3")] = None,
     flops: Annotated[Optional[str], typer.Option(help="Or fractions of the blocks' FLOPs to keep: 0.72,0.5")] = None,
-    model: Annotated[str, typer.Option(help="A timm name, a folder saved by us, or 'bundled'.")] = "bundled",
+    model: Annotated[str, typer.Option(help=options.MODEL)] = "bundled",
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
+    model_arg: options.ModelArg = None,
     data: Annotated[
         Optional[list[str]], typer.Option(help="Images to calibrate on, as in export. May be repeated.")
     ] = None,
@@ -68,6 +69,7 @@ def compare(
         evaluations,
         EvalOptions(parse_metrics(by), classes, images=judged, seed=seed),
         force,
+        parsing.model_arguments(model_arg),
     )
     with shown(quiet) as progress:
         found = run_comparison(request, progress)

@@ -12,9 +12,7 @@ from .output import print_json
 
 
 def evaluate(
-    model: Annotated[
-        str, typer.Argument(help="A timm name, a folder saved by us, an .onnx file of a ViT, or 'bundled'.")
-    ] = "bundled",
+    model: Annotated[str, typer.Argument(help=shared.MODEL)] = "bundled",
     by: Annotated[
         Optional[str], typer.Option(help="head, knn, linear, segment, or several: knn,linear. By default what suits.")
     ] = None,
@@ -23,6 +21,7 @@ def evaluate(
         typer.Option(help="Dataset: folder with train and test, cifar10, hf:owner/name, .npz, 'digits'."),
     ] = None,
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
+    model_arg: shared.ModelArg = None,
     classes: Annotated[
         Optional[Path], typer.Option(help="Names of the head's classes: the first word of line i is class i.")
     ] = None,
@@ -61,7 +60,8 @@ def evaluate(
     options = EvalOptions(parse_metrics(by), classes, features, images, seed, parse_ignored(ignore))
     used = None if runtime is None else check_runtime(runtime)
     onnx = parsing.onnx_options(output, preprocessing, mean, std, resize)
-    request = EvaluateRequest(model, checkpoint, data, ranking, sparsity, flops, options, used, force, onnx)
+    given = parsing.model_arguments(model_arg)
+    request = EvaluateRequest(model, checkpoint, data, ranking, sparsity, flops, options, used, force, onnx, given)
     with shown(quiet) as progress:
         found = evaluate_model(request, progress)
     if as_json:

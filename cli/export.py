@@ -19,10 +19,9 @@ def export(
         Optional[str], typer.Option(help="Also at most this size, graph and weights: 12MB, 500kB or 1.5GB.")
     ] = None,
     max_params: Annotated[Optional[str], typer.Option(help="Also at most so many parameters: 3.5M, 800k.")] = None,
-    model: Annotated[
-        str, typer.Option(help="A timm name, a folder saved by us, an .onnx file of a ViT, or 'bundled'.")
-    ] = "bundled",
+    model: Annotated[str, typer.Option(help=options.MODEL)] = "bundled",
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
+    model_arg: options.ModelArg = None,
     output: options.Output = None,
     preprocessing: options.Preprocessing = None,
     mean: options.Mean = None,
@@ -157,6 +156,7 @@ def export(
         command=parsing.command_line(),
         model=model,
         checkpoint=checkpoint,
+        model_arguments=parsing.model_arguments(model_arg),
         onnx=parsing.onnx_options(output, preprocessing, mean, std, resize, classes),
         data=data or None,
         out=out,

@@ -18,6 +18,11 @@ Pause = Annotated[float, typer.Option(min=0, max=10000, help="Milliseconds to sl
 Pin = Annotated[Optional[str], typer.Option(help="Cores to run on: 0 or 0,2.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit 1 unless a variant surely fits, with its whole interval.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
+MODEL = "A timm name, a folder of ours or of transformers, its owner/name on the hub, an .onnx file, or 'bundled'."
+ModelArg = Annotated[
+    Optional[list[str]],
+    typer.Option("--model-arg", help="For a timm name: img_size=384, patch_size=8, ... May be repeated."),
+]
 
 # What an ONNX file does not say itself.
 Output = Annotated[Optional[str], typer.Option(help="ONNX file: which of several outputs is meant.")]
@@ -30,5 +35,5 @@ Std = Annotated[Optional[str], typer.Option(help="ONNX file: their deviation: 0.
 Resize = Annotated[
     Optional[str], typer.Option(help="ONNX file: shorter side before the crop, or squash: 256, 256:bilinear, squash")
 ]
-ClassNames = Annotated[Optional[Path], typer.Option(help="ONNX file: names of its classes, line by line.")]
+ClassNames = Annotated[Optional[Path], typer.Option(help="Names of the model's classes: line i names output i.")]
 Force = Annotated[bool, typer.Option("--force", help="Write over a file that this command did not make.")]

@@ -13,10 +13,9 @@ from .output import print_json
 
 
 def pack(
-    model: Annotated[
-        str, typer.Option(help="A timm name, a folder saved by us, an .onnx file of a ViT, or 'bundled'.")
-    ] = "bundled",
+    model: Annotated[str, typer.Option(help=options.MODEL)] = "bundled",
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
+    model_arg: options.ModelArg = None,
     output: options.Output = None,
     preprocessing: options.Preprocessing = None,
     mean: options.Mean = None,
@@ -62,6 +61,7 @@ def pack(
     request = PackRequest(
         model=model,
         checkpoint=checkpoint,
+        model_arguments=parsing.model_arguments(model_arg),
         onnx=parsing.onnx_options(output, preprocessing, mean, std, resize, classes),
         ranking=ranking,
         data=data or None,

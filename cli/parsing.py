@@ -60,6 +60,29 @@ def resolutions(text: str | None, option: str) -> list[int | tuple[int, int]]:
     return found
 
 
+def model_arguments(given: list[str] | None) -> dict[str, int | float | bool | str | list[int]]:
+    """Parse `img_size=384`, `img_size=384x192`, `qkv_bias=false`, `mlp_ratio=2.5` and `global_pool=avg`."""
+    found: dict[str, int | float | bool | str | list[int]] = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier() or not value.strip():
+            raise UsageError(f"--model-arg '{text}' is not a name and a value. Write it like img_size=384")
+        if name in found:
+            raise UsageError(f"--model-arg {name} is given twice. Give it once")
+        found[name] = _model_argument(value.strip())
+    return found
+
+
+def _model_argument(text: str) -> int | float | bool | str | list[int]:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if sides := re.fullmatch(r"(\d{1,6})x(\d{1,6})", text, re.ASCII):
+        return [int(sides[1]), int(sides[2])]
+    if re.fullmatch(r"[-+]?\d{1,12}", text, re.ASCII):
+        return int(text)
+    return float(text) if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d{1,2})?", text, re.ASCII) else text
+
+
 def limits(at: str, max_size: str | None, max_params: str | None) -> Limits:
     """Parse the limits that a choice meets beside its budget."""
     from ..family.manifest import Limits

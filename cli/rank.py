@@ -17,15 +17,14 @@ if TYPE_CHECKING:
 
 
 def rank(
-    model: Annotated[
-        str, typer.Argument(help="A timm name, a folder saved by us, an .onnx file of a ViT, or 'bundled'.")
-    ] = "bundled",
+    model: Annotated[str, typer.Argument(help=options.MODEL)] = "bundled",
     data: Annotated[
         Optional[list[str]],
         typer.Option(help="Images: folder, list, .npz, hf:owner/name or 'digits'. Repeat to mix in equal parts."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Ranking to write.")] = Path("ranking.safetensors"),
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
+    model_arg: options.ModelArg = None,
     output: options.Output = None,
     preprocessing: options.Preprocessing = None,
     mean: options.Mean = None,
@@ -120,8 +119,9 @@ def rank(
         raise UsageError("--damping has no part in a ranking by scores alone. Give --allocation joint, or leave it out")
     in_rounds = parsing.fractions(rounds, "--rounds")
     onnx = parsing.onnx_options(output, preprocessing, mean, std, resize)
+    given = parsing.model_arguments(model_arg)
     request = RankRequest(
-        model, data, out, checkpoint, settings, device, engine, autocast, in_rounds, most_moved, force, onnx
+        model, data, out, checkpoint, settings, device, engine, autocast, in_rounds, most_moved, force, onnx, given
     )
     with shown(quiet, as_json) as progress:
         ranking = rank_model(request, progress)

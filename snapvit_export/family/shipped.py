@@ -151,6 +151,7 @@ def _values(manifest: Manifest, variant: Variant, files: list[Path]) -> dict[str
         "width": str(steps.input_size[2]),
         "crop": repr(steps.crop_pct),
         "squash": str(steps.crop_mode == "squash"),
+        "half": "int" if steps.margin == "down" else "round",
         "interpolation": steps.interpolation.upper(),
         "mean": repr(steps.mean),
         "std": repr(steps.std),

@@ -6,7 +6,7 @@ evaluated on the same others: a dataset of its own (`on`), or the images that ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from ..progress import Progress
 from ..storage.atomic import write_atomically
 from ..storage.json import as_builtins
 from ..storage.places import check_output, is_json_of
-from .inputs import BUNDLED_MODEL, MOST_HELD_OUT, data_of
+from .inputs import BUNDLED_MODEL, MOST_HELD_OUT, data_of, load_model_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,6 +52,7 @@ class CompareRequest:
     evaluations: int | None = None  # of recipes that search
     options: EvalOptions = field(default_factory=EvalOptions)
     force: bool = False  # begin anew, over whatever is there
+    model_arguments: Mapping[str, Any] | None = None  # for timm, beside a timm name
 
 
 def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
@@ -64,7 +65,7 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
         import torch  # noqa: F401
     from ..prune.compare import compare, method, ordered, same_images
     from ..prune.models.extractor import TorchExtractor
-    from ..prune.models.load import Model, load_model
+    from ..prune.models.load import Model
     from ..prune.models.read_anatomy import read_anatomy
 
     methods = {name: same_images(method(name), request.images, request.seed) for name in request.recipes}
@@ -77,8 +78,7 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
     if request.on is None and not rest.count:
         raise SnapvitError(f"{rest.name}: no images are left to evaluate on. Give fewer --images, or --on another set")
     data = Dataset(rest.name, None, None, rest) if request.on is None else open_dataset(request.on, request.seed)
-    progress.phase(f"loading {request.model}")
-    model = load_model(request.model, request.checkpoint)
+    model = load_model_of(request, progress)
     images = read_images([calibration], model.preprocessing, progress)[0]
     dense = TorchExtractor(model)
     evaluator = Evaluator.prepare(dense, data, request.options, progress, label_free=True)

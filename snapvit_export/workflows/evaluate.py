@@ -5,10 +5,11 @@ Importing this is light; torch is loaded when a model is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..allocation.planner import check_fraction, check_sparsity
 from ..calibration.dataset import open_dataset
@@ -27,7 +28,7 @@ from ..progress import Progress, Silent
 from ..storage.places import check_output
 from ..storage.unfinished import scratch_folder
 from ..target import Runtime, Target
-from .inputs import BUNDLED_MODEL
+from .inputs import BUNDLED_MODEL, load_model_of
 from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx
 
 
@@ -48,6 +49,7 @@ class EvaluateRequest:
     runtime: Runtime | None = None  # of an exported file
     force: bool = False  # keep features in a file of something else, which is lost
     onnx: OnnxOptions = field(default_factory=OnnxOptions)  # what an ONNX file of another tool does not say itself
+    model_arguments: Mapping[str, Any] | None = None  # for timm, beside a timm name
 
 
 def evaluate_model(request: EvaluateRequest, progress: Progress | None = None) -> Evaluation:
@@ -104,8 +106,9 @@ def _data(request: EvaluateRequest) -> str:
 @contextmanager
 def _exported(request: EvaluateRequest) -> Iterator[Extractor]:
     """Open a file of a family in the requested runtime."""
-    if request.ranking is not None or request.checkpoint is not None:
-        raise UsageError(f"{request.model} is cut and has its weights. Leave --ranking and --checkpoint out")
+    if request.ranking is not None or request.checkpoint is not None or request.model_arguments:
+        given = "--ranking, --checkpoint and --model-arg"
+        raise UsageError(f"{request.model} is cut and has its weights. Leave {given} out")
     path = Path(request.model)
     with scratch_folder() as folder:
         if path.suffix == ".onnx" and path.is_file() and not is_ours(path):
@@ -128,12 +131,11 @@ def _made_ours(path: Path, options: OnnxOptions, folder: Path) -> Path:
 def _in_torch(request: EvaluateRequest, ranking: Ranking | None, progress: Progress) -> Extractor:
     from ..allocation.planner import Planner
     from ..prune.models.extractor import TorchExtractor
-    from ..prune.models.load import Model, check_same_weights, load_model
+    from ..prune.models.load import Model, check_same_weights
     from ..prune.models.read_anatomy import read_anatomy
     from ..prune.models.slicing import shrink
 
-    progress.phase(f"loading {request.model}")
-    model = load_model(request.model, request.checkpoint)
+    model = load_model_of(request, progress)
     if ranking is None:
         return TorchExtractor(model)
     check_same_weights(ranking, model, f"{request.ranking}: ")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from .. import profiles
 from ..allocation import recipe
@@ -42,6 +43,7 @@ class Request:
 
     model: str = BUNDLED_MODEL
     checkpoint: Path | None = None
+    model_arguments: Mapping[str, Any] | None = None  # for timm, beside a timm name
     onnx: OnnxOptions = field(default_factory=OnnxOptions)  # what an ONNX file does not say itself
     data: str | Sequence[str] | None = None  # None: the bundled digits, for the bundled model
     out: Path = Path("snapvit-family")

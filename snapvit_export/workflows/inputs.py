@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..calibration.digits import BUNDLED as BUNDLED_IMAGES
 from ..errors import Interrupted, SnapvitError, UsageError, needs
+from ..family.class_names import read_labels
+from ..progress import Progress
 
 if TYPE_CHECKING:
     from ..prune.models.catalogue import CatalogueEntry
+    from ..prune.models.load import Model
 
 BUNDLED_MODEL = "bundled"
 BUNDLED_NAME = "digits-vit"  # what manifests call it
@@ -33,6 +36,19 @@ def is_onnx(model: str) -> bool:
     return Path(model).suffix.lower() == ".onnx"
 
 
+class ModelRequest(Protocol):
+    """A request that names a model in torch."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def checkpoint(self) -> Path | None: ...
+
+    @property
+    def model_arguments(self) -> Mapping[str, Any] | None: ...
+
+
 def data_of(request: ImageRequest) -> str | Sequence[str]:
     """Return the sources of a request's images."""
     if request.data is not None:
@@ -40,6 +56,18 @@ def data_of(request: ImageRequest) -> str | Sequence[str]:
     if request.model != BUNDLED_MODEL:
         raise UsageError(f"{request.model} needs images to calibrate on. Give --data FOLDER")
     return BUNDLED_IMAGES
+
+
+def load_model_of(request: ModelRequest, progress: Progress, classes: Path | None = None) -> Model:
+    """Load the model of a request, and tell what its user should know of it; a file may name its classes."""
+    from ..prune.models.class_names import with_labels
+    from ..prune.models.load import load_model
+
+    progress.phase(f"loading {request.model}")
+    model = load_model(request.model, request.checkpoint, request.model_arguments)
+    for note in model.notes:
+        progress.note(f"{model.name}: {note}")
+    return model if classes is None else with_labels(model, read_labels(classes), str(classes))
 
 
 def list_models(pattern: str = "*") -> list[CatalogueEntry]:

@@ -15,7 +15,8 @@ from ..calibration.images import Images
 from ..calibration.preprocessing import Preprocessing
 from ..calibration.presets import Asked, distinct_normalisations, preprocessing_for
 from ..errors import SnapvitError, UsageError
-from ..evaluate.head import columns_for, read_names
+from ..evaluate.head import columns_for
+from ..family.class_names import read_labels
 from ..family.evaluation import mean
 from ..graph.writer import Blueprint, GraphWriter
 from ..model.plan import Plan
@@ -45,8 +46,8 @@ class OnnxOptions:
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing was given."""
-        return self == OnnxOptions()
+        """True if nothing was given that other models say themselves."""
+        return replace(self, classes=None) == OnnxOptions()
 
 
 def refuse_without_onnx(options: OnnxOptions, model: str) -> None:
@@ -129,7 +130,7 @@ def _labels(path: Path | None, classes: int) -> tuple[str, ...]:
     """Read the names of all classes; none without a file."""
     if path is None:
         return ()
-    names = read_names(path)
+    names = read_labels(path)
     if len(names) != classes:
         raise SnapvitError(f"{path}: names {len(names)} classes, the model has {classes}. Write a line for each")
     return names

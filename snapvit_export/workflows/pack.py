@@ -5,10 +5,11 @@ Importing this is light; torch is loaded when the work begins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..allocation.recipe import DEFAULT, Settings, make_settings
 from ..calibration.images import calibration_and_held_out, evenly, read_images
@@ -21,7 +22,7 @@ from ..progress import Progress, Silent
 from ..selection.measure_table import LEAST_IMAGES, measure_table
 from ..storage.atomic import check_writable
 from ..storage.unfinished import scratch_folder
-from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, is_onnx, refuse_own_folder
+from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, is_onnx, load_model_of, refuse_own_folder
 from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx, require_same
 
 MOST_MEASURED = 64  # images that the table of fidelity is measured on: 60 Plans of a DeiT-Tiny in half a minute
@@ -41,6 +42,7 @@ class PackRequest:
     correct: bool = True  # False: no factors; only uncorrected weights come out
     fidelity: bool = True  # False: no table of it, so devices need images to choose among all levers
     onnx: OnnxOptions = field(default_factory=OnnxOptions)  # what an ONNX file does not say itself
+    model_arguments: Mapping[str, Any] | None = None  # for timm, beside a timm name
 
     def __post_init__(self) -> None:
         if not self.correct:  # then candidates of a search are not corrected either
@@ -62,15 +64,14 @@ def pack_model(request: PackRequest, progress: Progress | None = None) -> Descri
         with needs("measuring fidelity (leave it out with --no-fidelity)", extra="ort"):
             import onnxruntime  # noqa: F401
     from ..prune.correct.elastic import make_factors
-    from ..prune.models.load import check_same_weights, load_model
+    from ..prune.models.load import check_same_weights
     from ..prune.pack import pack
     from ..prune.rank.rank import rank_and_factor
     from ..prune.stats.observe import observe
     from ..prune.stats.schedules import choose_schedule
 
     split = _split(request) if needs_images else []
-    progress.phase(f"loading {request.model}")
-    model = load_model(request.model, request.checkpoint)
+    model = load_model_of(request, progress, request.onnx.classes)
     if ranking is not None:
         check_same_weights(ranking, model, f"{request.ranking}: ")
     images = read_images(split, model.preprocessing, progress)
@@ -100,8 +101,8 @@ def _pack_onnx(request: PackRequest, ranking: Ranking | None, progress: Progress
     from ..elastic.write import write_elastic
     from ..onnx_rank.rank import check_settings, check_weights, choose_schedule, factors_for, rank, reordered
 
-    if request.checkpoint is not None:
-        raise UsageError(f"{request.model} has its own weights. Leave --checkpoint out")
+    if request.checkpoint is not None or request.model_arguments:
+        raise UsageError(f"{request.model} has its own weights. Leave --checkpoint and --model-arg out")
     settings, factors = request.settings, None
     check_settings(settings)
     split = _split(request)

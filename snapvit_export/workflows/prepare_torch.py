@@ -12,7 +12,7 @@ from ..correction.moments import Damping
 from ..model.ranking import Ranking
 from ..progress import Stages
 from .export_request import Request
-from .inputs import checkpoint_of
+from .inputs import checkpoint_of, load_model_of
 from .prepared import PreparedModel, provenance_of, read_parts
 from .requested_plans import planner_of, refuse_early, requested_plans
 
@@ -22,14 +22,13 @@ def prepare(request: Request, given: Ranking | None, split: Sequence[Source], pr
     from ..prune.build import ModuleCutter
     from ..prune.correct.policy import Corrector
     from ..prune.models.class_names import class_names
-    from ..prune.models.load import check_same_weights, load_model
+    from ..prune.models.load import check_same_weights
     from ..prune.pack import read_wiring
     from ..prune.rank.rank import rank_and_factor
     from ..prune.stats.schedules import choose_schedule
 
-    progress.phase(f"loading {request.model}")
     with progress.stage("starting"):
-        model = load_model(request.model, request.checkpoint)
+        model = load_model_of(request, progress, request.onnx.classes)
     anatomy = model.anatomy
     has_one_size = anatomy.rope != "none" and read_wiring(model.module, anatomy).rotary is UNSET
     if given is not None:

@@ -21,7 +21,7 @@ from ..progress import Progress, Silent
 from ..storage.checksummed import is_checksummed
 from ..storage.json import as_builtins
 from ..storage.places import check_output
-from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, is_onnx, resumable
+from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, is_onnx, load_model_of, resumable
 from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx, require_same
 
 ADVICE = "Choose another --out, or give --force to replace it"
@@ -45,6 +45,7 @@ class RankRequest:
     most_moved: float | None = None  # rounds end beyond this output divergence; None: the default of `Rounds`
     force: bool = False  # write over a file of something else, or a ranking of another model or other settings
     onnx: OnnxOptions = field(default_factory=OnnxOptions)  # what an ONNX file does not say itself
+    model_arguments: Mapping[str, Any] | None = None  # for timm, beside a timm name
 
 
 def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
@@ -59,7 +60,7 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
         raise UsageError(f"{idle} is for candidates of a search. Give --evaluations 100 too, or leave it out")
     with needs("ranking", extra="prune"):
         import torch  # noqa: F401
-    from ..prune.models.load import check_device, load_model
+    from ..prune.models.load import check_device
     from ..prune.rank.distributed import join
     from ..prune.rank.iterative import made_by, rank_in_rounds
     from ..prune.rank.rank import needs_images, rank
@@ -78,8 +79,7 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
             source, _ = calibration_and_held_out(data_of(request), settings.images, settings.seed, most_held_out=0)
         elif request.data is not None:
             raise UsageError(f"--criterion {settings.criterion} reads no images as it is asked for. Leave --data out")
-        speaking.phase(f"loading {request.model}")
-        model = load_model(request.model, request.checkpoint)
+        model = load_model_of(request, speaking)
         none = Images(np.zeros((0, *model.anatomy.image, 3), np.uint8), None, model.preprocessing, "none")
         images = none if source is None else read_images((source,), model.preprocessing, speaking)[0]
         checkpoint = checkpoint_of(request.out)
@@ -111,7 +111,8 @@ def _rank_onnx(request: RankRequest, progress: Progress) -> Ranking:
     from ..onnx_rank.rank import check_settings, provenance_of, rank
 
     given = {"--checkpoint": request.checkpoint, "--engine": request.engine, "--autocast": request.autocast}
-    given |= {"--rounds": request.rounds or None, "--device": None if request.device == "cpu" else request.device}
+    given |= {"--model-arg": request.model_arguments or None, "--rounds": request.rounds or None}
+    given |= {"--device": None if request.device == "cpu" else request.device}
     if unused := [option for option, value in given.items() if value is not None]:
         raise UsageError(f"{unused[0]} is for models in torch, and an ONNX file is ranked without it. Leave it out")
     settings = request.settings

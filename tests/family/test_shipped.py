@@ -114,8 +114,9 @@ def run_py(family: Path, folder: Path, preprocessing: Preprocessing) -> dict[str
         dict(crop_pct=0.9, interpolation="bicubic"),
         dict(crop_pct=1.0, interpolation="bilinear", crop_mode="squash"),
         dict(crop_pct=0.875, interpolation="lanczos", input_size=(3, 24, 40)),
+        dict(crop_pct=0.91, margin="down"),  # 35 - 32 pixels: one on the left, two on the right
     ],
-    ids=["centre", "squashed", "not square"],
+    ids=["centre", "squashed", "not square", "odd margin"],
 )
 def test_run_py_prepares_images_exactly_as_the_library(family, tmp_path, mode, size, steps):
     rng = np.random.default_rng(1)

@@ -265,3 +265,141 @@ def test_a_model_folder_whose_description_is_of_no_model_is_refused_in_one_line(
         load_model(str(tiny_folder))
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+# Own models: any number of classes, any input size, arguments for timm, and modules inside other modules.
+
+
+def tuned(**shape):
+    """Weights of a model that somebody made in another shape."""
+    import timm
+
+    return randomise(timm.create_model(NAME, **shape)).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("shape", "image", "patch"),
+    [
+        ({"img_size": 96}, (96, 96), (16, 16)),
+        ({"img_size": 64, "patch_size": 8, "num_classes": 3}, (64, 64), (8, 8)),
+        ({"img_size": 224, "num_classes": 0}, (224, 224), (16, 16)),
+    ],
+)
+def test_the_input_size_is_that_of_the_positions_in_the_checkpoint(shape, image, patch, tmp_path):
+    weights = tuned(**shape)
+    save_file(weights, tmp_path / "w.safetensors")
+    model = load_model(NAME, tmp_path / "w.safetensors")
+    assert (model.anatomy.image, model.anatomy.patch) == (image, patch)
+    assert model.preprocessing.input_size == (3, *image)
+    assert torch.equal(model.module.state_dict()["pos_embed"], weights["pos_embed"])  # not resampled
+    assert len(model.notes) == (image != (224, 224)) + (patch != (16, 16))
+    assert all("w.safetensors" in note for note in model.notes)
+    save_model(model, model.description, tmp_path / "again")
+    assert load_model(str(tmp_path / "again")).anatomy == model.anatomy
+
+
+def test_positions_of_an_oblong_need_the_size_by_name(tmp_path):
+    weights = tuned(img_size=(64, 96))
+    save_file(weights, tmp_path / "w.safetensors")
+    with pytest.raises(FileFormatError, match="25 positions are of no square.*--model-arg img_size=HEIGHTxWIDTH"):
+        load_model(NAME, tmp_path / "w.safetensors")
+    model = load_model(NAME, tmp_path / "w.safetensors", {"img_size": [64, 96]})
+    assert model.anatomy.image == (64, 96)
+    assert torch.equal(model.module.state_dict()["pos_embed"], weights["pos_embed"])
+
+
+def test_a_size_that_is_asked_for_resamples_the_positions(tmp_path):
+    save_file(tuned(img_size=96), tmp_path / "w.safetensors")
+    model = load_model(NAME, tmp_path / "w.safetensors", {"img_size": 64})
+    assert (model.anatomy.image, model.notes) == ((64, 64), ())
+
+
+def test_arguments_for_timm_shape_the_model_and_are_kept(tmp_path):
+    shape = dict(img_size=32, patch_size=8, depth=2, mlp_ratio=2.5, global_pool="avg", qkv_bias=False, num_classes=4)
+    save_file(tuned(**shape), tmp_path / "w.safetensors")
+    arguments = {"depth": 2, "mlp_ratio": 2.5, "global_pool": "avg", "qkv_bias": False}
+    model = load_model(NAME, tmp_path / "w.safetensors", arguments)
+    assert arguments.items() <= model.description.kwargs.items()
+    assert (len(model.anatomy.blocks), model.anatomy.blocks[0].hidden, model.anatomy.pooling) == (2, 480, "avg")
+    save_model(model, model.description, tmp_path / "again")
+    again = load_model(str(tmp_path / "again"))
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(again.module(images), model.module(images))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"drop_rate": 0.1}, "drop_rate is not an argument that shapes a model. Those are act_layer"),
+        ({"pretrained_cfg": "x"}, "pretrained_cfg is not an argument"),
+        ({"act_layer": "os.system"}, "act_layer os.system is none of gelu"),
+        ({"norm_eps": 2.0}, "norm_eps 2.0 is not a number between 0 and 1"),
+        ({"depth": "many"}, "timm cannot build"),
+    ],
+)
+def test_arguments_that_do_not_shape_a_model_are_refused_by_name(weights, arguments, says, tmp_path):
+    save_file(weights, tmp_path / "w.safetensors")
+    with pytest.raises(SnapvitError, match=says):
+        load_model(NAME, tmp_path / "w.safetensors", arguments)
+
+
+def test_the_eps_of_all_norms_can_be_given(weights, tmp_path):
+    save_file(weights, tmp_path / "w.safetensors")
+    model = load_model(NAME, tmp_path / "w.safetensors", {"norm_eps": 1e-3})
+    assert model.anatomy.norm_eps == 1e-3
+    assert {part.eps for part in model.module.modules() if isinstance(part, torch.nn.LayerNorm)} == {1e-3}
+
+
+@pytest.mark.parametrize("key", ["ema", "state_dict_ema", "model_ema", "module", "model_state_dict"])
+def test_the_keys_of_trainers_are_known(weights, tmp_path, key):
+    torch.save({key: weights, "optimizer": {"lr": 0.1}, "epoch": 3}, tmp_path / "w.pth")
+    assert load_model(NAME, tmp_path / "w.pth").anatomy.classes == 12
+
+
+def test_a_state_dict_inside_a_trainers_key_is_found(weights, tmp_path):
+    torch.save(
+        {"ema": {"state_dict": {f"module.{n}": v for n, v in weights.items()}, "decay": 0.9}}, tmp_path / "w.pth"
+    )
+    assert load_model(NAME, tmp_path / "w.pth").anatomy.classes == 12
+
+
+class Detector(torch.nn.Module):
+    """A larger model around some ViTs."""
+
+    def __init__(self, **parts: torch.nn.Module) -> None:
+        super().__init__()
+        self.neck = torch.nn.Linear(4, 4)
+        self.inner = torch.nn.ModuleDict(parts)
+
+
+def test_the_only_vit_inside_a_larger_model_is_found(tiny_model):
+    found = load.as_model(Detector(backbone=tiny_model.module))
+    assert found.module is tiny_model.module
+    assert found.anatomy == tiny_model.anatomy
+
+
+def test_of_several_vits_inside_a_larger_model_the_path_names_one(tiny_model):
+    other = randomise(load.load_model().module)
+    both = Detector(student=tiny_model.module, teacher=other)
+    with pytest.raises(SnapvitError, match=r"several ViTs \(inner\.student, inner\.teacher\)"):
+        load.as_model(both)
+    assert load.as_model(both, path="inner.teacher").module is other
+    with pytest.raises(SnapvitError, match="no module at 'inner.nobody'"):
+        load.as_model(both, path="inner.nobody")
+    with pytest.raises(SnapvitError, match="Linear is not a plain ViT"):
+        load.as_model(both, path="neck")
+    with pytest.raises(SnapvitError, match="Detector is not a plain ViT"):
+        load.as_model(Detector())
+
+
+def test_a_vit_inside_a_larger_model_is_cut_and_put_back(tiny_model):
+    from helpers.rankings import random_ranking
+    from snapvit_export.model.plan import Plan
+    from snapvit_export.prune.models.slicing import shrink
+
+    whole = Detector(backbone=tiny_model.module)
+    found = load.as_model(whole)
+    plan = Plan(heads=(1, 2, 4), neurons=(3, 50, 192))
+    whole.inner["backbone"] = shrink(found, random_ranking(found.anatomy), plan)
+    assert load.as_model(whole).anatomy == tiny_model.anatomy.with_counts(plan)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from ...calibration.images import Images
+from ...errors import SnapvitError
 from ...evaluate.head import columns_for
 from .load import Model
 
@@ -42,3 +44,10 @@ def class_names(model: Model) -> tuple[str, ...]:
     known = ImageNetInfo(subset)
     numbers = range(model.anatomy.classes)
     return tuple(f"{known.index_to_label_name(i)} {known.index_to_description(i)}" for i in numbers)
+
+
+def with_labels(model: Model, labels: tuple[str, ...], where: str) -> Model:
+    """Return the model with names for its classes; `where` they are from begins the error."""
+    if len(labels) != model.anatomy.classes:
+        raise SnapvitError(f"{where}: names {len(labels)} classes, {model.name} has {model.anatomy.classes} outputs")
+    return replace(model, description=msgspec.structs.replace(model.description, labels=labels))

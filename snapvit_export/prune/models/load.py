@@ -1,4 +1,4 @@
-"""Load a model by timm name (hub or local checkpoint), from a folder that `save_model` wrote, or the bundled one.
+"""Load a model by timm name (hub or local checkpoint), from a folder of ours or of `transformers`, or the bundled one.
 
 A model folder holds `model.json` (how to build the module, its preprocessing, and the Plan if it is pruned) and
 `model.safetensors`. Foreign `.pth` files are read with `weights_only=True`: nothing in them is executed. The weights
@@ -9,9 +9,9 @@ are found in what training scripts save: under a customary key, and below a pref
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -29,12 +29,14 @@ from ...model.ranking import Ranking
 from ...storage.atomic import staged_folder, write_atomically
 from ...storage.json import Value, read_json, write_json
 from ...storage.places import is_json_of
-from ...storage.reading import MOST_ARRAYS, check_archive, check_readable
 from ...visible import heard
+from ..blocks.functional import ACTIVATIONS
 from ..blocks.pruned_block import removed_parts
 from ..blocks.timm_blocks import PARTS, as_module, blocks_of, give_bias, output_of
-from .read_anatomy import read_anatomy
+from .read_anatomy import find_vit, read_anatomy
 from .slicing import shrink
+from .transformers_folder import Files, read_transformers
+from .weight_files import read_file, read_tensors
 
 BUNDLED = "bundled"
 # Arguments of timm that a model.json may set: those that shape a module, none that names files or fetches weights.
@@ -59,6 +61,13 @@ SHAPE_ARGUMENTS = frozenset(
         "pre_norm",
         "fc_norm",
         "dynamic_img_size",
+        "final_norm",
+        "proj_bias",
+        "pool_include_prefix",
+        "act_layer",
+        "norm_eps",
+        "swiglu_align_to",
+        "rope_temperature",
     ]
 )
 MODEL_FILES = ("model.json", "model.safetensors")
@@ -90,6 +99,7 @@ class Model:
     module: nn.Module
     anatomy: Anatomy
     description: ModelDescription
+    notes: tuple[str, ...] = ()  # what a user should know of how it was read; not kept in its files
     _hashed: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -110,29 +120,47 @@ class Model:
         return str(self._hashed["sha256"])
 
 
-def load_model(name: str = BUNDLED, checkpoint: Path | str | None = None) -> Model:
-    """Load `name`: "bundled", a folder saved by `save_model`, or a timm name with weights from a file or the hub.
+def load_model(
+    name: str = BUNDLED, checkpoint: Path | str | None = None, arguments: Mapping[str, Any] | None = None
+) -> Model:
+    """Load `name`: "bundled", a folder of ours or of `transformers`, a hub id, or a timm name with weights from a file
+    or the hub.
+
+    `arguments`: for timm's create_model, beside a timm name: those that shape a module, such as {"img_size": 384}.
 
     >>> model = load_model("deit_tiny_patch16_224", checkpoint="deit_tiny.safetensors")
     """
     folder = Path(name)
-    if name == BUNDLED or (folder / "model.json").is_file():
+    is_ours = name == BUNDLED or (folder / "model.json").is_file()
+    files = None if is_ours else Files.of(name)
+    if is_ours or files is not None:
         if checkpoint is not None:
             raise UsageError(f"--checkpoint does not go with {name}, which has its own weights")
+        if arguments:
+            raise UsageError(f"--model-arg does not go with {name}, which says itself how it is built")
+    if files is not None:
+        return _load_foreign(files)
+    if is_ours:
         return _load_folder(Path(str(resources.files("snapvit_export.bundled"))) if name == BUNDLED else folder)
     if folder.exists():
-        raise SnapvitError(f"{name}: not a model folder (no model.json in it). Give a timm name or a folder of ours")
-    return _load_timm(name, Path(checkpoint) if checkpoint is not None else None)
+        raise SnapvitError(
+            f"{name}: not a model folder (neither model.json nor config.json in it). Give a timm name, a folder of "
+            f"ours or one of transformers"
+        )
+    return _load_timm(name, Path(checkpoint) if checkpoint is not None else None, dict(arguments or {}))
 
 
-def as_model(model: Model | nn.Module) -> Model:
+def as_model(model: Model | nn.Module, path: str | None = None) -> Model:
     """Return a timm module as `load_model` would, named by its architecture; a loaded model as it is.
+
+    A module that contains one ViT gives that one; `path` names it, as in `named_modules`, where there are several.
 
     >>> import timm
     >>> model = as_model(timm.create_model("deit_tiny_patch16_224"))
     """
     if isinstance(model, Model):
         return model
+    model = find_vit(model, path)
     config = getattr(model, "pretrained_cfg", None) or {}
     name = str(config.get("architecture") or type(model).__name__)
     anatomy = read_anatomy(model, name)
@@ -213,27 +241,8 @@ def _is_cut_from(anatomy: Anatomy, whole: Anatomy, plan: Plan) -> bool:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read a state dict from safetensors, or from a torch file without executing anything in it."""
-    if not path.is_file():
-        raise SnapvitError(f"{path}: no such checkpoint file")
-    check_readable(path, MOST_ARRAYS)
-    check_archive(path)
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return _bare_names(load_file(path), path)
-        with torch.serialization.safe_globals([argparse.Namespace]):  # options of a trainer: plain values
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file can fail anywhere inside the readers
-        if isinstance(error, FileFormatError):
-            raise
-        if "Unsupported global" in str(error):  # what torch says of every class that it would have to run
-            raise FileFormatError(
-                f"{path}: holds pickled objects, which are code that would have to be run. Save the weights alone, "
-                "with torch.save(model.state_dict(), FILE), and give that file"
-            ) from error
-        raise FileFormatError(f"{path}: not a readable checkpoint: {first_line(error)}") from error
-    return _state_dict_in(loaded, path)
+    loaded = read_file(path)
+    return _bare_names(loaded, path) if path.suffix == ".safetensors" else _state_dict_in(loaded, path)
 
 
 def _state_dict_in(loaded: Any, path: Path) -> dict[str, Tensor]:
@@ -327,21 +336,105 @@ def _build(description: ModelDescription) -> Model:
         raise FileFormatError(f"{description.name}: {description.kwargs} is no model: {error}") from error
 
 
-def _load_timm(name: str, checkpoint: Path | None) -> Model:
+def _load_timm(name: str, checkpoint: Path | None, arguments: dict[str, Any]) -> Model:
     _check_known(name)
+    notes: tuple[str, ...] = ()
     if checkpoint is None:
-        module, kwargs = _from_hub(name), {}
+        module, kwargs = _from_hub(name, arguments), arguments
     else:
         weights = read_weights(checkpoint)
-        kwargs = _classes_in(weights)
+        kwargs, notes = _shape_in(weights, name, arguments, checkpoint)
         module = _create(name, name, **kwargs)
-        read_anatomy(module, name)  # refuse what is not a ViT before blaming its checkpoint
         _fill(module, _converted(weights, module, checkpoint), checkpoint)
     anatomy = read_anatomy(module, name)
     description = ModelDescription(
         name=name, architecture=name, kwargs=kwargs, preprocessing=_preprocessing(module, anatomy)
     )
-    return Model(module, anatomy, description)
+    return Model(module, anatomy, description, notes)
+
+
+def _shape_in(
+    weights: Mapping[str, Tensor], name: str, arguments: Mapping[str, Any], path: Path
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the arguments that the shapes of a checkpoint ask for beside the given ones, and notes on them."""
+    kwargs, notes = {**_classes_in(weights), **arguments}, []
+    kernel = weights.get("patch_embed.proj.weight")
+    for key in ("patch_size", "img_size"):
+        with torch.device("meta"):
+            anatomy = read_anatomy(_create(name, name, **kwargs), name)  # refuse what is no ViT before its checkpoint
+        if key in arguments:
+            continue
+        if key == "patch_size":
+            found = None if kernel is None or kernel.ndim != 4 else tuple(kernel.shape[2:])
+            found = None if found == anatomy.patch else found
+        else:
+            found = _image_in(weights.get("pos_embed"), anatomy, path)
+        if found is not None:
+            kwargs[key] = list(found)
+            notes.append(f"{key} {found[0]}x{found[1]}, as the weights in {path.name} have it")
+    return kwargs, tuple(notes)
+
+
+def _image_in(positions: Tensor | None, anatomy: Anatomy, path: Path) -> tuple[int, int] | None:
+    """Return height and width of the images that these positions are of; None if they are the model's own."""
+    if positions is None or positions.ndim != 3 or not anatomy.positions:
+        return None
+    # Of the tokens in front some releases have rows and others not: timm converts between them.
+    own = anatomy.positions - anatomy.patches
+    for rows in (own, anatomy.prefix, int(anatomy.class_token), 0):
+        if positions.shape[1] - rows == anatomy.patches:
+            return None
+    for rows in (own,) if own else (0, int(anatomy.class_token)):
+        side = math.isqrt(max(0, positions.shape[1] - rows))
+        if side and side * side == positions.shape[1] - rows:
+            return side * anatomy.patch[0], side * anatomy.patch[1]
+    raise FileFormatError(
+        f"{path}: its {positions.shape[1]} positions are of no square of patches. "
+        f"Give --model-arg img_size=HEIGHTxWIDTH"
+    )
+
+
+def _load_foreign(files: Files) -> Model:
+    """Load a model of `transformers`, or one that timm saved for the hub."""
+    content, where = files.config()
+    if "architecture" in content and content.get("model_type", "timm_wrapper") == "timm_wrapper":
+        return _load_timm_folder(files, content, where)
+    found = read_transformers(files)
+    module = _create(found.architecture, found.name, **found.arguments)
+    _fill(module, found.weights, found.path)
+    description = ModelDescription(
+        name=found.name,
+        architecture=found.architecture,
+        kwargs=found.arguments,
+        preprocessing=found.preprocessing,
+        labels=found.labels,
+    )
+    return Model(module, read_anatomy(module, found.name), description, found.notes)
+
+
+def _load_timm_folder(files: Files, content: Mapping[str, Any], where: str) -> Model:
+    """Load what timm saved for the hub: a name of its own, arguments, weights under its names."""
+    architecture, given = content["architecture"], content.get("model_args") or {}
+    config = content.get("pretrained_cfg") or {}
+    if not all(isinstance(part, dict) for part in (given, config)) or not isinstance(architecture, str):
+        raise FileFormatError(f"{where}: architecture, model_args or pretrained_cfg is not what timm writes there")
+    path = files.weights()
+    weights = _bare_names(read_tensors(path), path)
+    kwargs, notes = _shape_in(weights, architecture, given, path)
+    module = _create(architecture, files.name, **kwargs)
+    _fill(module, _converted(weights, module, path), path)
+    anatomy = read_anatomy(module, files.name)
+    names, more = content.get("label_names"), content.get("label_descriptions")
+    more = more if isinstance(more, dict) else {}
+    named = isinstance(names, list) and len(names) == anatomy.classes
+    description = ModelDescription(
+        name=files.name,
+        architecture=architecture,
+        kwargs=kwargs,
+        preprocessing=_preprocessing(module, anatomy, config or None),
+        labels=tuple(f"{name} {more.get(name, '')}".strip() for name in names) if named else (),
+    )
+    return Model(module, anatomy, description, notes)
 
 
 def _check_known(name: str) -> None:
@@ -358,21 +451,37 @@ def _create(architecture: str, name: str, **kwargs: Any) -> nn.Module:
     import timm
 
     _check_known(architecture)
-    if unknown := sorted(set(kwargs) - SHAPE_ARGUMENTS):
-        raise SnapvitError(f"{name}: {unknown[0]} is not an argument that a model folder may set")
+    _check_arguments(kwargs, name)
+    eps = kwargs.get("norm_eps")
+    given = {key: value for key, value in kwargs.items() if key != "norm_eps"}
     try:
-        return timm.create_model(architecture, pretrained=False, **kwargs).float().eval()
+        module = timm.create_model(architecture, pretrained=False, **given).float().eval()
     except Exception as error:  # arguments come from files: they can be anything
-        raise SnapvitError(f"{name}: timm cannot build {architecture} with {kwargs}: {first_line(error)}") from error
+        raise SnapvitError(f"{name}: timm cannot build {architecture} with {given}: {first_line(error)}") from error
+    for part in module.modules():
+        if eps is not None and isinstance(part, nn.LayerNorm):
+            part.eps = eps
+    return module
 
 
-def _from_hub(name: str) -> nn.Module:
+def _check_arguments(kwargs: Mapping[str, Any], name: str) -> None:
+    if unknown := sorted(set(kwargs) - SHAPE_ARGUMENTS):
+        known = ", ".join(sorted(SHAPE_ARGUMENTS))
+        raise SnapvitError(f"{name}: {unknown[0]} is not an argument that shapes a model. Those are {known}")
+    if kwargs.get("act_layer", "gelu") not in ACTIVATIONS:
+        raise SnapvitError(f"{name}: act_layer {kwargs['act_layer']} is none of {', '.join(ACTIVATIONS)}")
+    eps = kwargs.get("norm_eps", 1e-6)
+    if type(eps) is not float or not 0 < eps < 1:
+        raise SnapvitError(f"{name}: norm_eps {eps} is not a number between 0 and 1")
+
+
+def _from_hub(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     import timm
 
-    read_anatomy(_create(name, name), name)  # refuse an unsupported model before a long download
+    read_anatomy(_create(name, name, **arguments), name)  # refuse an unsupported model before a long download
     try:
         with heard():  # as in `_converted`
-            return timm.create_model(name, pretrained=True).float().eval()
+            return timm.create_model(name, pretrained=True, **arguments).float().eval()
     except Exception as error:  # the hub's client raises its own, requests' and the system's errors
         raise SnapvitError(
             f"{name}: its weights could not be fetched ({first_line(error)}). "
@@ -419,10 +528,11 @@ def _fill(module: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
     module.load_state_dict(dict(weights))
 
 
-def _preprocessing(module: nn.Module, anatomy: Anatomy) -> Preprocessing:
-    from timm.data import resolve_model_data_config
+def _preprocessing(module: nn.Module, anatomy: Anatomy, config: Mapping[str, Any] | None = None) -> Preprocessing:
+    """Return what timm says of a module's images, or what a configuration of the same form says."""
+    from timm.data import resolve_data_config, resolve_model_data_config
 
-    config = resolve_model_data_config(module)
+    config = resolve_model_data_config(module) if config is None else resolve_data_config(pretrained_cfg=dict(config))
     if config["crop_mode"] not in ("center", "squash"):
         raise SnapvitError(f"crop mode '{config['crop_mode']}' is not supported")
     return Preprocessing(

@@ -72,6 +72,22 @@ def read_anatomy(module: nn.Module, name: str) -> Anatomy:
     return anatomy
 
 
+def find_vit(module: nn.Module, path: str | None = None) -> nn.Module:
+    """Return the ViT that a module is or contains: the one at `path`, or the only one there is."""
+    if path is not None:
+        try:
+            return module.get_submodule(path)
+        except AttributeError as error:
+            raise SnapvitError(f"{type(module).__name__} has no module at '{path}': {error}") from error
+    found = {name: part for name, part in module.named_modules() if type(part) in _FAMILIES}
+    if type(module) in _FAMILIES or not found:
+        return module
+    if len(found) > 1:
+        names = ", ".join(found)
+        raise SnapvitError(f"{type(module).__name__} contains several ViTs ({names}). Give the path of one of them")
+    return next(iter(found.values()))
+
+
 def _merged(model: Any) -> tuple[int, ...] | UnsetType:
     merged = tuple(getattr(block, "merged", 0) for block in model.blocks)
     return merged if any(merged) else UNSET

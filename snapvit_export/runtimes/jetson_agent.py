@@ -602,8 +602,10 @@ def _check_place(data: mmap.mmap | bytes, tensor: Spans, folder: PurePosixPath, 
         elif field.number == 2:
             kind = field.value
         elif field.number == 1:
-            for size in [field.value] if field.start == field.end else _packed(data, field):
-                dims *= size
+            for side in [field.value] if field.start == field.end else _packed(data, field):
+                dims *= side
+                if dims >= 1 << 63:
+                    raise ValueError("a tensor has a negative size, or more than any memory")
     if not places and not outside:
         return
     found = dict(places)

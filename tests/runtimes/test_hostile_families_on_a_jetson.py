@@ -111,13 +111,17 @@ def test_weights_outside_of_the_listed_files_are_refused_wherever_a_tensor_is(wh
         dict(offset="x"),
         dict(length="1" * 100),
         dict(dims=(3, 5)),
-        dict(dims=(-3, 4)),
-        dict(dims=(2**62, 4)),
     ],
 )
 def test_weights_that_are_not_within_their_file_are_refused(entries, tmp_path, capsys):
     make_family(tmp_path / "family", model_with(external("w", **entries)))
     assert "'weights.bin'" in refused(tmp_path / "family", capsys)
+
+
+@pytest.mark.parametrize("dims", [(-3, 4), (2**62, 4), (2**40,) * 10**5])
+def test_sizes_that_no_memory_holds_are_refused_at_once(dims, tmp_path, capsys):
+    make_family(tmp_path / "family", model_with(external("w", dims=dims)))
+    assert "a negative size, or more than any memory" in refused(tmp_path / "family", capsys)
 
 
 def test_a_tensor_that_names_two_places_or_is_written_in_pieces_is_seen_whole(tmp_path, capsys):

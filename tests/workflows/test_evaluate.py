@@ -212,7 +212,7 @@ def test_masks_need_no_labels(snapvit, tiny_folder, splits):
         (["--ranking", "r"], 2, "Give either --sparsity 0.3 or --flops 0.6"),
         (["--ranking", "r", "--sparsity", "1.5"], 2, "1.5"),
         (["--ranking", "absent", "--sparsity", "0.3"], 1, "absent: cannot be read"),
-        (["--ignore", "255,x"], 2, "--ignore '255,x' is not understood"),
+        (["--by", "segment", "--ignore", "255,x"], 2, "--ignore '255,x' is not understood"),
         (["--by", "head"], 1, "the data has 2 classes, the head 5 outputs without names. Give --classes FILE"),
         (["--classes", "absent"], 1, "absent: cannot be read as a list of classes"),
         (["--by", "knn", "--images", "4"], 1, "4 training images, and k-NN needs 20"),

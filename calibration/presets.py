@@ -83,7 +83,7 @@ def by_model() -> dict[str, Preset]:
     """Return the preset of every known model; of an architecture it is that of its first checkpoint."""
     text = (resources.files(__package__) / PRESETS).read_bytes()
     found: dict[str, Preset] = {}
-    for preset in from_json(text, tuple[Preset, ...], PRESETS):  # type: ignore[arg-type]
+    for preset in from_json(text, tuple[Preset, ...], PRESETS):
         for model in preset.models:
             found[model] = preset
     return found

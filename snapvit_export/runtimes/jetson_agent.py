@@ -612,14 +612,14 @@ def _check_place(data: mmap.mmap | bytes, tensor: Spans, folder: PurePosixPath, 
     if len(found) < len(places):
         raise ValueError("a tensor names the place of its weights twice")
     name = found.get("location", "")
-    size = listed.get(str(folder / name))
-    if size is None:
+    whole = listed.get(str(folder / name))
+    if whole is None:
         raise ValueError(f"it reads what manifest.json does not list for it: '{name}'")
     needed = str(-(-dims * BITS.get(kind, 0) // 8))
     words = [found.get("offset", "0"), found.get("length", needed)]
     if not all(re.fullmatch(r"[0-9]{1,18}", word) for word in words):
         raise ValueError(f"a tensor names no place in '{name}'")
-    if sum(map(int, words)) > size or (kind in BITS and int(words[1]) != int(needed)):
+    if sum(map(int, words)) > whole or (kind in BITS and int(words[1]) != int(needed)):
         raise ValueError(f"a tensor is not within '{name}'")
 
 

@@ -281,7 +281,7 @@ class VariantBuilder:
                 *reference,
                 written.graph,
                 gate.inputs,
-                where=partial(self._where, cut, written.graph, gate) if is_outside else None,
+                where=partial(self._where, cut if is_outside else None, written.graph, gate),
             )
             largest = found.max_abs if is_outside else None
         return written, largest
@@ -319,8 +319,10 @@ class VariantBuilder:
         exact.remove()
         return written, found.cosine
 
-    def _where(self, cut: CutModel, path: Path, gate: GateImages) -> str:
-        """Describe where a graph first differs from its model."""
+    def _where(self, cut: CutModel | None, path: Path, gate: GateImages) -> str:
+        """Describe where a graph first differs from its model; of graphs alone only the outputs are known."""
+        if cut is None:
+            return ""
         count = self.format.batch or GATE_IMAGES
         images = np.resize(gate.normalised, (count, *gate.normalised.shape[1:]))
         return first_difference(cut.streams(images), self._streams(path, gate))

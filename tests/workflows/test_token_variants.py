@@ -244,7 +244,7 @@ def test_graphs_that_take_bytes_take_them_in_their_own_size(run, tmp_path):
     [
         (("--tokens", "0"), 2, "token fraction 0 is not above 0 and at most 1"),
         (("--tokens", "1.5"), 2, "token fraction 1.5 is not above 0 and at most 1"),
-        (("--tokens", "nan"), 2, "token fraction nan is not above 0 and at most 1"),
+        (("--tokens", "nan"), 2, "--tokens 'nan' is not a number"),
         (("--tokens", "half"), 2, "--tokens 'half' is not a number"),
         (("--tokens", "0.01"), 1, "token fraction 0.01 is out of reach: 2 blocks leave at least"),
         (("--tokens", "0.5", "--flops", "0.001"), 1, "FLOPs fraction 0.001 with tokens 0.5 is out of reach"),

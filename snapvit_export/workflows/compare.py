@@ -70,6 +70,7 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
     methods = {name: same_images(method(name), request.images, request.seed) for name in request.recipes}
     if request.evaluations is not None:
         methods = {name: _searching(settings, request.evaluations) for name, settings in methods.items()}
+    _check_place(request)
     progress.phase("finding images")
     calibration, rest = calibration_and_held_out(data_of(request), request.images, request.seed, MOST_HELD_OUT)
     if request.on is None and not rest.count:
@@ -117,7 +118,6 @@ def _check(request: CompareRequest) -> tuple[float, ...]:
         raise UsageError("--by segment evaluates one model at a time: see snapvit evaluate")
     if request.out.exists() and not request.out.is_dir():
         raise SnapvitError(f"{request.out}: exists and is not a folder. Choose another --out")
-    _check_place(request)
     return sizes
 
 

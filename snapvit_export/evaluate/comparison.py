@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..family.evaluation import HEADLINE, Evaluation, Measure
-from ..storage.json import Count, Name, Ratio, Value, read_json, write_json
+from ..storage.json import Count, Ratio, Value, read_json, write_json
 
 COMPARISON = "compare.json"
 Axis = Literal["sparsity", "flops"]  # share of prunable parameters that is cut, or of the blocks' FLOPs that is kept
@@ -15,7 +15,7 @@ Axis = Literal["sparsity", "flops"]  # share of prunable parameters that is cut,
 class MethodResult(Value, frozen=True, kw_only=True):
     """The result of one pruning method at one size."""
 
-    recipe: Name  # names a checkpoint beside it
+    recipe: str
     asked: Ratio  # on the axis of the comparison
     sparsity: Ratio
     flops_ratio: Ratio
@@ -32,7 +32,7 @@ class Comparison(Value, frozen=True, kw_only=True):
     weights_sha256: str
     calibration: dict[str, Any]  # fingerprint of the calibration images
     judged_on: dict[str, Any]  # fingerprints of the images that were evaluated on, by split
-    settings: dict[Name, Any]  # by recipe
+    settings: dict[str, Any]  # by recipe
     axis: Axis
     dense: Evaluation
     contestants: tuple[MethodResult, ...] = ()

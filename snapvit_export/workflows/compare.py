@@ -73,6 +73,7 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
         if not any(settings.evaluations for settings in methods.values()):
             raise UsageError("--evaluations are those of a search, and none of --recipes searches. Leave it out")
         methods = {name: _searching(settings, request.evaluations) for name, settings in methods.items()}
+    _check_place(request)
     progress.phase("finding images")
     calibration, rest = calibration_and_held_out(data_of(request), request.images, request.seed, MOST_HELD_OUT)
     if request.on is None and not rest.count:
@@ -120,7 +121,6 @@ def _check(request: CompareRequest) -> tuple[float, ...]:
         raise UsageError("--by segment evaluates one model at a time: see snapvit evaluate")
     if request.out.exists() and not request.out.is_dir():
         raise SnapvitError(f"{request.out}: exists and is not a folder. Choose another --out")
-    _check_place(request)
     return sizes
 
 

@@ -18,7 +18,7 @@ from snapvit_export.calibration.images import calibration_and_held_out, prepare
 from snapvit_export.correction.cholesky import Factors, make_factor
 from snapvit_export.correction.moments import Damping, Moments
 from snapvit_export.elastic.folder import Elastic
-from snapvit_export.elastic.format import read_description, write_description
+from snapvit_export.elastic.format import read_description
 from snapvit_export.errors import FileFormatError, SnapvitError
 from snapvit_export.family.fidelity import Comparison
 from snapvit_export.model.plan import Plan
@@ -278,7 +278,8 @@ def flip(path: Path, at: int) -> None:
 
 def reseal(folder: Path, **changes) -> None:
     """Change what elastic.json says and seal it again, as somebody with bad intentions would."""
-    write_description(folder, msgspec.structs.replace(read_description(folder), **changes))
+    changed = msgspec.structs.replace(read_description(folder), **changes).with_checksum()
+    (folder / "elastic.json").write_bytes(to_json(changed))
 
 
 def with_tensor(folder: Path, number: int, buffer: str = "weights", **changes) -> None:

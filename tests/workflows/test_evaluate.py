@@ -135,7 +135,7 @@ def test_features_are_kept_and_taken_back_only_for_the_same(snapvit, tiny_folder
     assert read(fewer).images == len(Features.load(kept).test) == 9
 
     kept.write_bytes(b"somebody's work")
-    assert "f.safetensors: not a readable safetensors file" in snapvit(*command).error_line
+    assert "f.safetensors: is there already, and not a file of features" in snapvit(*command).error_line
     assert kept.read_bytes() == b"somebody's work"
 
 

@@ -28,7 +28,7 @@ from ..progress import Progress, Silent
 from ..storage.places import check_output
 from ..storage.unfinished import scratch_folder
 from ..target import Runtime, Target
-from .inputs import BUNDLED_MODEL, load_model_of
+from .inputs import BUNDLED_MODEL, is_onnx, load_model_of
 from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx
 
 
@@ -69,6 +69,8 @@ def evaluate_model(request: EvaluateRequest, progress: Progress | None = None) -
 def _check(request: EvaluateRequest) -> Ranking | None:
     """Refuse what can be refused before any work; return the ranking that was given, if one was."""
     options = request.options
+    if not is_onnx(request.model):
+        refuse_without_onnx(request.onnx, request.model)
     if request.runtime is not None and Path(request.model).suffix not in SUFFIXES:
         raise UsageError("--runtime runs exported files, and models run in torch. Leave it out, or give a .onnx file")
     check_options(options)

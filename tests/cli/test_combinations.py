@@ -24,22 +24,24 @@ COMMANDS = get_command(app).commands
 # Options that always have an effect, and switches of what is printed.
 ALWAYS = {
     "export": "--model --data --out --sparsity --flops --params --pair --tokens --resolution --ranking --for --threads "
-    "--batch --no-correct --images --seed --precision --static-batch --uint8-input --json --quiet",
-    "rank": "--out --recipe --allocation --depth --seed --rounds --json --quiet",
-    "pack": "--model --ranking --out --no-correct --no-fidelity --json --quiet",
-    "profile": "--target --out --runtime --threads --batch --seconds --pause --pin --json --quiet",
+    "--batch --no-correct --images --seed --precision --static-batch --uint8-input --classes --json --quiet",
+    "rank": "--out --recipe --allocation --depth --seed --rounds --force --json --quiet",
+    "pack": "--model --ranking --out --no-correct --no-fidelity --classes --json --quiet",
+    "profile": "--target --out --runtime --threads --batch --seconds --pause --pin --force --json --quiet",
     "choose": "--budget --at --max-size --max-params --strict --profile --json --quiet",
-    "evaluate": "--by --data --images --seed --json --quiet",
+    "evaluate": "--by --data --images --seed --force --json --quiet",
     "fleet": "--budget --at --strict --json",
     "validate": "--data --by --min-accuracy --images --seed --model --runtime --threads --batch --json --quiet",
-    "compare": "--recipes --flops --model --data --on --by --images --judged --seed --out --json --quiet",
-    "report": "--out --format --beside --json --quiet",
+    "compare": "--recipes --flops --model --data --on --by --images --judged --seed --out --force --json --quiet",
+    "report": "--out --format --beside --force --json --quiet",
     "inspect": "--runtime --json",
-    "import-scores": "--out --model --json",
+    "import-scores": "--out --model --force --json",
     "models": "--json",
     "doctor": "--json",
 }
 
+ONNX_OPTIONS = {"--output": "x", "--preprocessing": "deit_tiny_patch16_224", "--mean": "0.5", "--std": "0.5"}
+ONNX_OPTIONS |= {"--resize": "256"}
 # What the library refuses, with words of its answer: only a file or the settings of a recipe can tell. FAMILY was not
 # chosen for a budget; CHOSEN was; GPU.json has latencies of a GPU.
 BY_LIBRARY = [
@@ -54,6 +56,26 @@ BY_LIBRARY = [
     (("pack", "--checkpoint", ""), "--checkpoint does not go with bundled"),
     (("compare", "--checkpoint", ""), "--checkpoint does not go with bundled"),
     (("evaluate", "--checkpoint", ""), "--checkpoint does not go with bundled"),
+    *(
+        ((command, option, f"{given} {option} {value}"), "they are for ONNX files")
+        for command, given in (
+            ("export", "--budget 10ms"),
+            ("rank", ""),
+            ("pack", ""),
+            ("evaluate", "FAMILY/dense.onnx"),
+        )
+        for option, value in ONNX_OPTIONS.items()
+    ),
+    *(
+        ((command, "--model-arg", f"{given} --model-arg depth=3"), "--model-arg")
+        for command, given in (
+            ("export", "--budget 10ms"),
+            ("rank", ""),
+            ("pack", ""),
+            ("compare", ""),
+            ("evaluate", ""),
+        )
+    ),
     (("rank", "--data", "--recipe local --criterion magnitude --data digits"), "Leave --data out"),
     (("rank", "--images", "--recipe local --criterion magnitude"), "--images has no part"),
     (("rank", "--evaluations", "--rounds 0.8"), "rounds go without a search"),

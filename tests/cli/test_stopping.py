@@ -91,7 +91,7 @@ def test_a_command_in_a_native_call_ends_and_leaves_nothing(how, endless_variant
     for line in process.stderr:
         if line.startswith("running"):  # images through the file
             break
-    assert any(path.name.startswith(".tap-") for path in folder.iterdir())  # a copy of the file, with more outputs
+    assert any(path.name.startswith(".tap.") for path in folder.iterdir())  # a copy of the file, with more outputs
     time.sleep(0.5)  # it is inside the call
     ended(process, how)
     assert sorted(path.name for path in folder.iterdir()) == before

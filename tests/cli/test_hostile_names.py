@@ -14,10 +14,23 @@ from snapvit_export.family.manifest import Manifest
 from snapvit_export.selection.known_profiles import FamilyProfile
 from snapvit_export.storage.json import from_json, to_json
 
-ATTACKS = ("x/../../victim/model", "../victim/model", ".hidden")  # tried on every command
+ATTACKS = ("x/../../victim/model", "x/../../victim/new", ".hidden")  # tried on every command
 NAMES = (
     *ATTACKS,
-    *("/tmp/snapvit-victim", "victim/model", "..", ".", "", "a\nb", "a\0b", "..\\victim", "s30\n", "$(touch x)", "~"),
+    *(
+        "/tmp/snapvit-victim",
+        "../victim/model",
+        "victim/model",
+        "..",
+        ".",
+        "",
+        "a\nb",
+        "a\0b",
+        "..\\victim",
+        "s30\n",
+        "$(touch x)",
+        "~",
+    ),
     *("s30 ", "ü", "\N{RIGHT-TO-LEFT OVERRIDE}", "s" * 300),
 )
 

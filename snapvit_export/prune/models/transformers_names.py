@@ -185,7 +185,9 @@ def _check_layers(config: Config, state: Mapping[str, Tensor]) -> None:
     found = {int(name.split(".")[1]) for name in state if name.startswith("blocks.")}
     wanted = config.whole("num_hidden_layers")
     if found != set(range(wanted)):
-        raise FileFormatError(f"{config.where}: num_hidden_layers is {wanted}, but the weights are of {len(found)} layers")
+        raise FileFormatError(
+            f"{config.where}: num_hidden_layers is {wanted}, but the weights are of {len(found)} layers"
+        )
 
 
 def _join(state: dict[str, Tensor], block: str, config: Config, rotary: bool) -> None:

@@ -112,7 +112,7 @@ def _exported(request: EvaluateRequest) -> Iterator[Extractor]:
 
 def _made_ours(path: Path, options: OnnxOptions, folder: Path) -> Path:
     """Write the graph of another tool as ours, which tells how its images are prepared and has its embedding."""
-    model = load_onnx(str(path), options, Silent())
+    model = load_onnx(str(path), options, Silent()).blueprint
     return GraphWriter(model, folder).write(path.stem, Plan.dense(model.anatomy), format=GraphFormat("ort")).graph
 
 

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from ..calibration.images import Images
-from ..calibration.presets import Asked, preprocessing_for
+from ..calibration.preprocessing import Preprocessing
+from ..calibration.presets import Asked, distinct_normalisations, preprocessing_for
 from ..errors import SnapvitError, UsageError
+from ..evaluate.head import columns_for
 from ..family.class_names import read_labels
-from ..graph.writer import Blueprint
+from ..family.evaluation import mean
+from ..graph.writer import Blueprint, GraphWriter
+from ..model.plan import Plan
 from ..progress import Progress
+from ..runtimes.in_threads import run_in_threads
 
 GATE_IMAGES = 8
+LABELLED_IMAGES = 128  # that tell if other means and deviations suit a file better
+BATCH = 8
+CLEARLY = 3.0  # standard errors
+
+if TYPE_CHECKING:
+    from ..onnx_import.recognise import Recognised
 
 
 @dataclass(frozen=True)
@@ -42,7 +59,16 @@ def refuse_without_onnx(options: OnnxOptions, model: str) -> None:
         )
 
 
-def load_onnx(model: str, options: OnnxOptions, progress: Progress) -> Blueprint:
+@dataclass(frozen=True, eq=False)
+class OnnxModel:
+    """An ONNX file of another tool, and the model that was recognised in it."""
+
+    path: Path
+    found: Recognised
+    blueprint: Blueprint  # heads and neurons in the file's own order
+
+
+def load_onnx(model: str, options: OnnxOptions, progress: Progress) -> OnnxModel:
     """Read an ONNX file; what cannot be cut is refused by the first node that does not fit."""
     from ..onnx_import.recognise import recognise
 
@@ -52,23 +78,52 @@ def load_onnx(model: str, options: OnnxOptions, progress: Progress) -> Blueprint
     for note in found.notes:
         progress.note(note)
     asked = Asked(options.preprocessing, options.mean, options.std, options.resize)
-    labels = _labels(options.classes, found.anatomy.classes)
-    return Blueprint(
+    blueprint = Blueprint(
         model=path.stem,
         anatomy=found.anatomy,
         wiring=found.wiring,
         preprocessing=preprocessing_for(path.name, found.anatomy.image, asked),
-        labels=labels,
+        labels=_labels(options.classes, found.anatomy.classes),
         dense=found.dense,
     )
+    return OnnxModel(path, found, blueprint)
 
 
-def require_same(model: Blueprint, path: str, options: OnnxOptions, images: Images, progress: Progress) -> None:
+def require_same(model: OnnxModel, images: Images, progress: Progress) -> None:
     """Require that our dense graph and the file itself agree on real images, before anything else is done."""
     from ..onnx_import.gate import require_same_as_original
 
-    progress.phase("comparing our dense graph with the file")
-    require_same_as_original(model, Path(path), next(images.first(GATE_IMAGES).batches(GATE_IMAGES)), options.output)
+    progress.phase(f"comparing our dense graph with {model.path.name}")
+    agreed = require_same_as_original(model.found, model.path, next(images.first(GATE_IMAGES).batches(GATE_IMAGES)))
+    progress.note(f"our dense graph and {model.path.name} differ by {agreed.max_abs:.1e} of the largest output")
+
+
+def warn_of_preprocessing(model: OnnxModel, images: Images, progress: Progress) -> None:
+    """Note that other means and deviations suit a file better, where labels tell: nothing in the file says it."""
+    blueprint, few = model.blueprint, images.first(LABELLED_IMAGES)
+    if few.labels is None or not blueprint.anatomy.classes:
+        return
+    try:
+        columns = columns_for(few.classes, blueprint.anatomy.classes, blueprint.labels)
+    except SnapvitError:  # labels of other classes tell nothing
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        graph = GraphWriter(blueprint, folder).write("dense", Plan.dense(blueprint.anatomy)).graph
+
+        def right(preprocessing: Preprocessing) -> npt.NDArray[np.bool_]:
+            outputs = run_in_threads(graph, replace(few, preprocessing=preprocessing).batches(BATCH))
+            return np.asarray(outputs[:, columns].argmax(1) == few.labels)
+
+        given = right(few.preprocessing)
+        for name, preset in distinct_normalisations().items():
+            other = right(msgspec.structs.replace(few.preprocessing, mean=preset.mean, std=preset.std))
+            more, error = mean(other.astype(np.float64) - given)
+            if more > CLEARLY * error and more > 0:
+                progress.note(
+                    f"with the mean and deviation of {name} the file is right for {other.mean():.0%} of {len(few)} "
+                    f"images, with those given for {given.mean():.0%}. Is the preprocessing right?"
+                )
+                return
 
 
 def _labels(path: Path | None, classes: int) -> tuple[str, ...]:

@@ -106,11 +106,12 @@ def _pack_onnx(request: PackRequest, ranking: Ranking | None, progress: Progress
     settings, factors = request.settings, None
     check_settings(settings)
     split = _split(request)
-    model = load_onnx(request.model, request.onnx, progress)
+    file = load_onnx(request.model, request.onnx, progress)
+    model = file.blueprint
     if ranking is not None:
         check_weights(ranking, model, f"{request.ranking}: ")
     images = read_images(split, model.preprocessing, progress)
-    require_same(model, request.model, request.onnx, images[0], progress)
+    require_same(file, images[0], progress)
     if ranking is None:
         ranking, factors = rank(model, images[0], settings, progress)
     if request.correct and factors is None:

@@ -18,7 +18,7 @@ from ..onnx_rank.cutter import TensorCutter
 from ..onnx_rank.rank import check_settings, check_weights, choose_schedule, factors_for, in_rank_order, rank
 from ..progress import Stages
 from .export_request import Request
-from .onnx_model import load_onnx, require_same
+from .onnx_model import load_onnx, require_same, warn_of_preprocessing
 from .prepared import PreparedModel, provenance_of, read_parts
 from .requested_plans import planner_of, refuse_early, requested_plans
 
@@ -31,13 +31,15 @@ def prepare(request: Request, given: Ranking | None, split: Sequence[Source], pr
     if request.settings.correction == "refit":  # which fits modules, in torch
         request = replace(request, settings=replace(request.settings, correction="elastic"))
     with progress.stage("starting"):
-        model = load_onnx(request.model, request.onnx, progress)
+        file = load_onnx(request.model, request.onnx, progress)
+    model = file.blueprint
     anatomy, has_one_size = model.anatomy, model.anatomy.rope != "none" and model.wiring.rotary is UNSET
     if given is not None:
         check_weights(given, model, f"{request.ranking}: ")
     refuse_early(request, given, anatomy, model.model, has_one_size)
     images = read_parts(split, model.preprocessing, request, progress)
-    require_same(model, request.model, request.onnx, images.calibration, progress)
+    require_same(file, images.calibration, progress)
+    warn_of_preprocessing(file, images.calibration, progress)
     ranking, factors = given, None
     if ranking is None:
         progress.step("ranking")

@@ -105,9 +105,10 @@ def _rank_onnx(request: RankRequest, progress: Progress) -> Ranking:
     check_settings(settings)
     progress.phase("finding images")
     source, _ = calibration_and_held_out(data_of(request), settings.images, settings.seed, most_held_out=0)
-    model = load_onnx(request.model, request.onnx, progress)
+    file = load_onnx(request.model, request.onnx, progress)
+    model = file.blueprint
     (images,) = read_images((source,), model.preprocessing, progress)
-    require_same(model, request.model, request.onnx, images, progress)
+    require_same(file, images, progress)
     ranking, _ = rank(model, images, settings, progress)
     ranking.save(request.out)
     return ranking

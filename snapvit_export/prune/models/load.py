@@ -197,7 +197,13 @@ def _shape_arguments(anatomy: Anatomy) -> dict[str, Any]:
 
 def anatomy_of(name: str) -> Anatomy:
     """Return the Anatomy of a timm model by name, without its weights."""
-    return read_anatomy(_create(name, name), name)
+    return anatomy_without_weights(name, {})
+
+
+def anatomy_without_weights(name: str, arguments: Mapping[str, Any]) -> Anatomy:
+    """Return the Anatomy of what timm builds of a name and arguments; nothing is allocated."""
+    with torch.device("meta"):
+        return read_anatomy(_create(name, name, **arguments), name)
 
 
 def save_model(model: Model | nn.Module, description: ModelDescription, folder: Path | str) -> None:
@@ -342,8 +348,7 @@ def _shape_in(
     kwargs, notes = {**_classes_in(weights), **arguments}, []
     kernel = weights.get("patch_embed.proj.weight")
     for key in ("patch_size", "img_size"):
-        with torch.device("meta"):
-            anatomy = read_anatomy(_create(name, name, **kwargs), name)  # refuse what is no ViT before its checkpoint
+        anatomy = anatomy_without_weights(name, kwargs)  # refuses what is no ViT before it blames the checkpoint
         if key in arguments:
             continue
         if key == "patch_size":

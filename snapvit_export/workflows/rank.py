@@ -96,7 +96,11 @@ def _rank_onnx(request: RankRequest, progress: Progress) -> Ranking:
     """Rank an ONNX file of another tool without torch, and write the file."""
     from ..onnx_rank.rank import check_settings, rank
 
-    given = {"--checkpoint": request.checkpoint, "--engine": request.engine, "--autocast": request.autocast}
+    given: dict[str, Any] = {
+        "--checkpoint": request.checkpoint,
+        "--engine": request.engine,
+        "--autocast": request.autocast,
+    }
     given |= {"--model-arg": request.model_arguments or None, "--rounds": request.rounds or None}
     given |= {"--device": None if request.device == "cpu" else request.device}
     if unused := [option for option, value in given.items() if value is not None]:

@@ -413,13 +413,13 @@ def _load_timm_folder(files: Files, content: Mapping[str, Any], where: str) -> M
     anatomy = read_anatomy(module, files.name)
     names, more = content.get("label_names"), content.get("label_descriptions")
     more = more if isinstance(more, dict) else {}
-    named = isinstance(names, list) and len(names) == anatomy.classes
+    names = names if isinstance(names, list) and len(names) == anatomy.classes else []
     description = ModelDescription(
         name=files.name,
         architecture=architecture,
         kwargs=kwargs,
         preprocessing=_preprocessing(module, anatomy, config or None),
-        labels=tuple(f"{name} {more.get(name, '')}".strip() for name in names) if named else (),
+        labels=tuple(f"{name} {more.get(name, '')}".strip() for name in names),
     )
     return Model(module, anatomy, description, notes)
 

@@ -172,7 +172,7 @@ def _normal(known: Mapping[str, Any], where: str) -> tuple[tuple[float, ...], tu
     std = _three(known.get("image_std"), "image_std", where) if known["do_normalize"] else (1.0,) * 3
     if type(factor) not in (int, float) or not 0 < factor < math.inf:
         raise FileFormatError(f"{where}: rescale_factor {factor} is not a number above 0")
-    scale = 255 * factor
+    scale = 255.0 * factor
     scale = 1.0 if abs(scale - 1) < 1e-6 else scale  # 0.00392156862745098 is meant as 1/255
     return tuple(value / scale for value in mean), tuple(value / scale for value in std)
 

@@ -110,6 +110,10 @@ def export(
     single_file: Annotated[
         bool, typer.Option("--single-file", help="Put the weights into each graph instead of one shared file.")
     ] = False,
+    save_torch: Annotated[
+        bool,
+        typer.Option("--save-torch", help="Also write what is chosen, or all variants without a budget, for timm."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
 ) -> None:
@@ -182,6 +186,7 @@ def export(
         static_batch=static_batch,
         takes_bytes=takes_bytes,
         build_only=build_only,
+        save_torch=save_torch,
         elsewhere=for_device is not None,
         limits=parsing.limits(at, max_size, max_params),
     )
@@ -195,6 +200,8 @@ def export(
     print_family(manifest, folder=out)
     files = [variant.file for variant in manifest.variants] + [weights.file for weights in manifest.weights]
     say(f"Written to {out}: {', '.join(files)}, manifest.json")
+    if save_torch:
+        say(f"For torch: {out / 'torch'}, see load.py and README.txt there")
     if for_device is not None:
         for line in parsing.next_on_device(known, out):
             say(line)

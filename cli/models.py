@@ -13,9 +13,9 @@ def models(
     pattern: Annotated[str, typer.Argument(help="Part of a name or family, or a pattern such as 'deit*'.")] = "*",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the supported model families, with sizes.
+    """List the models that go in, with sizes.
 
-    Other checkpoints of these timm classes work too.
+    Others of the same timm classes and transformers types work too, and ONNX files: see docs/models.md.
     """
     from ..workflows.inputs import list_models
 
@@ -25,16 +25,24 @@ def models(
         return
     from ..report.terminal import print_rows
 
-    rows = [
-        (
-            entry.family,
-            entry.name,
-            f"{entry.params / 1e6:.1f} M",
-            f"{entry.flops / 1e9:.1f} ({entry.flops / 2e9:.1f})",
-            f"{entry.blocks} x {entry.heads}",
-            f"{entry.input_size[0]} px",
-        )
-        for entry in found
-    ]
-    columns = ("family", "model", "params", "GFLOPs (GMACs)", "blocks x heads", "input")
-    print_rows(columns, rows, left={"family", "model"})
+    titles = {
+        "timm": ("family", "timm name"),
+        "transformers": ("model type", "transformers, on the hub or as a folder"),
+    }
+    for source, names in titles.items():
+        rows = [
+            (
+                entry.family,
+                entry.name,
+                f"{entry.params / 1e6:.1f} M",
+                f"{entry.flops / 1e9:.1f} ({entry.flops / 2e9:.1f})",
+                f"{entry.blocks} x {entry.heads}",
+                f"{entry.input_size[0]} px",
+            )
+            for entry in found
+            if entry.source == source
+        ]
+        if rows:
+            print_rows((*names, "params", "GFLOPs (GMACs)", "blocks x heads", "input"), rows, left=set(names))
+    if pattern == "*":
+        print("Also: checkpoints of these of your own, of any size, and ONNX files of plain ViTs: see docs/models.md")

@@ -13,14 +13,16 @@ from types import ModuleType
 import msgspec
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import snapvit_export
 from helpers.examples import Names, make_checkpoint, make_files
 from helpers.families import make_family
-from helpers.images import make_image_folder
-from helpers.models import make_model_folder
+from helpers.images import make_image_folder, noise
+from helpers.models import make_model, make_model_folder
 from helpers.shared import ROOT
+from helpers.transformers_models import CASES, make, save
 from snapvit_export.family.folder import read_family, write_manifest
 from snapvit_export.family.shipped import write_shipped
 from snapvit_export.runtimes import cuda
@@ -134,3 +136,21 @@ def test_the_page_about_python_runs(tmp_path, monkeypatch):
     assert plan.flops_ratio(anatomy) <= 0.72
     assert sum(p.numel() for p in made["small"].parameters()) < anatomy.params()
     assert {variant.name for variant in made["manifest"].variants} == {"dense", "s30"}
+
+
+def test_the_page_about_models_runs(tmp_path, monkeypatch, capsys):
+    [block] = python_blocks("docs/models.md")
+    monkeypatch.chdir(tmp_path)
+    save(make(CASES["vit"]), Path("path/to/transformers-vit"))
+    names = {"MyDetector": Detector, "images": noise(make_model(), 24)}
+    exec(compile(block, "models.md", "exec"), names)
+    assert sum(p.numel() for p in names["detector"].parameters()) < sum(p.numel() for p in Detector().parameters())
+    assert names["model"].anatomy.classes == 7
+
+
+class Detector(torch.nn.Module):
+    """A larger model around a ViT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone, self.neck = make_model().module, torch.nn.Linear(4, 4)

@@ -15,7 +15,7 @@ from ..runtimes.tensorrt.engine_file import engine_files
 from ..storage.atomic import inside, sha256
 from ..storage.json import read_json, write_json
 from ..storage.temporary import is_temporary
-from .layout import MANIFEST, RANKING, SHIPPED, UNFINISHED, VALIDATION, report_files
+from .layout import MANIFEST, RANKING, SHIPPED, TORCH, TORCH_FILES, UNFINISHED, VALIDATION, report_files
 from .manifest import Manifest, Shipped, Variant, WeightFile
 
 
@@ -72,7 +72,13 @@ def own_files(folder: Path) -> list[str] | None:
     left_behind += [path.name for path in folder.iterdir() if is_temporary(path.name)]
     shipped = [] if manifest.shipped is None else SHIPPED  # without it, files of such names are somebody's own
     named = [MANIFEST, RANKING, VALIDATION, *listed, *shipped, *engines, *report_files(), *left_behind]
-    return list(dict.fromkeys(named))
+    for_torch = [TORCH] if _all_ours(folder / TORCH) else []
+    return list(dict.fromkeys([*named, *for_torch]))
+
+
+def _all_ours(folder: Path) -> bool:
+    """Return True if a folder holds nothing but what an export has written there for torch."""
+    return all(path.is_dir() or path.name in TORCH_FILES for path in folder.rglob("*"))
 
 
 def parts_beside(path: Path) -> list[Path]:

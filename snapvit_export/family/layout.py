@@ -11,6 +11,8 @@ MANIFEST, RANKING, VALIDATION = "manifest.json", "ranking.safetensors", "validat
 MODEL = ("model.onnx", "model.xml", "model.bin")  # the chosen variant as it is shipped: one of the first two
 LABELS, RUN, README = "labels.txt", "run.py", "README.txt"  # beside it
 SHIPPED = (*MODEL, LABELS, RUN, README)
+TORCH = "torch"  # folder of variants for torch, if they were asked for
+TORCH_FILES = ("model.json", "model.safetensors", "load.py", README, "config.json", "preprocessor_config.json")
 KEPT_FEATURES = ".validation-"  # prefix of the features that a stopped validation keeps
 # What a run that was killed leaves behind beside temporaries: a validation its features, older versions their copies.
 UNFINISHED = (f"{KEPT_FEATURES}*", ".tap-*", ".cut-*", ".*.onnx.probe")

@@ -142,6 +142,11 @@ def _fill(
         choice = _time_and_choose(request, budget, prepared, candidates)
     candidates.keep_only([*asked, *filter(None, (choice.variant, choice.next_denser) if choice else ())])
     _remove_unread(stage, candidates)
+    if request.save_torch:
+        from .save_torch import save_torch
+
+        names = list(candidates.built) if choice is None else [choice.variant]
+        save_torch(stage, prepared, {name: candidates.built[name] for name in names}, progress)
     prepared.ranking.save(stage / RANKING)
     return Manifest(
         model=prepared.name,

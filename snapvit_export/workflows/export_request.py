@@ -71,6 +71,7 @@ class Request:
     clock: str | None = None  # advice on the clocks of the device before timing; only shown
     command: str | None = None  # that asks for this, kept in the manifest
     build_only: bool = False  # True: build engines for a GPU that is not here, and time nothing
+    save_torch: bool = False  # True: the chosen variant, or without a budget every one, is written for torch too
     elsewhere: bool = False  # True: for a device that is not here, which times and chooses itself; nothing is timed
 
     def __post_init__(self) -> None:
@@ -140,6 +141,8 @@ def check(request: Request, budget: Budget | None) -> Ranking | None:
     """Refuse what can be refused before any work; return the ranking that was given, if one was."""
     if not is_onnx(request.model):
         refuse_without_onnx(request.onnx, request.model)
+    elif request.save_torch:
+        raise UsageError(f"--save-torch writes modules of torch, and {request.model} has none. Leave it out")
     if request.levers is not None and request.depth not in (None, "depth" in request.levers):
         raise UsageError("--levers and --depth or --no-depth contradict each other. Name depth in --levers, or not")
     if request.flops and budget is None and request.levers is not None and set(request.levers) == {"precision"}:

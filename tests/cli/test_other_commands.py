@@ -30,12 +30,20 @@ def test_models_lists_families_with_sizes(snapvit):
     base = next(line for line in outcome.out.splitlines() if "deit_base_patch16_224" in line)
     assert "86.6 M" in base
     assert "35.1" in base
+    known = {line.split()[1]: line for line in outcome.out.splitlines() if "/" in line and " px" in line}
+    assert "86.6 M" in known["google/vit-base-patch16-224"]
+    assert "5.9 M" in known["facebook/deit-tiny-distilled-patch16-224"]
+    assert "21.6 M" in known["facebook/dinov3-vits16-pretrain-lvd1689m"]
+    assert "303.2 M" in known["openai/clip-vit-large-patch14"]
+    assert "ONNX files" in outcome.out
 
 
 def test_models_can_be_filtered(snapvit):
     found = json.loads(snapvit("models", "deit_tiny*", "--json").out)
     assert [entry["name"] for entry in found] == ["deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"]
     assert found[0]["params"] == 5_717_416
+    found = json.loads(snapvit("models", "dinov2_with*", "--json").out)
+    assert [(entry["source"], entry["family"]) for entry in found] == [("transformers", "dinov2_with_registers")]
     outcome = snapvit("models", "resnet")
     assert outcome.code == 1
     assert "no model matches 'resnet'" in outcome.error_line

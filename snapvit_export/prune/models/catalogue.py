@@ -1,11 +1,15 @@
-"""The supported families of models, with the sizes that timm has of each."""
+"""The supported families of models with their sizes: of timm by name, and some that `transformers` has on the hub."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from typing import Any, Literal
 
+from ...model.anatomy import Anatomy
 from ...storage.json import Value
+from .load import anatomy_without_weights
+from .transformers_config import Heads, read_config, timm_arguments
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "AugReg": (
@@ -42,11 +46,41 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "vit_large_patch16_dinov3",
     ),
 }
+# Names on the hub by model type, with what their config.json says that is not usual; a number: outputs of a classifier.
+_TINY = {"hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768}
+_LARGE = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "num_hidden_layers": 24}
+_HUGE = {"hidden_size": 1280, "num_attention_heads": 16, "intermediate_size": 5120, "num_hidden_layers": 32}
+TRANSFORMERS: dict[str, tuple[tuple[str, dict[str, Any], Heads], ...]] = {
+    "vit": (
+        ("facebook/deit-tiny-patch16-224", _TINY, Heads(1000)),
+        ("google/vit-base-patch16-224", {}, Heads(1000)),
+    ),
+    "deit": (("facebook/deit-tiny-distilled-patch16-224", _TINY, Heads(1000, with_teacher=True)),),
+    "dinov2": (
+        ("facebook/dinov2-small", {"hidden_size": 384, "num_attention_heads": 6}, Heads()),
+        ("facebook/dinov2-base", {}, Heads()),
+    ),
+    "dinov2_with_registers": (("facebook/dinov2-with-registers-base", {"patch_size": 14}, Heads()),),
+    "dinov3_vit": (("facebook/dinov3-vits16-pretrain-lvd1689m", {"num_register_tokens": 4}, Heads()),),
+    "siglip": (
+        ("google/siglip-base-patch16-224", {}, Heads()),
+        ("google/siglip2-base-patch16-224", {}, Heads()),
+    ),
+    "siglip2": (("google/siglip2-base-patch16-naflex", {}, Heads()),),
+    "clip": (
+        ("openai/clip-vit-base-patch32", {}, Heads()),
+        ("openai/clip-vit-large-patch14", {**_LARGE, "patch_size": 14}, Heads()),
+    ),
+    "vit_mae": (("facebook/vit-mae-base", {}, Heads()),),
+    "vit_msn": (("facebook/vit-msn-base", {}, Heads()),),
+    "ijepa": (("facebook/ijepa_vith14_1k", {**_HUGE, "patch_size": 14}, Heads()),),
+}
 
 
 class CatalogueEntry(Value, frozen=True, kw_only=True):
     """One model and its size, computed from its Anatomy."""
 
+    source: Literal["timm", "transformers"] = "timm"
     family: str
     name: str
     params: int
@@ -58,26 +92,30 @@ class CatalogueEntry(Value, frozen=True, kw_only=True):
 
 def catalogue(pattern: str = "*") -> Iterator[CatalogueEntry]:
     """Yield the models whose name or family contains or matches `pattern`, without allocating their weights."""
-    import timm
-    import torch
-
-    from .read_anatomy import read_anatomy
-
     for family, names in FAMILIES.items():
         for name in names:
-            if not any(_matches(text, pattern) for text in (family, name)):
-                continue
-            with torch.device("meta"):
-                anatomy = read_anatomy(timm.create_model(name), name)
-            yield CatalogueEntry(
-                family=family,
-                name=name,
-                params=anatomy.params(),
-                flops=anatomy.flops(),
-                blocks=len(anatomy.blocks),
-                heads=anatomy.blocks[0].heads,
-                input_size=anatomy.image,
-            )
+            if any(_matches(text, pattern) for text in (family, name)):
+                yield _entry("timm", family, name, anatomy_without_weights(name, {}))
+    for family, models in TRANSFORMERS.items():
+        for name, changes, heads in models:
+            if any(_matches(text, pattern) for text in ("transformers", family, name)):
+                config = read_config({"model_type": family, **changes, "vision_config": changes}, name)
+                yield _entry(
+                    "transformers", family, name, anatomy_without_weights(*timm_arguments(config, heads, config.image))
+                )
+
+
+def _entry(source: Literal["timm", "transformers"], family: str, name: str, anatomy: Anatomy) -> CatalogueEntry:
+    return CatalogueEntry(
+        source=source,
+        family=family,
+        name=name,
+        params=anatomy.params(),
+        flops=anatomy.flops(),
+        blocks=len(anatomy.blocks),
+        heads=anatomy.blocks[0].heads,
+        input_size=anatomy.image,
+    )
 
 
 def _matches(text: str, pattern: str) -> bool:

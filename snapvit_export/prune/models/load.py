@@ -197,7 +197,13 @@ def _shape_arguments(anatomy: Anatomy) -> dict[str, Any]:
 
 def anatomy_of(name: str) -> Anatomy:
     """Return the Anatomy of a timm model by name, without its weights."""
-    return read_anatomy(_create(name, name), name)
+    return anatomy_without_weights(name, {})
+
+
+def anatomy_without_weights(name: str, arguments: Mapping[str, Any]) -> Anatomy:
+    """Return the Anatomy of what timm builds of a name and arguments; nothing is allocated."""
+    with torch.device("meta"):
+        return read_anatomy(_create(name, name, **arguments), name)
 
 
 def save_model(model: Model | nn.Module, description: ModelDescription, folder: Path | str) -> None:
@@ -360,8 +366,7 @@ def _shape_in(
     kwargs, notes = {**_classes_in(weights), **arguments}, []
     kernel = weights.get("patch_embed.proj.weight")
     for key in ("patch_size", "img_size"):
-        with torch.device("meta"):
-            anatomy = read_anatomy(_create(name, name, **kwargs), name)  # refuse what is no ViT before its checkpoint
+        anatomy = anatomy_without_weights(name, kwargs)  # refuses what is no ViT before it blames the checkpoint
         if key in arguments:
             continue
         if key == "patch_size":
@@ -426,13 +431,13 @@ def _load_timm_folder(files: Files, content: Mapping[str, Any], where: str) -> M
     anatomy = read_anatomy(module, files.name)
     names, more = content.get("label_names"), content.get("label_descriptions")
     more = more if isinstance(more, dict) else {}
-    named = isinstance(names, list) and len(names) == anatomy.classes
+    names = names if isinstance(names, list) and len(names) == anatomy.classes else []
     description = ModelDescription(
         name=files.name,
         architecture=architecture,
         kwargs=kwargs,
         preprocessing=_preprocessing(module, anatomy, config or None),
-        labels=tuple(f"{name} {more.get(name, '')}".strip() for name in names) if named else (),
+        labels=tuple(f"{name} {more.get(name, '')}".strip() for name in names),
     )
     return Model(module, anatomy, description, notes)
 

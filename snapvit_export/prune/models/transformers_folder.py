@@ -47,9 +47,11 @@ class Files:
 
     def find(self, *names: str) -> Path | None:
         """Return the first of these files that there is."""
-        if self.folder is not None:
-            return next((path for name in names if (path := self.folder / name).is_file()), None)
-        return next((path for name in names if (path := self._fetched(name)) is not None), None)
+        for name in names:
+            path = self._fetched(name) if self.folder is None else self.folder / name
+            if path is not None and path.is_file():
+                return path
+        return None
 
     def _fetched(self, name: str) -> Path | None:
         from huggingface_hub import hf_hub_download
@@ -147,7 +149,7 @@ def _labels(names: Any, classes: int) -> tuple[str, ...]:
     """Return the names of the classes in the order of the outputs; none where they are missing or say nothing."""
     if not isinstance(names, Mapping) or len(names) != classes:
         return ()
-    found = [names.get(str(i)) for i in range(classes)]
-    if not all(isinstance(name, str) and name.strip() for name in found) or all(map(NO_NAME.fullmatch, found)):
+    found = [name for i in range(classes) if isinstance(name := names.get(str(i)), str) and name.strip()]
+    if len(found) != classes or all(NO_NAME.fullmatch(name) for name in found):
         return ()
     return tuple(name if name not in found[:i] else f"{name} ({i})" for i, name in enumerate(found))

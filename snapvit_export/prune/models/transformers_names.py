@@ -210,8 +210,8 @@ def _join(state: dict[str, Tensor], block: str, config: Config, rotary: bool) ->
     elif config.gated:  # newer files have the two halves apart
         for part in ("weight", "bias"):
             halves = [state.pop(f"{block}mlp.{name}.{part}", None) for name in ("fc1_g", "fc1_x")]
-            if all(half is not None for half in halves):
-                state[f"{block}mlp.fc1.{part}"] = torch.cat(halves)
+            if halves[0] is not None and halves[1] is not None:
+                state[f"{block}mlp.fc1.{part}"] = torch.cat((halves[0], halves[1]))
 
 
 def _as_eva(state: dict[str, Tensor], block: str, config: Config) -> None:

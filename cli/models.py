@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ..visible import say
 from .output import print_json
 
 
@@ -45,4 +46,4 @@ def models(
         if rows:
             print_rows((*names, "params", "GFLOPs (GMACs)", "blocks x heads", "input"), rows, left=set(names))
     if pattern == "*":
-        print("Also: checkpoints of these of your own, of any size, and ONNX files of plain ViTs: see docs/models.md")
+        say("Also: checkpoints of these of your own, of any size, and ONNX files of plain ViTs: see docs/models.md")

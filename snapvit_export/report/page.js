@@ -36,6 +36,7 @@
     };
     for (const [name, spec] of Object.entries(specs)) {
       const plot = document.getElementById("plot-" + name);
+      await new Promise((resume) => setTimeout(resume)); // the page can be scrolled and read meanwhile
       try {
         await vegaEmbed(plot.querySelector(".live"), spec, options);
         plot.querySelector(".live svg").setAttribute("aria-hidden", "true"); // the figure around it has the alternative text
@@ -80,5 +81,5 @@
   document.querySelectorAll("table.sortable").forEach(sortable);
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") tip.hidden = true; });
   document.addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
-  drawAll();
+  window.addEventListener("load", drawAll); // until then the static plots are shown
 })();

@@ -109,12 +109,8 @@ def _read(interpreter: Interpreter, node: Node, value: Value, door: Entrance) ->
     if door.tokens_read == "token":
         return form.moved(lambda a: a[:, 0])
     first = form.shape[1] - scope.patches if door.tokens_read == "patches" else 0
-    pooled = reduced(
-        scope,
-        replace(node, op="ReduceMean", attributes={"keepdims": 0}),
-        form.moved(lambda a: a[:, first:]),
-        np.array([1]),
-    )
+    mean = replace(node, op="ReduceMean", attributes={"keepdims": 0})
+    pooled = reduced(scope, mean, form.moved(lambda a: a[:, first:]), np.array([1]))
     return as_form(node, pooled)
 
 

@@ -76,7 +76,8 @@ def weights(node: Node, logits: Form) -> Form:
     if term.index is not None or scale is None or (logits.offset is not None and np.any(logits.offset)):
         raise Misfit(
             node,
-            "attention weights were expected from products of queries and keys alone, without a mask or relative positions",
+            "attention weights were expected from products of queries and keys alone, without a mask or relative "
+            "positions",
         )
     return Form.of(Weights(node, term.base.rows, term.base.width, term.base, scale), logits.shape)
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from ..errors import ModelNotUnderstood, UsageError
+from .arrays import MOST
 from .nodes import Graph, is_half
 
 OLDEST = 11  # the opset that Slice, Pad and Clip took constants as inputs with; exporters of 2019 and later write it
@@ -130,6 +131,8 @@ def _shape(
             f"'{name}' is {shown}: it takes images of any size. Say which one, or fix it in the file, for example "
             f"python -m onnxruntime.tools.make_dynamic_shape_fixed {fixed} {graph.path.name} fixed.onnx",
         )
+    if (batch or 1) * 3 * height * width > MOST:
+        raise _refuse(graph, f"'{name}' is {shown}: images of such a size do not fit the memory")
     if image is not None and image != (height, width):
         raise UsageError(f"{graph.path}: takes images of {height}x{width}, not {image[0]}x{image[1]}")
     return batch, (batch or 1, 3, height, width)

@@ -228,7 +228,7 @@ _REDUCED: dict[str, Callable[..., Array]] = {
     "ReduceMax": np.max,
     "ReduceMin": np.min,
 }
-ELSEWHERE = ("Resize", "CumSum", "ScatterND", "GatherND", "Trilu", "Mod", "LayerNormalization", "Softmax")
+ELSEWHERE = ("Resize", "CumSum", "ScatterND", "GatherND", "Trilu", "LayerNormalization", "Softmax")
 
 
 def constant(node: Node, inputs: Sequence[Array | None], opset: int) -> Moved | None:
@@ -338,6 +338,7 @@ _OTHERS: dict[str, Callable[..., Array]] = {
     "Range": _range,
     "Concat": _concat,
     "Where": _where,
+    "Mod": lambda node, a, b: np.fmod(a, b) if node.get("fmod", 0) else np.mod(a, b),
     "Clip": _clip,
     "Gemm": _gemm,
     "MatMul": _matmul,
@@ -359,7 +360,7 @@ def _elsewhere(node: Node, inputs: Sequence[Array | None], opset: int) -> Array:
         limited([math.ceil(size * by) for size, by in zip(inputs[0].shape, inputs[2].tolist())], node)
     names = ["" if x is None else f"in{i}" for i, x in enumerate(inputs)]
     made = helper.make_node(node.op, names, ["out"], domain=node.domain, **node.attributes)
-    known = [numpy_helper.from_array(np.ascontiguousarray(x), name) for x, name in zip(inputs, names) if x is not None]
+    known = [numpy_helper.from_array(np.asarray(x, order="C"), name) for x, name in zip(inputs, names) if x is not None]
     # A graph needs an input to be run: a number that nothing reads but one node.
     unused = helper.make_tensor_value_info("unused", 1, [1])
     nodes = [made, helper.make_node("Identity", ["unused"], ["same"])]

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from ..elastic.format import Wiring
-from ..model.anatomy import Anatomy, AttentionPool, Block
+from ..model.anatomy import Anatomy, AttentionPool, Bias, Block
 from ..model.tensor_names import stored_shapes
 from .ending import Ending
 from .nodes import Array, Misfit
 from .rotary import Tables, fit
 from .sublayers import Tensors, norm_tensors
 from .values import Base, Norm, Patches, Residual, Sublayer, Tokens
-
-BIASES = ("q", "k", "v", "proj", "fc1", "fc2")
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,13 +122,13 @@ def _embedding(start: Base, batch: int) -> Embedding:
 
 def _block(parts: list[Sublayer], head_dim: int) -> Block:
     facts: dict[str, Any] = {"heads": 0, "head_dim": head_dim, "hidden": 0}
-    biases: set[str] = set()
-    scales = []
     for part in parts:
         facts |= part.facts
-        biases |= set(part.biases)
-        scales += ["attn" if part.is_attention else "mlp"] * (part.layer_scale is not None)
-    return Block(**facts, biases=tuple(b for b in BIASES if b in biases), layer_scale=tuple(scales))
+    biases = {name for part in parts for name in part.biases}
+    scaled: list[Literal["attn", "mlp"]] = [
+        "attn" if part.is_attention else "mlp" for part in parts if part.layer_scale is not None
+    ]
+    return Block(**facts, biases=tuple(b for b in get_args(Bias) if b in biases), layer_scale=tuple(scaled))
 
 
 def _with_scale(part: Sublayer) -> Tensors:

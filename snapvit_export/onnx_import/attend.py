@@ -75,7 +75,9 @@ def weights(node: Node, logits: Form) -> Form:
     scale = uniform(term.gain)
     if term.index is not None or scale is None or (logits.offset is not None and np.any(logits.offset)):
         raise Misfit(
-            node, "attention weights were expected from products of queries and keys alone, without a mask or bias"
+            node,
+            "attention weights were expected from products of queries and keys alone, without a mask or relative "
+            "positions",
         )
     return Form.of(Weights(node, term.base.rows, term.base.width, term.base, scale), logits.shape)
 
@@ -105,39 +107,68 @@ def attend(
     if value.rotation is not None:
         raise Misfit(node, "values that are not rotated were expected")
     first, image = _tokens(node, batch, key, value)
-    groups, m, d = queries.shape[0], queries.shape[1], values.shape[-1]
-    if isinstance(queries, Form):
-        asked = _view(node, batch, queries)
-        if not np.array_equal(asked.rows // (asked.base.rows // batch), np.broadcast_to(image[:, None], (groups, m))):
-            raise Misfit(node, "attention within each image was expected")
-        units = np.concatenate(
-            [_per_unit(each.columns, asked.columns.shape[1]) for each in (asked, key, value)], axis=1
-        )
-        found, which = np.unique(units, axis=0, return_inverse=True)
-        head = np.broadcast_to(which.reshape(groups, -1), (groups, m))
-        columns = np.split(found, [queries.shape[-1], queries.shape[-1] + keys.shape[-1]], axis=1)
-        query: Heads | Array = Heads(asked.base, columns[0], asked.scale, asked.rotation)
-        rows, row_count = asked.rows, asked.base.rows
-    else:
-        query, head, columns = _constant_queries(node, queries, key, value)
-        rows, row_count = np.broadcast_to(image[:, None], (groups, m)), batch
-    count, width = len(columns[1]), len(columns[1]) * d
+    (groups, m), d = queries.shape[:2], values.shape[-1]
+    asked = (
+        _own_queries(node, queries, _view(node, batch, queries), key, value, image, batch)
+        if isinstance(queries, Form)
+        else _constant_queries(node, queries, key, value, image, batch)
+    )
+    count, width = len(asked.keys), len(asked.keys) * d
+    if groups % batch or len(np.unique(asked.rows * count + asked.head)) != groups * m:
+        raise Misfit(node, "each head of each token once was expected")
     made = Attention(
         node,
-        row_count,
+        asked.count,
         width,
-        query=query,
-        key=Heads(key.base, columns[1], key.scale, key.rotation),
-        value=Heads(value.base, columns[2], value.scale),
+        query=asked.query,
+        key=Heads(key.base, asked.keys, key.scale, key.rotation),
+        value=Heads(value.base, asked.values, value.scale),
         scale=scale,
-        asked=np.unique(rows % (key.base.rows // batch)),
+        asked=np.unique(asked.rows % (key.base.rows // batch)),
         first=first,
         tokens=key.rows.shape[1],
     )
-    if groups * m != rows.size or groups % batch or len(np.unique(rows * count + head)) != rows.size:
-        raise Misfit(node, "each head of each token once was expected")
-    index = (rows * width + head * d)[..., None] + arange(d)  # (groups, M, D)
+    index = (asked.rows * width + asked.head * d)[..., None] + arange(d)  # (groups, M, D)
     return Form.of(_keys_from_queries(made), (*lead, m, d), index.reshape(*lead, m, d))
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """The queries of an attention, and which head each of them is of."""
+
+    query: Heads | Array
+    rows: Index  # (groups, M): the row of the result
+    count: int  # of such rows
+    head: Index  # (groups, M)
+    keys: Index  # (heads, features): columns
+    values: Index
+
+
+def _own_queries(node: Node, queries: Form, view: View, key: View, value: View, image: Index, batch: int) -> _Asked:
+    """Queries of the image's own tokens. A head is told by its columns of queries, keys and values."""
+    groups, m, features = queries.shape
+    if not np.array_equal(view.rows // (view.base.rows // batch), np.broadcast_to(image[:, None], (groups, m))):
+        raise Misfit(node, "attention within each image was expected")
+    units = np.concatenate([_per_unit(each.columns, view.columns.shape[1]) for each in (view, key, value)], axis=1)
+    found, which = np.unique(units, axis=0, return_inverse=True)
+    of_queries, keys, values = np.split(found, [features, 2 * features], axis=1)
+    head = np.broadcast_to(which.reshape(groups, -1), (groups, m))
+    query = Heads(view.base, of_queries, view.scale, view.rotation)
+    return _Asked(query, view.rows, view.base.rows, head, keys, values)
+
+
+def _constant_queries(node: Node, queries: Array, key: View, value: View, image: Index, batch: int) -> _Asked:
+    """Queries that are the same for every image: the result has a row for each image. Heads may share their keys."""
+    groups, m, features = queries.shape
+    number = np.broadcast_to(np.arange(m), (groups, m)).reshape(-1, 1)
+    units = np.concatenate([number, *(_per_unit(each.columns, m) for each in (key, value))], axis=1)
+    found, first, which = np.unique(units, axis=0, return_index=True, return_inverse=True)
+    flat, which = queries.reshape(groups * m, -1), which.reshape(-1)
+    if not np.array_equal(flat, flat[first][which]):
+        raise Misfit(node, "the same queries for every image were expected")
+    _, keys, values = np.split(found, [1, 1 + features], axis=1)
+    rows = np.broadcast_to(image[:, None], (groups, m))
+    return _Asked(flat[first], rows, batch, which.reshape(groups, m), keys, values)
 
 
 def grouped(node: Node, batch: int, x: Form, weight: Array) -> Form:
@@ -192,21 +223,6 @@ def _values_from_sums(base: Base, columns: Index, matrices: Array) -> Base | Non
     values = Linear(base.node, x.rows, count * n, x, weight.reshape(count * n, -1), None)
     made = Heads(values, np.arange(count * n).reshape(count, n), base.value.scale)
     return replace(base, width=count * n, value=made)
-
-
-def _constant_queries(
-    node: Node, queries: Array, key: View, value: View
-) -> tuple[Array, Index, tuple[Index, Index, Index]]:
-    """Return the query of each head, which head each unit is, and columns of none, keys and values."""
-    groups, m, _ = queries.shape
-    number = np.broadcast_to(np.arange(m), (groups, m)).reshape(-1, 1)
-    units = np.concatenate([number, *(_per_unit(each.columns, m) for each in (key, value))], axis=1)
-    found, first, which = np.unique(units, axis=0, return_index=True, return_inverse=True)
-    flat, which = queries.reshape(groups * m, -1), which.reshape(-1)
-    if not np.array_equal(flat, flat[first][which]):
-        raise Misfit(node, "the same queries for every image were expected")
-    k = key.columns.shape[-1]
-    return flat[first], which.reshape(groups, m), (found[:, :0], found[:, 1 : 1 + k], found[:, 1 + k :])
 
 
 def _per_unit(columns: Index, units: int) -> Index:
@@ -288,9 +304,10 @@ def _as_rotation(batch: int, shape: tuple[int, ...], own: Term, other: Term) -> 
     size = np.sqrt(np.square(cos.astype(np.float64)) + np.square(sin.astype(np.float64)))
     scale = float(np.median(size))
     scale = 1.0 if abs(scale - 1) < EXACT else scale
-    close = dict(rtol=0, atol=SAME_ANGLE * scale)
-    alike = np.allclose(cos, cos[..., partner], **close) and np.allclose(sin, -sin[..., partner], **close)
-    if not alike or not np.allclose(size, scale, **close) or not (cos == cos[:1]).all() or not (sin == sin[:1]).all():
+    off = (size - scale, cos - cos[..., partner], sin + sin[..., partner])  # none, for a rotation
+    if max(np.abs(each).max() for each in off) > SAME_ANGLE * scale:
+        return None
+    if not ((cos == cos[:1]).all() and (sin == sin[:1]).all()):  # of every head and image
         return None
     tokens = rows[0, :, 0] % (base.rows // batch)
     tables = (cos[0], sin[0]) if scale == 1 else (cos[0] / scale, sin[0] / scale)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from ..errors import ModelNotUnderstood, UsageError
+from .arrays import MOST
 from .nodes import Graph, is_half
 
 OLDEST = 11  # the opset that Slice, Pad and Clip took constants as inputs with; exporters of 2019 and later write it
@@ -25,12 +26,16 @@ DOMAINS = ("", "com.microsoft")
 BLOCKED = "com.microsoft.nchwc"
 
 
+TokensRead = Literal["token", "mean", "patches"]  # of an output of all tokens: the first, their mean, that of patches
+
+
 @dataclass(frozen=True)
 class Entrance:
     """How a file is entered: its input and output."""
 
     input_name: str
     output_name: str
+    tokens_read: TokensRead | None
     shape: tuple[int, int, int, int]  # of the images that the graph is gone through with
     batch: int | None  # None: any
     dtype: np.dtype
@@ -47,7 +52,8 @@ def enter(graph: Graph, output: str | None, image: tuple[int, int] | None) -> En
     half = _computes_in_half(graph)
     if half:
         notes.append("the file computes in fp16; its weights are read as fp32")
-    return Entrance(name, _output(graph, output), shape, batch, _dtype(graph, name, value), half, tuple(notes))
+    wanted, read = _output(graph, output)
+    return Entrance(name, wanted, read, shape, batch, _dtype(graph, name, value), half, tuple(notes))
 
 
 def _refuse(graph: Graph, reason: str) -> ModelNotUnderstood:
@@ -125,23 +131,30 @@ def _shape(
             f"'{name}' is {shown}: it takes images of any size. Say which one, or fix it in the file, for example "
             f"python -m onnxruntime.tools.make_dynamic_shape_fixed {fixed} {graph.path.name} fixed.onnx",
         )
+    if (batch or 1) * 3 * height * width > MOST:
+        raise _refuse(graph, f"'{name}' is {shown}: images of such a size do not fit the memory")
     if image is not None and image != (height, width):
         raise UsageError(f"{graph.path}: takes images of {height}x{width}, not {image[0]}x{image[1]}")
     return batch, (batch or 1, 3, height, width)
 
 
-def _output(graph: Graph, output: str | None) -> str:
-    if output is not None:
-        known = {name for node in graph.nodes for name in node.outputs}
-        if output not in known:
-            raise UsageError(f"{graph.path}: no value is called '{output}'. Its outputs: {', '.join(graph.outputs)}")
-        return output
-    if len(graph.outputs) != 1:
-        raise UsageError(
-            f"{graph.path}: has {len(graph.outputs)} outputs. Say which is the model's: "
-            + ", ".join(f"--output {name}" for name in graph.outputs)
-        )
-    return next(iter(graph.outputs))
+def _output(graph: Graph, output: str | None) -> tuple[str, TokensRead | None]:
+    """Return the name of the output, and what is read of it if it is all tokens: `NAME:token` says so."""
+    if output is None:
+        if len(graph.outputs) != 1:
+            raise UsageError(
+                f"{graph.path}: has {len(graph.outputs)} outputs. Say which is the model's: "
+                + ", ".join(f"--output {name}" for name in graph.outputs)
+            )
+        return next(iter(graph.outputs)), None
+    known = {name for node in graph.nodes for name in node.outputs if name}
+    if output in known:
+        return output, None
+    name, _, read = output.rpartition(":")
+    for each in get_args(TokensRead):
+        if name in known and read == each:
+            return name, each
+    raise UsageError(f"{graph.path}: no value is called '{output}'. Its outputs: {', '.join(graph.outputs)}")
 
 
 def _computes_in_half(graph: Graph) -> bool:

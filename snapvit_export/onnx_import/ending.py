@@ -33,11 +33,11 @@ class Ending:
 def read_ending(node: Node, output: Form, batch: int) -> Ending:
     """Return what made an output, (B, classes) or (B, E); `node` is the one that gives it."""
     if len(output.shape) != 2 or output.shape[0] != batch:
-        shape = "x".join(map(str, output.shape[1:]))
+        shape, name = "x".join(map(str, output.shape[1:])), node.outputs[0]
         raise Misfit(
             node,
-            f"one vector for each image was expected as output, not {shape} numbers: export class scores, the class "
-            "token or a mean of the tokens",
+            f"one vector for each image was expected as output, not {shape} numbers. Of tokens, say what is read: "
+            f"--output {name}:token (the first), :mean (of all) or :patches (the mean of those)",
         )
     if len(output.terms) == 2:
         return _two_tokens(node, output, batch)

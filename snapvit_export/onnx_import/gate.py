@@ -45,8 +45,8 @@ def require_same_as_original(found: Recognised, path: Path | str, images: Images
 def original_outputs(found: Recognised, path: Path, images: Images) -> npt.NDArray[np.float32]:
     """Return the output of the file itself, (N, classes) or (N, E)."""
     with _opened(path, [found.output_name]) as session:
-        run = in_batches(lambda batch: session.run_all(batch)[found.output_name], _typed(found, images), found.batch)
-    return np.asarray(run, np.float32)
+        output = in_batches(lambda x: session.run_all(x)[found.output_name], _typed(found, images), found.batch)
+    return found.vectors(output)
 
 
 @contextmanager

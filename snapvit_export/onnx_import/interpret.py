@@ -19,8 +19,9 @@ from ..errors import FileFormatError, first_line
 from .arrays import ARITHMETIC, FUNCTIONS, MOVES, constant
 from .nodes import Branch, Graph, Misfit, Node
 from .rules import arithmetic, attention, functions, fused, layout, linears, norms, pooling
+from .rules.linears import PREPROCESSING
 from .rules.scope import Scope
-from .values import Form, Input, Value
+from .values import Form, Input, Linear, Value
 
 NOT_COMPUTED = (ValueError, IndexError, TypeError, KeyError, AttributeError, ArithmeticError, MemoryError)
 MICROSOFT = "com.microsoft"
@@ -119,7 +120,7 @@ class Interpreter:
             return [np.asarray(each) for each in known] if isinstance(known, list) else np.asarray(known)
         rule = RULES.get((node.domain, node.op))
         if rule is None:
-            raise Misfit(node, "no part of a plain ViT. Patches, norms, linear layers and attention were expected")
+            raise Misfit(node, _unknown(node, given))
         return rule(self.scope, node, *given)
 
     def _branch(self, node: Node, condition: Any) -> list[Any]:
@@ -154,6 +155,16 @@ class Interpreter:
             node = nodes[min(wanted - set(order))]
             raise FileFormatError(f"{self.graph.path}: damaged: {node} depends on its own output")
         return [nodes[i] for i in order]
+
+
+def _unknown(node: Node, given: list[Any]) -> str:
+    """Return what was expected in the place of an operator without a rule."""
+    form = next((value for value in given if isinstance(value, Form)), None)
+    if form is not None and isinstance(form.base, Input):
+        return PREPROCESSING
+    if form is not None and isinstance(form.base, Linear) and len(form.shape) == 2:
+        return f"the model's output was expected before this. If that is what it reads: --output {node.inputs[0]}"
+    return "no part of a plain ViT. Patches, norms, linear layers and attention were expected"
 
 
 def _in_order(before: dict[int, set[int]]) -> list[int]:

@@ -115,9 +115,20 @@ def read(path: Path) -> Graph:
             model = onnx.inliner.inline_local_functions(model)
         except Exception as error:  # onnx's own exception types share no base
             raise FileFormatError(f"{path}: its functions cannot be written out: {first_line(error)}") from error
+    _require_text(model, path)
     versions = {entry.domain: entry.version for entry in model.opset_import}
     opset = versions.get("", versions.get("ai.onnx", 0))
     return Graph(path, model, opset, tuple(_node(proto, path) for proto in model.graph.node))
+
+
+def _require_text(model: Any, path: Path) -> None:
+    """Refuse names that are no text: protobuf gives them as bytes, which nothing would match."""
+    named = [*model.graph.initializer, *model.graph.input, *model.graph.output]
+    names = [each.name for each in named] + [entry.domain for entry in model.opset_import]
+    for node in model.graph.node:
+        names += [node.op_type, node.domain, node.name, *node.input, *node.output, *(a.name for a in node.attribute)]
+    if any(not isinstance(name, str) for name in names):
+        raise FileFormatError(f"{path}: damaged: it has names that are no text")
 
 
 def as_array(tensor: Any, path: Path) -> Array:

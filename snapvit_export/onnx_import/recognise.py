@@ -11,21 +11,24 @@ proven afterwards, by comparing our graph with the file itself (`gate`). Light: 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET
 
 from ..elastic.format import Wiring
 from ..errors import ModelNotUnderstood
 from ..model.anatomy import Anatomy
-from .assemble import assemble
-from .door import Entrance, enter, looks_like
+from .assemble import Assembled, assemble
+from .door import Entrance, TokensRead, enter, looks_like
 from .ending import read_ending
 from .interpret import Interpreter
-from .nodes import Graph, Misfit, read
+from .nodes import Graph, Misfit, Node, read
 from .rules.functions import as_form
+from .rules.pooling import reduced
+from .values import Form, Pointwise, Value
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,13 +44,24 @@ class Recognised:
     dtype: np.dtype  # of the input
     is_half: bool  # it computes in fp16: equal to ours only as far as that goes
     streams: tuple[str, ...]  # values of the file: the residual stream after each block; "" where it has no name
+    tokens_read: TokensRead | None  # what is read of the output, if that is all tokens
+    metadata: dict[str, str]  # of the file; one of ours has its preprocessing and labels there
     notes: tuple[str, ...] = ()  # what the user should know
+
+    def vectors(self, output: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+        """Return what is read of the file's own output: (N, classes) or (N, E)."""
+        values = output.astype(np.float32)
+        if self.tokens_read is None:
+            return values
+        first = self.anatomy.prefix if self.tokens_read == "patches" else 0
+        return values[:, 0] if self.tokens_read == "token" else np.asarray(values[:, first:].mean(1), np.float32)
 
 
 def recognise(path: Path | str, output: str | None = None, image: tuple[int, int] | None = None) -> Recognised:
     """Return the ViT in a file, or refuse the file by naming the first node that does not fit.
 
-    `output`: which one is the model's, if there are several; `image`: height and width, where the file takes any.
+    `output`: which value is the model's, if there are several outputs, or not the last one; `NAME:token`, `NAME:mean`
+    and `NAME:patches` read one vector of an output of all tokens. `image`: height and width, where the file takes any.
     """
     graph = read(Path(path))
     door = enter(graph, output, image)
@@ -64,7 +78,7 @@ def _recognised(graph: Graph, door: Entrance) -> Recognised:
     node = next((n for n in graph.nodes if door.output_name in n.outputs), None)
     if node is None:
         raise ModelNotUnderstood(f"{graph.path}: no node gives the output '{door.output_name}'")
-    ending = read_ending(node, as_form(node, value), door.shape[0])
+    ending = read_ending(node, _read(interpreter, node, value, door), door.shape[0])
     found = assemble(ending, door.shape[0], (door.shape[2], door.shape[3]), interpreter.scope.position_rows)
     return Recognised(
         anatomy=found.anatomy,
@@ -76,13 +90,35 @@ def _recognised(graph: Graph, door: Entrance) -> Recognised:
         dtype=door.dtype,
         is_half=door.is_half,
         streams=found.streams,
-        notes=(*door.notes, *_notes(found.anatomy)),
+        tokens_read=door.tokens_read,
+        metadata={entry.key: entry.value for entry in graph.model.metadata_props},
+        notes=(*door.notes, *_notes(found)),
     )
 
 
-def _notes(anatomy: Anatomy) -> list[str]:
+def _read(interpreter: Interpreter, node: Node, value: Value, door: Entrance) -> Form:
+    """Return what is read of the output: of all tokens one, or a mean."""
+    if isinstance(value, Pointwise):
+        text = "class scores or an embedding were expected, not a function of them"
+        raise Misfit(node, f"{text}. Name the value before: --output {node.inputs[0]}")
+    form, scope = as_form(node, value), interpreter.scope
+    if door.tokens_read is None:
+        return form
+    if len(form.shape) != 3 or form.shape[0] != scope.batch or form.shape[1] < scope.patches:
+        raise Misfit(node, f"all tokens of each image were expected, of which ':{door.tokens_read}' is read")
+    if door.tokens_read == "token":
+        return form.moved(lambda a: a[:, 0])
+    first = form.shape[1] - scope.patches if door.tokens_read == "patches" else 0
+    mean = replace(node, op="ReduceMean", attributes={"keepdims": 0})
+    pooled = reduced(scope, mean, form.moved(lambda a: a[:, first:]), np.array([1]))
+    return as_form(node, pooled)
+
+
+def _notes(found: Assembled) -> list[str]:
     """Return what a user may not expect of the model."""
-    found = []
-    if anatomy.classes == 0:
-        found.append(f"the output is an embedding of {anatomy.embed_dim} numbers: no classifier is in the file")
-    return found
+    notes = []
+    if found.anatomy.classes == 0:
+        notes.append(f"the output is an embedding of {found.anatomy.embed_dim} numbers: no classifier is in the file")
+    if found.anatomy.rope != "none" and found.wiring.rotary is UNSET:
+        notes.append("its rotary tables follow no known formula: it stays at its own resolution")
+    return notes

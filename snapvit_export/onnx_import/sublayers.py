@@ -52,8 +52,8 @@ def _before(base: Base) -> Base | None:
 def read_sublayer(stream: Base, last: Linear, layer_scale: Array | None) -> Sublayer:
     """Return the sub-layer whose last linear layer this is, which `stream` goes into through a norm."""
     inner, between = last.x, None
-    if isinstance(inner, Norm) and isinstance(inner.x, (Attention, Activation, Product)):
-        inner, between = inner.x, _whole(inner)
+    if isinstance(last.x, Norm) and isinstance(last.x.x, (Attention, Activation, Product)):
+        inner, between = last.x.x, _whole(last.x)
     if isinstance(inner, Attention):
         return _attention(stream, last, inner, between, layer_scale)
     if isinstance(inner, (Activation, Product)):
@@ -80,6 +80,13 @@ def before_blocks(base: Base, stream: Base) -> Norm:
     raise Misfit(base.node, expected)
 
 
+def _begin(norms: dict[str, Norm], name: str, layer: Linear, stream: Base) -> None:
+    """Note the norm that a sub-layer begins with; all of its first linear layers must read the same one."""
+    norm = before_blocks(layer.x, stream)
+    if norms.setdefault(name, norm) is not norm:
+        raise Misfit(layer.node, "one norm before all linear layers of attention, or of an MLP, was expected")
+
+
 def linear(tensors: Tensors, name: str, weight: Array, bias: Array | None) -> bool:
     """Add the tensors of a linear layer; return True if it has a bias."""
     tensors[f"{name}.weight"] = weight
@@ -100,7 +107,7 @@ def _attention(
     biases = []
     for name, heads in (("q", inner.query), ("k", inner.key), ("v", inner.value)):
         layer, columns = _of_heads(inner.node, name, heads, norms)
-        norms["norm1"] = before_blocks(layer.x, stream)
+        _begin(norms, "norm1", layer, stream)
         flat = columns.reshape(-1)
         bias = None if layer.bias is None else layer.bias[flat]
         if name == "k" and bias is not None and not bias.any():
@@ -129,14 +136,13 @@ def _of_heads(node: Node, name: str, heads: Heads, norms: dict[str, Norm]) -> tu
     """Return the linear layer that heads come from and their columns of it; a norm of each head goes to `norms`."""
     base, columns = heads.x, heads.columns
     if isinstance(base, Norm) and isinstance(base.x, Linear) and name != "v":
-        features = base.columns.shape[1]
+        norm, features = base, base.columns.shape[1]
         places = columns % features
         if columns.shape[1] != features or not (places == places[0]).all():
-            raise Misfit(base.node, "a norm of each head was expected")
-        order = places[0]
-        vectors = {part: None if v is None else v[order] for part, v in (("weight", base.weight), ("bias", base.bias))}
-        norms[f"{name}_norm"] = replace(base, **vectors)
-        base, columns = base.x, base.columns.reshape(-1)[columns]
+            raise Misfit(norm.node, "a norm of each head was expected")
+        weight, bias = (None if vector is None else vector[places[0]] for vector in (norm.weight, norm.bias))
+        norms[f"{name}_norm"] = replace(norm, weight=weight, bias=bias)
+        base, columns = norm.x, norm.columns.reshape(-1)[columns]
     if not isinstance(base, Linear):
         raise Misfit(node, f"{name} of a linear layer was expected, not of {base.node}")
     return base, columns
@@ -188,24 +194,15 @@ def _mlp(
 ) -> Sublayer:
     tensors: Tensors = {}
     norms: dict[str, Norm] = {}
-    if isinstance(inner, Product):
-        gate, up = _gated(inner)
-        activation, layers = gate.base, (("gate", gate, True), ("up", up, False))
-        assert isinstance(activation, Activation)
-        kind = activation.kind
-    else:
-        kind, layers = inner.kind, (("fc1", Rows(inner, np.arange(0)), True),)
+    kind, layers = _first_layers(inner)
     biased = []
-    for name, rows, activated in layers:
-        layer = rows.base.x if activated and isinstance(rows.base, Activation) else rows.base
-        if not isinstance(layer, Linear):
-            raise Misfit(inner.node, f"{name} of an MLP was expected before this, a linear layer, not {layer.node}")
-        norms["norm2"] = before_blocks(layer.x, stream)
-        rows_kept = slice(None) if rows.columns is None else rows.columns
-        biased.append(
-            linear(tensors, name, layer.weight[rows_kept], None if layer.bias is None else layer.bias[rows_kept])
-        )
-    _even_biases(tensors, layers, biased)
+    for name, layer, columns in layers:
+        _begin(norms, "norm2", layer, stream)
+        bias = None if layer.bias is None else layer.bias[columns]
+        biased.append(linear(tensors, name, layer.weight[columns], bias))
+    if any(biased):  # zeros for the one of two layers that alone has none
+        for name, *_ in layers:
+            tensors.setdefault(f"{name}.bias", np.zeros(len(tensors[f"{name}.weight"]), np.float32))
     biases = ["fc1"] * any(biased) + ["fc2"] * linear(tensors, "fc2", last.weight.T, last.bias)
     if between is not None:
         norms["mlp_norm"] = between
@@ -220,6 +217,23 @@ def _mlp(
     return Sublayer(facts, tuple(biases), layer_scale, norms, tensors)
 
 
+def _first_layers(inner: Activation | Product) -> tuple[str, list[tuple[str, Linear, Any]]]:
+    """Return the activation of an MLP and its linear layers before that, with the columns that are used of each."""
+    found: list[tuple[str, Base, Index | None]]
+    if isinstance(inner, Product):
+        gate, up = _gated(inner)
+        assert isinstance(gate.base, Activation)
+        kind, found = gate.base.kind, [("gate", gate.base.x, gate.columns), ("up", up.base, up.columns)]
+    else:
+        kind, found = inner.kind, [("fc1", inner.x, None)]
+    layers = []
+    for name, layer, columns in found:
+        if not isinstance(layer, Linear):
+            raise Misfit(inner.node, f"{name} of an MLP was expected before this, a linear layer, not {layer.node}")
+        layers.append((name, layer, slice(None) if columns is None else columns))
+    return kind, layers
+
+
 def _gated(inner: Product) -> tuple[Rows, Rows]:
     """Return the factor with an activation, then the one without."""
     pair = (inner.x, inner.other)
@@ -227,14 +241,6 @@ def _gated(inner: Product) -> tuple[Rows, Rows]:
     if sum(active) != 1:
         raise Misfit(inner.node, "a gated MLP was expected: one factor with an activation, one without")
     return pair if active[0] else pair[::-1]
-
-
-def _even_biases(tensors: Tensors, layers: Any, biased: list[bool]) -> None:
-    """Give zeros to the one of two layers that alone has no bias."""
-    if any(biased) and not all(biased):
-        for (name, *_), has in zip(layers, biased):
-            if not has:
-                tensors[f"{name}.bias"] = np.zeros(len(tensors[f"{name}.weight"]), np.float32)
 
 
 def norm_tensors(name: str, norm: Norm) -> Tensors:

@@ -26,7 +26,7 @@ made of, if it is written out, are a `RowMean` and a `RowPower`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -267,6 +267,14 @@ class Form:
 
     def _spread(self, array: Array, move: Callable[[Array], Array]) -> Array:
         return array if array.ndim == 0 else move(np.broadcast_to(array, self.shape))
+
+    def cut(self, parts: Callable[[Array], Sequence[Array]], count: int) -> list[Form]:
+        """Return the pieces that `parts` cuts an array into, as forms."""
+
+        def piece(i: int) -> Form:
+            return self.moved(lambda x: parts(x)[i])
+
+        return [piece(i) for i in range(count)]
 
     def reshaped(self, *shape: int) -> Form:
         if -1 in shape:

@@ -40,7 +40,7 @@ def packed_attention(scope: Scope, node: Node, x: Any, weight: Any, bias: Any = 
         raise Misfit(node, "attention with constant weights was expected")
     sizes = node.get("qkv_hidden_sizes", None) or [weight.shape[1] // 3] * 3
     packed, ends = linear(scope, node, as_form(node, x), weight, bias), np.cumsum(sizes)[:-1]
-    parts = [packed.moved(lambda a, i=i: np.split(a, ends, axis=-1)[i]) for i in range(3)]
+    parts = packed.cut(lambda a: np.split(a, ends, axis=-1), 3)
     return _side_by_side(_attended(scope, node, [_heads(node, part, int(node.get("num_heads", 0))) for part in parts]))
 
 
@@ -49,8 +49,7 @@ def multi_head(scope: Scope, node: Node, q: Any, k: Any = None, v: Any = None, b
     if any(each is not None for each in rest) or node.get("unidirectional", 0):
         raise Misfit(node, "attention to all tokens was expected, without a mask or a cache")
     if k is None and len(shape_of(q)) == 5:
-        query = as_form(node, q)
-        parts = [query.moved(lambda a, i=i: a[:, :, :, i].reshape(*a.shape[:2], -1)) for i in range(3)]
+        parts = as_form(node, q).cut(lambda a: [a[:, :, :, i].reshape(*a.shape[:2], -1) for i in range(3)], 3)
     elif k is not None and v is not None:
         parts = [as_form(node, x) for x in (q, k, v)]
     else:

@@ -65,8 +65,10 @@ def function(scope: Scope, node: Node, x: Any) -> Value:
 
 def clip(scope: Scope, node: Node, x: Any, low: Any = None, high: Any = None) -> Value:
     of = as_function(node, x)
-    limits = [None if each is None else uniform(each) for each in (low, high)]
-    return x if limits == [None, None] else Pointwise(of.form, np.clip(of.values, *limits))
+    least, most = (end if each is None else uniform(each) for each, end in ((low, -np.inf), (high, np.inf)))
+    if least is None or most is None:
+        raise Misfit(node, "the same limits for all elements were expected")
+    return Pointwise(of.form, np.clip(of.values, least, most))
 
 
 def _activation(node: Node, x: Pointwise) -> Form:

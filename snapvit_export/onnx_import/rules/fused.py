@@ -41,7 +41,7 @@ def biased_gelu(scope: Scope, node: Node, x: Any, bias: Any = None) -> Value:
 def split_gelu(scope: Scope, node: Node, x: Any, bias: Any) -> Value:
     """BiasSplitGelu: one half times the Gelu of the other."""
     of = as_form(node, with_constant(scope, replace(node, op="Add"), x, bias))
-    left, right = (of.moved(lambda a, i=i: np.split(a, 2, axis=-1)[i]) for i in range(2))
+    left, right = of.cut(lambda a: np.split(a, 2, axis=-1), 2)
     return arithmetic(scope, replace(node, op="Mul"), left, function(scope, replace(node, op="Gelu"), right))
 
 

@@ -20,8 +20,8 @@ def moved(scope: Scope, node: Node, x: Value, *rest: Any) -> Any:
         raise Misfit(node, "a layout that does not depend on the image was expected")
     form = as_form(node, x)
     if node.op == "Split":
-        return [form.moved(lambda a, i=i: MOVES["Split"](node, a, *rest)[i]) for i in range(len(node.outputs))]
-    return form.moved(lambda a: MOVES[node.op](node, a, *rest))
+        return form.cut(lambda a: list(MOVES["Split"](node, a, *rest)), len(node.outputs))
+    return form.moved(lambda a: np.asarray(MOVES[node.op](node, a, *rest)))
 
 
 def concat(scope: Scope, node: Node, *parts: Value) -> Form:

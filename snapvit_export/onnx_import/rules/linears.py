@@ -125,6 +125,7 @@ def _patches(scope: Scope, node: Node, weight: Array, bias: Array | None) -> For
     grid = (height // ph, width // pw)
     if not all(grid):
         raise Misfit(node, f"images of at least one patch of {ph}x{pw} were expected")
+    scope.patches = grid[0] * grid[1]
     base = Patches(node, b * grid[0] * grid[1], e, weight, None if bias is None else bias.reshape(-1), grid)
     index = arange(base.rows * e).reshape(b, *grid, e).transpose(0, 3, 1, 2)
     return Form.of(base, (b, e, *grid), index)

@@ -9,7 +9,20 @@ from typing import Any
 import numpy as np
 
 from ..nodes import Misfit, Node
-from ..values import Centred, Form, Norm, NormKind, Pointwise, RowMean, RowPower, Value, arange, same_form, uniform
+from ..values import (
+    Centred,
+    Form,
+    Norm,
+    NormKind,
+    Pointwise,
+    RowMean,
+    RowPower,
+    Value,
+    arange,
+    rows_of,
+    same_form,
+    uniform,
+)
 from .functions import as_form
 from .scope import Scope, with_rows
 
@@ -37,9 +50,11 @@ def normed(
         if vector is not None and (not isinstance(vector, np.ndarray) or vector.size != features):
             raise Misfit(node, f"a norm with one weight for each of {features} features was expected")
     weight, bias = (None if vector is None else vector.reshape(-1) for vector in (weight, bias))
-    heads = _of_heads(node, form, kind, eps, weight, bias)
-    if heads is not None:
-        return heads
+    whole = rows_of(form)
+    if whole is None or whole.columns is not None:
+        heads = _of_heads(node, form, kind, eps, weight, bias)
+        if heads is not None:
+            return heads
     rows = scope.rows(node, form)
     if not rows.is_plain:
         raise Misfit(node, "a norm of the tokens themselves was expected")

@@ -17,6 +17,7 @@ class Scope:
     shape: tuple[int, int, int, int]  # (B, C, H, W)
     opset: int
     position_rows: int = 0  # of what was added to the patches: some of them may be of the prefix
+    patches: int = 0  # of each image
     tokens: list[Tokens] = field(default_factory=list)
 
     @property

@@ -109,11 +109,16 @@ def onnx_options(
     return OnnxOptions(
         output=output,
         preprocessing=preprocessing,
-        mean=None if mean is None else tuple(fractions(mean, "--mean")),
-        std=None if std is None else tuple(fractions(std, "--std")),
+        mean=_channels(mean, "--mean"),
+        std=_channels(std, "--std"),
         resize=resize,
         classes=classes,
     )
+
+
+def _channels(text: str | None, option: str) -> tuple[float, ...] | None:
+    """Parse `0.485,0.456,0.406`, one number for each channel, which may be the same."""
+    return None if text is None else tuple(_number(part, option, "0.485,0.456,0.406") for part in text.split(","))
 
 
 def share(text: str | None, option: str) -> float | None:

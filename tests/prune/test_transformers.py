@@ -16,6 +16,8 @@ from helpers.hostile import Bomb
 from helpers.images import make_image_folder
 from helpers.rankings import random_ranking
 from helpers.transformers_models import CASES, make, save, wanted, write_preprocessing
+from snapvit_export.calibration.images import prepare
+from snapvit_export.calibration.open_source import open_source
 from snapvit_export.errors import FileFormatError, ModelNotUnderstood, SnapvitError, UsageError
 from snapvit_export.graph.writer import GraphWriter
 from snapvit_export.model.plan import Plan
@@ -278,7 +280,7 @@ def test_a_name_on_the_hub_is_fetched_file_by_file(folder, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     ours = load_model("some-one/my_vit.v2")
-    assert ours.name == "some-one/my_vit.v2"
+    assert ours.name == load_model("hf:some-one/my_vit.v2").name == "some-one/my_vit.v2"
     assert set(asked) == {"config.json", "preprocessor_config.json", WEIGHTS}
     content = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**content, "model_type": "beit"}))
@@ -410,9 +412,6 @@ def deit_folder(shared, tmp_path):
 
 
 def test_the_real_deit_tiny_gives_the_same_answers_as_from_timm(deit_folder, shared):
-    from snapvit_export.calibration.images import prepare
-    from snapvit_export.calibration.open_source import open_source
-
     ours = load_model(str(deit_folder))
     timms = load_model("deit_tiny_patch16_224", shared / "data" / "deit_tiny_patch16_224.safetensors")
     source = open_source(str(shared / "data" / "imagenet-sample")).subset(range(24))
@@ -437,6 +436,6 @@ def test_the_real_deit_tiny_is_exported_to_a_budget_with_the_same_top_answers(
     manifest = json.loads(outcome.out)
     assert manifest["choice"]["variant"]
     timms = load_model("deit_tiny_patch16_224", shared / "data" / "deit_tiny_patch16_224.safetensors")
-    batch = torch.randn(8, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    batch = torch.from_numpy(next(prepare(open_source(str(data)), timms.preprocessing).batches(48)))
     dense = run(tmp_path / "family" / "dense.onnx", batch.numpy())
     assert (dense.argmax(1) == outputs(timms.module, batch).argmax(1).numpy()).all()

@@ -6,6 +6,7 @@ preprocessing, then the weights: safetensors, whole or in shards, or else a torc
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,7 +44,10 @@ class Files:
         folder = Path(name)
         if (folder / CONFIG).is_file():
             return Files(folder.resolve().name, folder)
-        return Files(name, None) if HUB_ID.fullmatch(name) and not folder.exists() else None
+        if folder.exists():
+            return None
+        on_hub = name.removeprefix("hf-hub:").removeprefix("hf:")  # as timm and --data say it
+        return Files(on_hub, None) if HUB_ID.fullmatch(on_hub) else None
 
     def find(self, *names: str) -> Path | None:
         """Return the first of these files that there is."""
@@ -56,7 +60,10 @@ class Files:
     def _fetched(self, name: str) -> Path | None:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+        from huggingface_hub.utils import disable_progress_bars
 
+        disable_progress_bars()  # --quiet must be quiet, and a failure is reported in our one line
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
         try:
             return Path(hf_hub_download(self.name, name))
         except LocalEntryNotFoundError as error:  # no network, and not fetched before

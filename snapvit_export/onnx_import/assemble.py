@@ -54,9 +54,8 @@ class _Parts:
 
     @property
     def first_norm(self) -> Norm:
-        return next(
-            norm for _, part in self.sublayers for name, norm in part.norms.items() if name in ("norm1", "norm2")
-        )
+        of_blocks = ((name, norm) for _, part in self.sublayers for name, norm in part.norms.items())
+        return next(norm for name, norm in of_blocks if name in ("norm1", "norm2"))
 
 
 def assemble(ending: Ending, batch: int, image: tuple[int, int], position_rows: int, is_half: bool) -> Assembled:
@@ -66,7 +65,10 @@ def assemble(ending: Ending, batch: int, image: tuple[int, int], position_rows: 
     if not pairs:
         raise Misfit(start.node, "at least one block of attention and MLP was expected after the patch embedding")
     tables = _tables(pairs, embedding)
-    rope, rotary = ("none", UNSET) if tables is None else fit(tables, embedding.patches.grid, is_half)
+    rope: Literal["none", "cat", "dinov3"] = "none"
+    rotary: Rotary | UnsetType = UNSET
+    if tables is not None:
+        rope, rotary = fit(tables, embedding.patches.grid, is_half)
     norms = _norms(embedding, pairs, ending)
     parts = _Parts(image, embedding, pairs, ending, norms, tables, rope, rotary, position_rows)
     anatomy = _anatomy(parts)

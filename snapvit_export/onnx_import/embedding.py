@@ -25,7 +25,7 @@ class Embedding:
 
 
 def read_embedding(start: Base, batch: int) -> Embedding:
-    """Return what the residual stream begins with: where the gain is zero is the prefix, and the offset is positions."""
+    """Return what the residual stream begins with: the prefix, where the gain is zero; the offset has positions."""
     pre_norm = start if isinstance(start, Norm) else None
     base = start if pre_norm is None else pre_norm.x
     if isinstance(base, Patches):

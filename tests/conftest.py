@@ -16,6 +16,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 from helpers.families import make_family, make_family_and_elastic
 from helpers.images import make_image_folder
 from helpers.models import make_model, make_model_folder
+from helpers.onnx_files import Exported
 from helpers.programs import Outcome
 from helpers.shared import SHARED
 from helpers.timing import short_timings as timings_are_short
@@ -69,6 +70,12 @@ def family_and_elastic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A family and an Elastic folder of the same ranking, made once. To be read, or copied."""
     with timings_are_short():
         return make_family_and_elastic(tmp_path_factory.mktemp("made"))
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """ONNX files of small models as other tools export them, each made once. To be read."""
+    return Exported(tmp_path_factory.mktemp("exported"))
 
 
 @pytest.fixture

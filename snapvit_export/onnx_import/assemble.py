@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from ..elastic.format import Wiring
 from ..model.anatomy import Anatomy, AttentionPool, Bias, Block
+from ..model.positions import Rotary
 from ..model.tensor_names import stored_shapes
+from .embedding import Embedding, read_embedding
 from .ending import Ending
-from .nodes import Array, Misfit
+from .nodes import Misfit
 from .rotary import Tables, fit
 from .sublayers import Tensors, norm_tensors
-from .values import Base, Norm, Patches, Residual, Sublayer, Tokens
+from .values import Base, Norm, NormKind, Residual, Sublayer
+
+Pair = tuple[Residual | None, Residual | None]  # attention and MLP of a block
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,48 +34,47 @@ class Assembled:
 
 
 @dataclass(frozen=True, eq=False)
-class Embedding:
-    """The tokens that go into the first block."""
+class _Parts:
+    """What a model is made of."""
 
-    patches: Patches
-    prefix: Array | None  # (prefix tokens, E)
-    positions: Array | None  # (patches, E)
-    pre_norm: Norm | None
+    image: tuple[int, int]
+    embedding: Embedding
+    pairs: list[Pair]
+    ending: Ending
+    norms: dict[str, Norm]
+    tables: Tables | None  # rotary
+    rope: Literal["none", "cat", "dinov3"]
+    rotary: Rotary | UnsetType
+    position_rows: int  # that the file adds to the tokens
 
     @property
-    def prefix_tokens(self) -> int:
-        return 0 if self.prefix is None else len(self.prefix)
+    def sublayers(self) -> Iterator[tuple[int, Sublayer]]:
+        """Every sub-layer with the number of its block."""
+        return ((i, part.sublayer) for i, pair in enumerate(self.pairs) for part in pair if part is not None)
+
+    @property
+    def first_norm(self) -> Norm:
+        of_blocks = ((name, norm) for _, part in self.sublayers for name, norm in part.norms.items())
+        return next(norm for name, norm in of_blocks if name in ("norm1", "norm2"))
 
 
-def assemble(ending: Ending, batch: int, image: tuple[int, int], position_rows: int) -> Assembled:
+def assemble(ending: Ending, batch: int, image: tuple[int, int], position_rows: int, is_half: bool) -> Assembled:
     """Return the model that ends so."""
     start, residuals = _stream(ending.stream)
-    embedding = _embedding(start, batch)
-    pairs = _blocks(residuals)
+    embedding, pairs = read_embedding(start, batch), _blocks(residuals)
     if not pairs:
         raise Misfit(start.node, "at least one block of attention and MLP was expected after the patch embedding")
+    tables = _tables(pairs, embedding)
+    rope: Literal["none", "cat", "dinov3"] = "none"
+    rotary: Rotary | UnsetType = UNSET
+    if tables is not None:
+        rope, rotary = fit(tables, embedding.patches.grid, is_half)
     norms = _norms(embedding, pairs, ending)
-    kind, eps = _one_kind(norms)
-    rope = _rope(pairs, embedding, image)
-    tensors = _outside(embedding, ending)
-    head_dim = next((a.sublayer.facts["head_dim"] for a, _ in pairs if a is not None), 1)
-    blocks = []
-    for i, pair in enumerate(pairs):
-        blocks.append(_block([r.sublayer for r in pair if r is not None], head_dim))
-        for part in pair:
-            if part is not None:
-                tensors |= {f"blocks.{i}.{name}": tensor for name, tensor in _with_scale(part.sublayer).items()}
-    if rope is not None:
-        tensors |= {"rope.sin": rope.sin, "rope.cos": rope.cos}
-        tensors = _in_order(tensors, rope, len(blocks))
-    anatomy = _anatomy(embedding, ending, tuple(blocks), image, position_rows, kind, eps, rope)
-    for i, block in enumerate(blocks):
-        empty = np.zeros(anatomy.embed_dim, np.float32)
-        tensors |= {} if block.heads else {f"blocks.{i}.proj.bias": empty}
-        tensors |= {} if block.hidden else {f"blocks.{i}.fc2.bias": empty}
-    wiring = _wiring(ending, norms, embedding, rope, eps)
-    last = [(mlp or attention) for attention, mlp in pairs]
-    return Assembled(anatomy, wiring, _named(tensors, anatomy, start), tuple(r.output for r in last if r))
+    parts = _Parts(image, embedding, pairs, ending, norms, tables, rope, rotary, position_rows)
+    anatomy = _anatomy(parts)
+    tensors = _tensors(parts, anatomy)
+    last = [mlp or attention for attention, mlp in pairs]
+    return Assembled(anatomy, _wiring(parts), _named(tensors, anatomy, start), tuple(r.output for r in last if r))
 
 
 def _stream(last: Base) -> tuple[Base, list[Residual]]:
@@ -81,9 +86,9 @@ def _stream(last: Base) -> tuple[Base, list[Residual]]:
     return last, found[::-1]
 
 
-def _blocks(residuals: list[Residual]) -> list[tuple[Residual | None, Residual | None]]:
+def _blocks(residuals: list[Residual]) -> list[Pair]:
     """Return attention and MLP of each block; a block may lack one of them."""
-    found: list[tuple[Residual | None, Residual | None]] = []
+    found: list[Pair] = []
     for residual in residuals:
         if residual.sublayer.is_attention:
             found.append((residual, None))
@@ -94,30 +99,77 @@ def _blocks(residuals: list[Residual]) -> list[tuple[Residual | None, Residual |
     return found
 
 
-def _embedding(start: Base, batch: int) -> Embedding:
-    pre_norm = start if isinstance(start, Norm) else None
-    base = start if pre_norm is None else pre_norm.x
-    if isinstance(base, Patches):
-        return Embedding(base, None, None, pre_norm)
-    if not isinstance(base, Tokens) or not isinstance(base.form.base, Patches):
-        raise Misfit(base.node, "the residual stream was expected to begin with the patch embedding")
-    patches, term = base.form.base, base.form.terms[0]
-    shape = (batch, base.rows // batch, base.width)  # (B, T, E)
-    gain = np.broadcast_to(np.float32(1) if term.gain is None else term.gain, base.form.shape).reshape(shape)
-    offset = np.broadcast_to(np.float32(0) if base.form.offset is None else base.form.offset, base.form.shape).reshape(
-        shape
+def _norms(embedding: Embedding, pairs: list[Pair], ending: Ending) -> dict[str, Norm]:
+    """Return all norms by canonical name; they must be of one kind."""
+    found: dict[str, Norm] = {}
+    for i, pair in enumerate(pairs):
+        for part in pair:
+            found |= {} if part is None else {f"blocks.{i}.{name}": norm for name, norm in part.sublayer.norms.items()}
+    first = next(iter(found.values()))
+    outside = {"pre_norm": embedding.pre_norm, "final_norm": ending.final_norm, "fc_norm": ending.fc_norm}
+    found |= {name: norm for name, norm in outside.items() if norm is not None}
+    if ending.pool is not None:
+        found["pool.norm"] = ending.pool[1].sublayer.norms["norm2"]
+    for norm in found.values():
+        if norm.kind != first.kind:
+            names: dict[NormKind, str] = {"layer": "LayerNorm", "rms": "RMSNorm"}
+            raise Misfit(norm.node, f"a {names[first.kind]} was expected, like the others")
+    return found
+
+
+def _tables(pairs: list[Pair], embedding: Embedding) -> Tables | None:
+    """Return the rotary tables, which all blocks must share."""
+    attentions = [attention for attention, _ in pairs if attention is not None]
+    first: Tables | None = None
+    for attention in attentions:
+        rotation = attention.sublayer.rotation
+        here = None if rotation is None else Tables.of(attention.node, rotation, embedding.prefix_tokens)
+        if attention is attentions[0]:
+            first = here
+        elif (first is None) != (here is None) or not (first is None or here is None or first.same_as(here)):
+            raise Misfit(attention.node, "the same rotary embedding in every block was expected")
+    return first
+
+
+def _anatomy(parts: _Parts) -> Anatomy:
+    embedding, ending = parts.embedding, parts.ending
+    patches, prefix = embedding.patches, embedding.prefix_tokens
+    e, channels, *patch = patches.weight.shape
+    count = patches.grid[0] * patches.grid[1]
+    if prefix < 1 + ending.two_tokens and ending.pooling == "token":
+        raise Misfit(patches.node, "a class token before the patches was expected, since the output is read from one")
+    # A file does not tell a class token that is not read from a register. Registers come in twos and fours.
+    class_token = prefix > 0 and (ending.pooling == "token" or prefix % 2 == 1)
+    rows = parts.position_rows if count <= parts.position_rows <= count + prefix else count
+    return Anatomy(
+        family="deit-distilled" if ending.two_tokens else "vit" if parts.rope == "none" else "eva",
+        embed_dim=e,
+        blocks=_of_blocks(parts),
+        image=parts.image,
+        patch=(patch[0], patch[1]),
+        channels=channels,
+        patch_bias=patches.bias is not None,
+        class_token=class_token,
+        distillation_token=ending.two_tokens,
+        registers=prefix - class_token - ending.two_tokens,
+        positions=0 if embedding.positions is None else rows,
+        rope=parts.rope,
+        norm=parts.first_norm.kind,
+        norm_eps=parts.first_norm.eps,
+        pre_norm=embedding.pre_norm is not None,
+        final_norm=ending.final_norm is not None,
+        fc_norm=ending.fc_norm is not None,
+        pooling=ending.pooling,
+        attention_pool=None
+        if ending.pool is None
+        else AttentionPool(heads=ending.pool[0], hidden=ending.pool[1].sublayer.facts["hidden"]),
+        classes=0 if ending.head is None else ending.head.width,
     )
-    index = term.indices(base.form.shape).reshape(shape)
-    prefix = shape[1] - patches.rows // batch
-    in_order = np.arange(patches.rows * patches.width).reshape(batch, -1, patches.width)
-    if prefix < 0 or gain[:, :prefix].any() or (gain[:, prefix:] != 1).any() or (index[:, prefix:] != in_order).any():
-        raise Misfit(
-            base.node, "tokens of the class and registers were expected first, then all patches in their order"
-        )
-    if (offset != offset[:1]).any():
-        raise Misfit(base.node, "the same positions for every image were expected")
-    positions = offset[0, prefix:]
-    return Embedding(patches, offset[0, :prefix] if prefix else None, positions if positions.any() else None, pre_norm)
+
+
+def _of_blocks(parts: _Parts) -> tuple[Block, ...]:
+    head_dim = next((part.facts["head_dim"] for _, part in parts.sublayers if part.is_attention), 1)
+    return tuple(_block([r.sublayer for r in pair if r is not None], head_dim) for pair in parts.pairs)
 
 
 def _block(parts: list[Sublayer], head_dim: int) -> Block:
@@ -131,74 +183,42 @@ def _block(parts: list[Sublayer], head_dim: int) -> Block:
     return Block(**facts, biases=tuple(b for b in get_args(Bias) if b in biases), layer_scale=tuple(scaled))
 
 
-def _with_scale(part: Sublayer) -> Tensors:
-    if part.layer_scale is None:
-        return part.tensors
-    return {**part.tensors, "scale1" if part.is_attention else "scale2": part.layer_scale}
+def _wiring(parts: _Parts) -> Wiring:
+    ending, prefix = parts.ending, parts.embedding.prefix_tokens
+    pools = ending.pooling != "token"
+    if pools and ending.first not in (0, prefix):
+        expected = f"pooling of all tokens or of the patches was expected, not from token {ending.first} on"
+        raise Misfit(ending.stream.node, expected)
+    usual = parts.first_norm.eps
+    return Wiring(
+        rotate_half=parts.tables is not None and parts.tables.half,
+        pool_prefix=pools and prefix > 0 and ending.first == 0,
+        pool_activation=None if ending.pool is None else ending.pool[1].sublayer.facts["activation"],
+        eps={name: norm.eps for name, norm in parts.norms.items() if norm.eps != usual},
+        rotary=parts.rotary,
+    )
 
 
-def _norms(embedding: Embedding, pairs: Any, ending: Ending) -> dict[str, Norm]:
-    """Return all norms by canonical name, those of the blocks first."""
-    found: dict[str, Norm] = {}
-    for i, pair in enumerate(pairs):
-        for part in pair:
-            if part is not None:
-                found |= {f"blocks.{i}.{name}": norm for name, norm in part.sublayer.norms.items()}
-    outside = (("pre_norm", embedding.pre_norm), ("final_norm", ending.final_norm), ("fc_norm", ending.fc_norm))
-    found |= {name: norm for name, norm in outside if norm is not None}
-    if ending.pool is not None:
-        found["pool.norm"] = ending.pool[1].sublayer.norms["norm2"]
-    return found
-
-
-def _one_kind(norms: dict[str, Norm]) -> tuple[Any, float]:
-    """Return the kind of all norms, and the eps of the first block's."""
-    first = next((norm for name, norm in norms.items() if name.endswith(("norm1", "norm2"))))
-    for norm in norms.values():
-        if norm.kind != first.kind:
-            raise Misfit(norm.node, f"a {first.kind} norm was expected, like the others")
-    return first.kind, first.eps
-
-
-def _rope(pairs: Any, embedding: Embedding, image: tuple[int, int]) -> Tables | None:
-    """Return the rotary tables, which all blocks must share."""
-    found: Tables | None = None
-    for n, (attention, _) in enumerate((a, m) for a, m in pairs if a is not None):
-        rotation = attention.sublayer.rotation
-        if rotation is None:
-            if found is not None:
-                raise Misfit(attention.node, "a rotary embedding was expected in every block")
-            continue
-        here = Tables.of(attention.node, rotation, embedding.prefix_tokens)
-        if (found is None) != (n == 0) or (found is not None and not found.same_as(here)):
-            raise Misfit(attention.node, "the same rotary embedding in every block was expected")
-        found = found or here
-    return found
-
-
-def _in_order(tensors: Tensors, rope: Tables, blocks: int) -> Tensors:
-    """Return the features of q and k in the order of the tables, where pairs lie in neither of the two known ways."""
-    if rope.order is None:
-        return tensors
-    found = dict(tensors)
-    for i in range(blocks):
-        for name in ("q", "k"):
-            for part in ("weight", "bias"):
-                if (tensor := tensors.get(f"blocks.{i}.{name}.{part}")) is not None:
-                    heads = tensor.reshape(-1, len(rope.order), *tensor.shape[1:])
-                    found[f"blocks.{i}.{name}.{part}"] = heads[:, rope.order].reshape(tensor.shape)
-                if (norm := tensors.get(f"blocks.{i}.{name}_norm.{part}")) is not None:
-                    found[f"blocks.{i}.{name}_norm.{part}"] = norm[rope.order]
-    return found
+def _tensors(parts: _Parts, anatomy: Anatomy) -> Tensors:
+    """Return all tensors by canonical name."""
+    tensors = _outside(parts.embedding, parts.ending)
+    for i, part in parts.sublayers:
+        tensors |= {f"blocks.{i}.{name}": tensor for name, tensor in part.tensors.items()}
+        if part.layer_scale is not None:
+            tensors[f"blocks.{i}.{'scale1' if part.is_attention else 'scale2'}"] = part.layer_scale
+    for i, block in enumerate(anatomy.blocks):  # a sub-layer that is missing adds nothing
+        for layer, count in (("proj", block.heads), ("fc2", block.hidden)):
+            tensors |= {} if count else {f"blocks.{i}.{layer}.bias": np.zeros(anatomy.embed_dim, np.float32)}
+    if parts.tables is not None:
+        tensors |= {"rope.sin": parts.tables.sin, "rope.cos": parts.tables.cos}
+        tensors = _in_order(tensors, parts.tables, len(anatomy.blocks))
+    return tensors
 
 
 def _outside(embedding: Embedding, ending: Ending) -> Tensors:
+    """Return the tensors outside of the blocks."""
     tensors: Tensors = {"patch.weight": embedding.patches.weight, **ending.tensors}
-    given = {
-        "patch.bias": embedding.patches.bias,
-        "prefix": embedding.prefix,
-        "positions": embedding.positions,
-    }
+    given = {"patch.bias": embedding.patches.bias, "prefix": embedding.prefix, "positions": embedding.positions}
     tensors |= {name: tensor for name, tensor in given.items() if tensor is not None}
     norms = {"pre_norm": embedding.pre_norm, "final_norm": ending.final_norm, "fc_norm": ending.fc_norm}
     for name, norm in norms.items():
@@ -210,64 +230,19 @@ def _outside(embedding: Embedding, ending: Ending) -> Tensors:
     return tensors
 
 
-def _anatomy(
-    embedding: Embedding,
-    ending: Ending,
-    blocks: tuple[Block, ...],
-    image: tuple[int, int],
-    position_rows: int,
-    kind: Any,
-    eps: float,
-    rope: Tables | None,
-) -> Anatomy:
-    patches, prefix = embedding.patches, embedding.prefix_tokens
-    e, channels, *patch = patches.weight.shape
-    count = patches.grid[0] * patches.grid[1]
-    if prefix < 1 + ending.two_tokens and ending.pooling == "token":
-        raise Misfit(patches.node, "a class token before the patches was expected, since the output is read from one")
-    # Of pooled models the file does not tell a class token from a register. Registers come in fours.
-    class_token = prefix > 0 and (ending.pooling == "token" or prefix % 2 == 1)
-    rows = position_rows if count <= position_rows <= count + prefix else count
-    return Anatomy(
-        family="deit-distilled" if ending.two_tokens else "vit" if rope is None else "eva",
-        embed_dim=e,
-        blocks=blocks,
-        image=image,
-        patch=(patch[0], patch[1]),
-        channels=channels,
-        patch_bias=patches.bias is not None,
-        class_token=class_token,
-        distillation_token=ending.two_tokens,
-        registers=prefix - class_token - ending.two_tokens,
-        positions=0 if embedding.positions is None else rows,
-        rope="none" if rope is None else fit(rope, patches.grid)[0],
-        norm=kind,
-        norm_eps=eps,
-        pre_norm=embedding.pre_norm is not None,
-        final_norm=ending.final_norm is not None,
-        fc_norm=ending.fc_norm is not None,
-        pooling=ending.pooling,
-        attention_pool=None
-        if ending.pool is None
-        else AttentionPool(heads=ending.pool[0], hidden=ending.pool[1].sublayer.facts["hidden"]),
-        classes=0 if ending.head is None else ending.head.width,
-    )
-
-
-def _wiring(ending: Ending, norms: dict[str, Norm], embedding: Embedding, rope: Tables | None, eps: float) -> Wiring:
-    prefix = embedding.prefix_tokens
-    if ending.pooling != "token" and ending.first not in (0, prefix):
-        raise Misfit(
-            ending.stream.node, f"pooling of all tokens or of the patches was expected, not from token {ending.first}"
-        )
-    rotary = {} if rope is None else {"rotary": fit(rope, embedding.patches.grid)[1]}
-    return Wiring(
-        rotate_half=rope is not None and rope.half,
-        pool_prefix=ending.pooling != "token" and prefix > 0 and ending.first == 0,
-        pool_activation=None if ending.pool is None else ending.pool[1].sublayer.facts["activation"],
-        eps={name: norm.eps for name, norm in norms.items() if norm.eps != eps},
-        **rotary,
-    )
+def _in_order(tensors: Tensors, tables: Tables, blocks: int) -> Tensors:
+    """Return the features of q and k in the order of the tables, where pairs lie in neither of the two known ways."""
+    if tables.order is None:
+        return tensors
+    found, order = dict(tensors), tables.order
+    for name in (f"blocks.{i}.{part}" for i in range(blocks) for part in ("q", "k")):
+        for kind in ("weight", "bias"):
+            if (tensor := tensors.get(f"{name}.{kind}")) is not None:
+                heads = tensor.reshape(-1, len(order), *tensor.shape[1:])
+                found[f"{name}.{kind}"] = heads[:, order].reshape(tensor.shape)
+            if (norm := tensors.get(f"{name}_norm.{kind}")) is not None:
+                found[f"{name}_norm.{kind}"] = norm[order]
+    return found
 
 
 def _named(tensors: Tensors, anatomy: Anatomy, start: Base) -> Tensors:

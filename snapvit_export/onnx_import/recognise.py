@@ -79,7 +79,8 @@ def _recognised(graph: Graph, door: Entrance) -> Recognised:
     if node is None:
         raise ModelNotUnderstood(f"{graph.path}: no node gives the output '{door.output_name}'")
     ending = read_ending(node, _read(interpreter, node, value, door), door.shape[0])
-    found = assemble(ending, door.shape[0], (door.shape[2], door.shape[3]), interpreter.scope.position_rows)
+    image, position_rows = (door.shape[2], door.shape[3]), interpreter.scope.position_rows
+    found = assemble(ending, door.shape[0], image, position_rows, door.is_half)
     return Recognised(
         anatomy=found.anatomy,
         wiring=found.wiring,

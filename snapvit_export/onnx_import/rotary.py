@@ -22,7 +22,7 @@ from .nodes import Array, Misfit, Node
 from .values import Index, Rotation
 
 SAME = 1e-4  # of sines and cosines: angles of up to some tens, computed in float32
-SAME_HALF = 5e-3  # the same, of tables that were stored in 16 bits
+SAME_HALF = 2e-2  # the same, of tables that were computed in 16 bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,55 +65,62 @@ class Tables:
         )
 
 
-def fit(tables: Tables, grid: Grid) -> tuple[Literal["cat", "dinov3"], Rotary | UnsetType]:
+def fit(tables: Tables, grid: Grid, is_half: bool) -> tuple[Literal["cat", "dinov3"], Rotary | UnsetType]:
     """Return the kind of a rotary embedding and its formula; tables of an unknown one count as `cat`."""
     patches, features = tables.sin.shape
-    if features % 4 or patches != grid[0] * grid[1]:
+    if features % 4 or features < 8 or patches != grid[0] * grid[1] or min(grid) < 2:
         return "cat", UNSET
+    allowed = SAME_HALF if is_half else SAME
     for column_first in (False, True):
         for candidate in _candidates(tables, grid, column_first):
             sin, cos = candidate.tables(grid, features, tables.half)
-            if max(np.abs(sin - tables.sin).max(), np.abs(cos - tables.cos).max()) < SAME:
+            if max(np.abs(sin - tables.sin).max(), np.abs(cos - tables.cos).max()) < allowed:
                 return candidate.kind, candidate
     return "cat", UNSET
 
 
 def _candidates(tables: Tables, grid: Grid, column_first: bool) -> list[Rotary]:
-    """Return formulas whose steps between neighbouring patches are those of the tables."""
-    sin, cos = (_of_pairs(table, tables.half).reshape(*grid, -1) for table in (tables.sin, tables.cos))
-    count = sin.shape[-1] // 2
-    steps, starts = [], []
-    for axis, side in enumerate(grid):
-        if side < 2:
-            return []
-        mine = slice(count * (axis != column_first), count * (axis != column_first) + count)
-        place: list[tuple[int, ...]] = [(0, 0), (1, 0) if axis == 0 else (0, 1)]
-        first, second = (np.arctan2(sin[at][mine], cos[at][mine]) for at in place)
-        steps.append(np.abs(np.angle(np.exp(1j * (second - first)))))
-        starts.append(first)
-    step = steps[0]
-    if count < 2 or (step <= 0).any():
-        return []
-    temperature = _round((step[-2] / step[-1]) ** count)
-    if not 1 < temperature < 1e9:
-        return []
-    slowest = temperature ** -((count - 1) / count)
-    ratios = [float(s[-1] / slowest) for s in steps]  # radians from patch to patch, of the first feature
+    """Return formulas whose angles at the first patches are those of the tables."""
+    sin, cos = (_of_pairs(table, tables.half).reshape(*grid, 2, -1) for table in (tables.sin, tables.cos))
+    angles = np.arctan2(sin, cos)  # (rows, columns, 2, count)
+    own = (1, 0) if column_first else (0, 1)  # which half of the angles is of the row, and which of the column
+    starts = [angles[0, 0, half] for half in own]
+    steps = [_turn(angles[1, 0, own[0]] - starts[0]), _turn(angles[0, 1, own[1]] - starts[1])]
+    slow, count = [float(step[-1]) for step in steps], len(steps[0])  # of the slowest feature: never more than a turn
+    fast = min(1, count - 2)  # one before the slowest that is slow enough as well
+    found: list[Rotary] = []
+    if min(slow) <= 0 or steps[0][fast] <= 0:
+        return found
+    measured = float(steps[0][fast] / slow[0]) ** (count / (count - 1 - fast))
+    offset = round(float(starts[0][-1]) / slow[0], 3)  # in patches
+    for digits in (2, 1):
+        temperature = _rounded(measured, digits)
+        if 1 < temperature < 1e9:
+            first = temperature ** ((count - 1) / count)  # how much faster the first feature is
+            reference = (round(slow[0] * first * grid[0]), round(slow[1] * first * grid[1]))
+            found += _of_temperature(temperature, column_first, offset, reference)
+    return found
+
+
+def _of_temperature(temperature: float, column_first: bool, offset: float, reference: Grid) -> list[Rotary]:
+    """Return all formulas of a temperature."""
+    divisors: tuple[Literal["separate", "min", "max"], ...] = ("separate", "min", "max")
     found = [
         Rotary(kind="dinov3", temperature=temperature, column_first=column_first, divisor=divisor)
-        for divisor in ("separate", "min", "max")
+        for divisor in divisors
     ]
-    offset = round(float(starts[0][-1] / steps[0][-1]), 3)
-    reference = (round(ratios[0] * grid[0]), round(ratios[1] * grid[1]))
-    if abs(offset) < 1e3 and all(side > 0 for side in reference):
-        for given in (None, reference):
-            for shift in (0.0, offset):
-                found.append(
-                    Rotary(
-                        kind="cat", temperature=temperature, offset=shift, column_first=column_first, reference=given
-                    )
-                )
+    for size in (None, reference):
+        if size is None or min(size) > 0:
+            found += [
+                Rotary(kind="cat", temperature=temperature, offset=shift, column_first=column_first, reference=size)
+                for shift in (0.0, offset)
+            ]
     return found
+
+
+def _turn(angle: Array) -> Array:
+    """Return angles between minus and plus half a turn."""
+    return np.angle(np.exp(1j * angle))
 
 
 def _of_pairs(table: Array, half: bool) -> Array:
@@ -121,9 +128,8 @@ def _of_pairs(table: Array, half: bool) -> Array:
     return table[:, : table.shape[1] // 2] if half else table[:, ::2]
 
 
-def _round(value: float) -> float:
-    """Return a number to the two digits that temperatures have."""
+def _rounded(value: float, digits: int) -> float:
+    """Return a number to so many digits: temperatures are 100 or 10000."""
     if not math.isfinite(value) or value <= 0:
         return 0.0
-    digits = 1 - math.floor(math.log10(value))
-    return float(round(value, digits))
+    return float(round(value, digits - 1 - math.floor(math.log10(value))))

@@ -38,6 +38,9 @@ def _pooled(scope: Scope, node: Node, form: Form, axes: list[int], kind: Pooling
     if 0 in axes or form.shape[0] != batch or len(others) != 1:
         raise Misfit(node, "a mean over the tokens of each image was expected")
     tokens = form.moved(lambda a: np.moveaxis(a, others[0], -1).reshape(batch, -1, a.shape[others[0]]))
+    shape = tuple(1 if a in axes else n for a, n in enumerate(form.shape) if keep or a not in axes)
+    if kind == "avg" and tokens.shape[1] == 2 and tokens.is_plain and scope.patches > 2:
+        return _mean_of_two(tokens).reshaped(*shape)
     rows = scope.rows(node, tokens)
     total = rows.base.rows // batch
     first = int(rows.rows[0, 0]) % total
@@ -45,4 +48,10 @@ def _pooled(scope: Scope, node: Node, form: Form, axes: list[int], kind: Pooling
     if not rows.is_plain or not np.array_equal(rows.rows, wanted):
         raise Misfit(node, "pooling of all tokens was expected, or of all but the first ones")
     base = Pooled(node, batch, rows.base.width, rows.base, kind, first, total - first)
-    return Form.of(base, tuple(1 if a in axes else n for a, n in enumerate(form.shape) if keep or a not in axes))
+    return Form.of(base, shape)
+
+
+def _mean_of_two(tokens: Form) -> Form:
+    """Return half the sum of two tokens: those of the class and of the distillation."""
+    halves = [half.scaled(np.array(0.5, np.float32)) for half in tokens.cut(lambda a: [a[:, 0], a[:, 1]], 2)]
+    return Form(halves[0].shape, (*halves[0].terms, *halves[1].terms))

@@ -63,11 +63,29 @@ def endless_variant(family_and_elastic: Path, tmp_path: Path) -> Path:
     return folder / "dense.onnx"
 
 
-def start(*arguments: object, at: Path) -> subprocess.Popen[str]:
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        [sys.executable, *map(str, arguments)], cwd=at, stdout=pipe, stderr=pipe, text=True, start_new_session=True
-    )
+@pytest.fixture
+def start():
+    """Start Python; whatever is still running after the test is killed, as some of these would never end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(*arguments: object, at: Path) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        started.append(
+            subprocess.Popen(
+                [sys.executable, *map(str, arguments)],
+                cwd=at,
+                stdout=pipe,
+                stderr=pipe,
+                text=True,
+                start_new_session=True,
+            )
+        )
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 def ended(process: subprocess.Popen[str], how: int) -> str:
@@ -83,7 +101,7 @@ def ended(process: subprocess.Popen[str], how: int) -> str:
 
 
 @pytest.mark.parametrize("how", SIGNALS)
-def test_a_command_in_a_native_call_ends_and_leaves_nothing(how, endless_variant, tmp_path):
+def test_a_command_in_a_native_call_ends_and_leaves_nothing(how, endless_variant, tmp_path, start):
     folder, images = endless_variant.parent, make_image_folder(tmp_path / "images", 10)
     before = sorted(path.name for path in folder.iterdir())
     asked = ["evaluate", endless_variant, "--by", "head", "--data", images]
@@ -99,7 +117,7 @@ def test_a_command_in_a_native_call_ends_and_leaves_nothing(how, endless_variant
 
 @pytest.mark.parametrize("how", SIGNALS)
 @pytest.mark.parametrize("work", [NATIVE, IN_PYTHON], ids=["native", "python"])
-def test_staged_folders_and_scratch_are_removed(how, work, endless, tmp_path):
+def test_staged_folders_and_scratch_are_removed(how, work, endless, tmp_path, start):
     (tmp_path / "here").mkdir()
     process = start("-c", PROGRAM.format(work=work.strip(), tidy="pass"), endless, at=tmp_path / "here")
     assert process.stdout.readline() == "running\n"
@@ -110,7 +128,7 @@ def test_staged_folders_and_scratch_are_removed(how, work, endless, tmp_path):
     assert ("stopped from outside" in err) == (how != signal.SIGINT)
 
 
-def test_a_second_interrupt_does_not_keep_it_from_tidying_up(tmp_path):
+def test_a_second_interrupt_does_not_keep_it_from_tidying_up(tmp_path, start):
     tidy = 'print("tidying", flush=True); time.sleep(0.5); Path("tidied").touch()'
     process = start("-c", PROGRAM.format(work=IN_PYTHON.strip(), tidy=tidy), at=tmp_path)
     assert process.stdout.readline() == "running\n"
@@ -120,14 +138,14 @@ def test_a_second_interrupt_does_not_keep_it_from_tidying_up(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["tidied"]
 
 
-def test_tidying_up_for_ever_ends_too(tmp_path):
+def test_tidying_up_for_ever_ends_too(tmp_path, start):
     process = start("-c", PROGRAM.format(work=IN_PYTHON.strip(), tidy="time.sleep(600)"), at=tmp_path)
     assert process.stdout.readline() == "running\n"
     ended(process, signal.SIGTERM)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_ignored_stays_ignored(tmp_path):
+def test_what_was_ignored_stays_ignored(tmp_path, start):
     ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
     process = start("-c", ignoring + PROGRAM.format(work=IN_PYTHON.strip(), tidy="pass"), at=tmp_path)
     assert process.stdout.readline() == "running\n"

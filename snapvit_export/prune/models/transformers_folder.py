@@ -60,7 +60,7 @@ class Files:
     def _fetched(self, name: str) -> Path | None:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-        from huggingface_hub.utils import disable_progress_bars
+        from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
         disable_progress_bars()  # --quiet must be quiet, and a failure is reported in our one line
         logging.getLogger("huggingface_hub").setLevel(logging.ERROR)

@@ -79,7 +79,12 @@ def _check_places(family: Path, paths: Sequence[Path], force: bool) -> None:
     for path in paths:
         is_own = path.name in report_files() and path.parent.resolve() == family.resolve()
         parts = [part for part in parts_beside(path) if not is_own or part.name not in report_files()]
-        check_output(path, "a report", lambda path, is_own=is_own: is_own or is_report(path), parts, force)
+        check_output(path, "a report", is_file if is_own else is_report, parts, force)
+
+
+def is_file(path: Path) -> bool:
+    """Return True: a name that is reserved for reports in a family holds one, of an older version too."""
+    return path.is_file()
 
 
 def is_report(path: Path) -> bool:

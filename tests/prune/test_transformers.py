@@ -255,6 +255,35 @@ def test_every_tensor_is_accounted_for(folder):
             load_model(str(folder))
 
 
+NASTY = [None, -1, 0, 10**6, 10**12, 1e308, float("nan"), "x", [], {}, [1, 2], True, {"height": 10**6, "width": 10**6}]
+
+
+@pytest.mark.parametrize("name", ["vit", "dinov2 with registers", "dinov3 gated", "siglip2"])
+def test_whatever_the_files_say_an_error_is_one_line(name, tmp_path):
+    folder = save(make(CASES[name]), tmp_path / "theirs")
+    rng = np.random.default_rng(0)
+    for file in ("config.json", "preprocessor_config.json"):
+        sound = (folder / file).read_text()
+        content = json.loads(sound)
+        for key in content:
+            value = NASTY[rng.integers(len(NASTY))]
+            (folder / file).write_text(json.dumps({**content, key: value}).replace("NaN", "1e999"))
+            refused_or_loaded(folder)
+        (folder / file).write_text(sound)
+    sound = load_file(folder / WEIGHTS)
+    for key, tensor in sound.items():
+        other = [torch.zeros(()), torch.zeros(0), tensor[..., :-1], tensor.flatten()[:7], tensor[None]][rng.integers(5)]
+        save_file({**sound, key: other.contiguous()}, folder / WEIGHTS)
+        refused_or_loaded(folder)
+
+
+def refused_or_loaded(folder) -> None:
+    try:
+        load_model(str(folder))
+    except SnapvitError as error:
+        assert str(error).isprintable(), str(error)
+
+
 def test_a_folder_says_itself_what_it_is(folder):
     with pytest.raises(UsageError, match="its own weights"):
         load_model(str(folder), checkpoint=folder / WEIGHTS)

@@ -405,6 +405,8 @@ def _load_foreign(files: Files) -> Model:
     if "architecture" in content and content.get("model_type", "timm_wrapper") == "timm_wrapper":
         return _load_timm_folder(files, content, where)
     found = read_transformers(files)
+    with torch.device("meta"):  # a config may name any sizes: nothing is allocated before its weights are seen to fit
+        _check_fits(_create(found.architecture, found.name, **found.arguments), found.weights, found.path)
     module = _create(found.architecture, found.name, **found.arguments)
     _fill(module, found.weights, found.path)
     description = ModelDescription(
@@ -513,6 +515,11 @@ def _converted(weights: dict[str, Tensor], module: nn.Module, path: Path) -> dic
 
 def _fill(module: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
     """Load every weight by name and shape; the error names the first that does not match."""
+    _check_fits(module, weights, path)
+    module.load_state_dict(dict(weights))
+
+
+def _check_fits(module: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
     wanted = module.state_dict()
     missing = [name for name in wanted if name not in weights]
     surplus = [name for name in weights if name not in wanted]
@@ -530,7 +537,6 @@ def _fill(module: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
     bad = [name for name, value in weights.items() if value.is_floating_point() and not value.isfinite().all()]
     if bad:
         raise FileFormatError(f"{path}: {bad[0]} holds values that are not finite numbers")
-    module.load_state_dict(dict(weights))
 
 
 def _preprocessing(module: nn.Module, anatomy: Anatomy, config: Mapping[str, Any] | None = None) -> Preprocessing:

@@ -27,6 +27,7 @@ from .weight_files import INDEX, read_tensors, shards_of
 CONFIG = "config.json"
 WEIGHTS = tuple(f"{name}{end}" for name in ("model.safetensors", "pytorch_model.bin") for end in ("", INDEX))
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+MOST_PIXELS = 8192  # of a side: positions are made for every patch
 NO_NAME = re.compile(r"LABEL_\d+")  # what `transformers` calls a class that nobody named
 FIXED_SIZE = "it takes images in their own proportions; here all are squashed to {0}x{1} pixels"
 
@@ -119,14 +120,19 @@ def read_transformers(files: Files) -> Foreign:
     preprocessing = _preprocessing(files, config)
     image = preprocessing.input_size[1:]
     path = files.weights()
-    renamed = rename(config, read_tensors(path))
+    tensors = read_tensors(path)
+    try:
+        renamed = rename(config, tensors)
+        state = timm_state(config, renamed, image)
+    except (RuntimeError, IndexError) as error:  # of torch, where shapes do not go together
+        raise FileFormatError(f"{path}: its tensors are not of the sizes in {CONFIG}: {first_line(error)}") from error
     architecture, arguments = timm_arguments(config, renamed.heads, image)
     notes = (FIXED_SIZE.format(*image),) if config.model_type == "siglip2" else ()
     return Foreign(
         name=files.name,
         architecture=architecture,
         arguments=arguments,
-        weights=timm_state(config, renamed, image),
+        weights=state,
         path=path,
         preprocessing=preprocessing,
         labels=_labels(config.values.get("id2label"), renamed.heads.classes),
@@ -147,8 +153,9 @@ def _preprocessing(files: Files, config: Config) -> Preprocessing:
     if given != config.image and not config.kind.any_size:
         sizes = f"makes images of {given[0]}x{given[1]} pixels, but the model takes {config.image[0]}x{config.image[1]}"
         raise SnapvitError(f"{path}: {sizes}. Give size (and crop_size) that value there")
-    if any(side < step for side, step in zip(given, patch)):
-        raise SnapvitError(f"{path}: makes images that are smaller than a patch of {patch[0]}x{patch[1]} pixels")
+    if any(not step <= side <= MOST_PIXELS for side, step in zip(given, patch)):
+        size = f"{given[0]}x{given[1]}, which a model with patches of {patch[0]}x{patch[1]} cannot take"
+        raise SnapvitError(f"{path}: makes images of {size}")
     return found
 
 

@@ -351,6 +351,15 @@ def test_the_eps_of_all_norms_can_be_given(weights, tmp_path):
     assert {part.eps for part in model.module.modules() if isinstance(part, torch.nn.LayerNorm)} == {1e-3}
 
 
+def test_arguments_go_with_weights_from_the_hub_too(monkeypatch):
+    import timm
+
+    plain = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained, **more: plain(name, pretrained=False, **more))
+    model = load_model(NAME, arguments={"img_size": 32, "depth": 2, "norm_eps": 1e-3})
+    assert (model.anatomy.image, len(model.anatomy.blocks), model.anatomy.norm_eps) == ((32, 32), 2, 1e-3)
+
+
 @pytest.mark.parametrize("key", ["ema", "state_dict_ema", "model_ema", "module", "model_state_dict"])
 def test_the_keys_of_trainers_are_known(weights, tmp_path, key):
     torch.save({key: weights, "optimizer": {"lr": 0.1}, "epoch": 3}, tmp_path / "w.pth")

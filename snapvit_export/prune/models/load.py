@@ -455,19 +455,23 @@ def _check_known(name: str) -> None:
 
 
 def _create(architecture: str, name: str, **kwargs: Any) -> nn.Module:
-    import timm
-
     _check_known(architecture)
     _check_arguments(kwargs, name)
-    eps = kwargs.get("norm_eps")
-    given = {key: value for key, value in kwargs.items() if key != "norm_eps"}
     try:
-        module = timm.create_model(architecture, pretrained=False, **given).float().eval()
+        return _made(architecture, kwargs, pretrained=False)
     except Exception as error:  # arguments come from files: they can be anything
-        raise SnapvitError(f"{name}: timm cannot build {architecture} with {given}: {first_line(error)}") from error
+        raise SnapvitError(f"{name}: timm cannot build {architecture} with {kwargs}: {first_line(error)}") from error
+
+
+def _made(architecture: str, arguments: Mapping[str, Any], pretrained: bool) -> nn.Module:
+    """Let timm make a module; the eps of its norms, which timm has no argument for, is set afterwards."""
+    import timm
+
+    given = {key: value for key, value in arguments.items() if key != "norm_eps"}
+    module = timm.create_model(architecture, pretrained=pretrained, **given).float().eval()
     for part in module.modules():
-        if eps is not None and isinstance(part, nn.LayerNorm):
-            part.eps = eps
+        if "norm_eps" in arguments and isinstance(part, nn.LayerNorm):
+            part.eps = arguments["norm_eps"]
     return module
 
 
@@ -483,12 +487,10 @@ def _check_arguments(kwargs: Mapping[str, Any], name: str) -> None:
 
 
 def _from_hub(name: str, arguments: Mapping[str, Any]) -> nn.Module:
-    import timm
-
-    read_anatomy(_create(name, name, **arguments), name)  # refuse an unsupported model before a long download
+    anatomy_without_weights(name, arguments)  # refuse an unsupported model before a long download
     try:
         with heard():  # as in `_converted`
-            return timm.create_model(name, pretrained=True, **arguments).float().eval()
+            return _made(name, arguments, pretrained=True)
     except Exception as error:  # the hub's client raises its own, requests' and the system's errors
         raise SnapvitError(
             f"{name}: its weights could not be fetched ({first_line(error)}). "

@@ -14,7 +14,7 @@ import numpy as np
 
 from .nodes import Array, Misfit, Node, is_half
 
-MOST = 1 << 28  # elements of an array: more than any ViT has, so that a damaged shape does not fill the memory
+MOST = 1 << 26  # elements that a shape in the file may ask for: a damaged one must not fill the memory
 Moved = Array | list[Array]  # of one output, or of several
 
 

@@ -23,6 +23,7 @@ QUANTISED = (
 )
 CONTROL = ("Loop", "Scan")  # an If whose condition is a constant is none
 DOMAINS = ("", "com.microsoft")
+LARGEST = 1 << 24  # numbers of an image, 2300 pixels a side: a damaged size must not take minutes
 BLOCKED = "com.microsoft.nchwc"
 
 
@@ -131,8 +132,8 @@ def _shape(
             f"'{name}' is {shown}: it takes images of any size. Say which one, or fix it in the file, for example "
             f"python -m onnxruntime.tools.make_dynamic_shape_fixed {fixed} {graph.path.name} fixed.onnx",
         )
-    if (batch or 1) * 3 * height * width > MOST:
-        raise _refuse(graph, f"'{name}' is {shown}: images of such a size do not fit the memory")
+    if 3 * height * width > LARGEST or (batch or 1) * 3 * height * width > MOST:
+        raise _refuse(graph, f"'{name}' is {shown}: images of such a size are not read")
     if image is not None and image != (height, width):
         raise UsageError(f"{graph.path}: takes images of {height}x{width}, not {image[0]}x{image[1]}")
     return batch, (batch or 1, 3, height, width)

@@ -80,7 +80,9 @@ def with_constant(scope: Scope, node: Node, a: Any, b: Any) -> Value:
         known = np.full_like(f.values, one)
         return Pointwise(f.form, ARITHMETIC[node.op](*((known, f.values) if first else (f.values, known))))
     form = as_form(node, x)
-    limited(np.broadcast_shapes(form.shape, number.shape), node)
+    wanted = np.broadcast_shapes(form.shape, number.shape)
+    if wanted != form.shape:
+        limited(wanted, node)
     if node.op == "Add":
         return shifted(scope, node, form, number)
     if node.op == "Sub":

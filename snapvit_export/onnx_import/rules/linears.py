@@ -51,7 +51,7 @@ def matmul(scope: Scope, node: Node, a: Any, b: Any) -> Form:
         return weighted(node, scope.batch, a, b) if isinstance(a.base, Weights) else products(node, a, b)
     if b.ndim < 2 or len(a.shape) < 2:
         raise Misfit(node, "a matrix was expected")
-    if math.prod(b.shape[:-2]) == 1:
+    if math.prod(b.shape[:-2]) == 1 and not (b.ndim > 2 and len(a.shape) > 3):  # heads may be one alone
         return linear(scope, node, a, b.reshape(b.shape[-2:]))
     return grouped(node, scope.batch, a, b)
 

@@ -2,8 +2,9 @@
 
     python benchmarks/onnx_files.py --checkpoint deit_tiny_patch16_224.safetensors --data imagenet-sample
 
-Exports DeiT-Tiny to a file with torch's own exporter, and then `snapvit export --flops 0.7` twice, in new processes: from
-timm with torch, and from the file without it. Prints the seconds of each stage, their ratio, and the two variants.
+Exports DeiT-Tiny to a file with the exporter of torch, and then runs `snapvit export --flops 0.7` twice, in new
+processes: from timm with torch, and from the file without it. Prints the seconds of each stage, their ratio, and the
+two variants.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import timm
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from torch_export import to_onnx
 
 from helpers.images import make_image_folder, noise
 from helpers.models import make_model, make_model_folder
@@ -30,7 +31,7 @@ from snapvit_export.profiling.drift import Latency
 from snapvit_export.profiling.timer import File, Timer
 from snapvit_export.progress import Silent
 from snapvit_export.prune.correct.elastic import make_factors
-from snapvit_export.prune.pack import pack
+from snapvit_export.prune.pack import blueprint, pack
 from snapvit_export.prune.rank.search.candidate_runner import CandidateRunner
 from snapvit_export.prune.stats.observe import observe
 from snapvit_export.prune.stats.output_divergence import OutputDivergence
@@ -67,6 +68,7 @@ def make_files(folder: Path) -> None:
     scores = {"num_blocks": 4, "hidden_dim": 192, "num_heads": 4}
     torch.save(scores | {"mlp_scores": torch.rand(4, 192), "head_scores": torch.rand(4, 4)}, folder / "dino_vitb16.pt")
     make_checkpoint(folder / "deit_tiny.safetensors")
+    (folder / "vit.onnx").write_bytes(to_onnx(names.model.module, names.model.anatomy, {}))
     (folder / "family").mkdir()
     (folder / "int8").mkdir()
 
@@ -88,6 +90,10 @@ class Names:
     @cached_property
     def model(self):
         return make_model(SHAPE)
+
+    @cached_property
+    def blueprint(self):
+        return blueprint(self.model, Ranking.flat(self.anatomy))
 
     @cached_property
     def anatomy(self):

@@ -79,3 +79,18 @@ def _covering(size: tuple[int, int], goal: tuple[int, int]) -> tuple[int, int]:
     if goal[0] * width <= goal[1] * height:  # the width is the tighter side
         return int(goal[1] * height / width), goal[1]
     return goal[0], int(goal[0] * width / height)
+
+
+def crop_share(kept: tuple[int, int], resized: tuple[int, int]) -> float | None:
+    """Return the fraction of the resized sides that a crop keeps, such that dividing by it gives exactly those sides.
+
+    None if height and width have no such fraction in common.
+
+    >>> math.floor(224 / crop_share((224, 224), (400, 400)))
+    400
+    """
+    for nearly in (0.0, 0.25, 0.5):  # a division can come out a little below the whole number that it should give
+        fraction = min(1.0, kept[0] / (resized[0] + nearly))
+        if all(math.floor(side / fraction) == whole for side, whole in zip(kept, resized)):
+            return fraction
+    return None

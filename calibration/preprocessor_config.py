@@ -16,7 +16,7 @@ import msgspec
 
 from ..errors import FileFormatError, SnapvitError
 from ..storage.json import read_json
-from .preprocessing import Preprocessing
+from .preprocessing import Preprocessing, crop_share
 
 FILES = ("preprocessor_config.json", "processor_config.json")  # the second holds several, one of them for images
 INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by their numbers in Pillow
@@ -148,11 +148,10 @@ def _crop_pct(cropped: tuple[int, int], resized: tuple[int, int], where: str) ->
             f"{where}: crops {cropped[0]}x{cropped[1]} pixels of {resized[0]}x{resized[1]}: the rest "
             f"would be padded, which is not supported"
         )
-    for nearly in (0.0, 0.25, 0.5):  # a division can come out a little below the whole number that it should give
-        fraction = min(1.0, cropped[0] / (resized[0] + nearly))
-        if all(math.floor(kept / fraction) == side for kept, side in zip(cropped, resized)):
-            return fraction
-    raise FileFormatError(f"{where}: crops height and width by different fractions, which is not supported")
+    fraction = crop_share(cropped, resized)
+    if fraction is None:
+        raise FileFormatError(f"{where}: crops height and width by different fractions, which is not supported")
+    return fraction
 
 
 def _interpolation(known: Mapping[str, Any], where: str) -> str:

@@ -19,7 +19,7 @@ import msgspec
 
 from ..errors import UsageError
 from ..storage.json import Value, from_json
-from .preprocessing import Preprocessing
+from .preprocessing import Preprocessing, crop_share
 from .preprocessor_config import read_preprocessor
 
 PRESETS = "presets.json"
@@ -117,7 +117,8 @@ def _resize(text: str, image: tuple[int, int]) -> dict[str, Any]:
     side = int(match["size"])
     if side < min(image):
         raise UsageError(f"--resize {side} is smaller than the images of {min(image)} that the model takes. Give more")
-    return {"crop_pct": min(image) / side, "crop_mode": "center", "interpolation": interpolation}
+    share = crop_share((min(image),) * 2, (side, side))
+    return {"crop_pct": share, "crop_mode": "center", "interpolation": interpolation}
 
 
 def _checked(image: tuple[int, int], **described: Any) -> Preprocessing:

@@ -43,6 +43,12 @@ MIXES = ("--budget", "--for", "--build-only", "--levers=*tokens*|all")
 RULES = (
     Rule(
         "export",
+        "--correction=refit|sequential|sparsegpt",
+        "needs torch, and an ONNX file as --model is cut without it. Leave it out, or give elastic",
+        beside=("--model=*.onnx",),
+    ),
+    Rule(
+        "export",
         "--at",
         "is the percentile that meets a budget. Give --budget 10ms too, or leave it out",
         unless=("--budget",),

@@ -10,7 +10,7 @@ their latency, or after that many.
 A leader whose interval does not end below the budget has failed; the next point down its line enters. Where the next
 better point fits, it enters and becomes the leader. After `MOST_MOVES` the best of what fits is taken; while nothing
 does, it goes on down, `UNTIL_ONE_FITS` times as far. On a machine whose cores others use too, more of either would
-not tell more: there are `RUNS_BESIDE_OTHERS` and `MOVES_BESIDE_OTHERS`.
+not tell more: there are `RUNS_BESIDE_OTHERS` and `MOVES_BESIDE_OTHERS`, and no next better point.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Contest(Protocol):
         ...
 
     def denser(self, name: str) -> str | None:
-        """Build the next better point, one step up a variant's line; None if there is none."""
+        """Build the next better point, up a variant's line as far as can be told; None if there is none."""
         ...
 
     def lower(self, name: str) -> str | None:
@@ -74,7 +74,7 @@ def decide(contest: Contest, entrants: Sequence[str], beside: Sequence[str] = ()
             break
         leader = contest.best(alive)
         if not contest.runs(leader):
-            contest.time([leader, *(name for name in (*alive, *beside) if not contest.runs(name))])
+            contest.time([name for name in dict.fromkeys((leader, *alive, *beside)) if not contest.runs(name)])
         is_slow = contest.latency(leader).low > contest.budget_ms
         denser = None if is_slow or contest.is_contended else contest.denser(leader)
         _time_until_decided(contest, leader, denser, [*alive, *beside])
@@ -84,7 +84,7 @@ def decide(contest: Contest, entrants: Sequence[str], beside: Sequence[str] = ()
             pool += [lower] if lower is not None and lower not in pool else []
         elif denser is not None and denser not in pool and fits(contest, denser):
             pool.append(denser)
-        else:
+        elif not is_slow or contest.is_contended:  # one that seemed too slow at first has no next better point yet
             break
     fitting = [name for name in pool if fits(contest, name)]
     return contest.best(fitting) if fitting else None

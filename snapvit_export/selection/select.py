@@ -325,7 +325,7 @@ class Selection(Chooser):
         return profile is not None and profile.is_contended
 
     def denser(self, name: str) -> str | None:
-        """Build the next better point: a step up a variant's line, or else the next larger place."""
+        """Build the next better point: up a variant's line as far as can be told, or the next larger place."""
         if name not in self.entrants or self.is_hurried:
             return None
         leader, at_ms = self.entrants[name], self.measured_ms(name)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ..allocation.planner import check_fraction, check_sparsity
-from ..calibration.dataset import open_dataset
+from ..calibration.dataset import Dataset, open_dataset
 from ..calibration.digits import BUNDLED as BUNDLED_IMAGES
+from ..calibration.images import prepare
 from ..errors import UsageError, needs
 from ..evaluate.evaluator import EvalOptions, Evaluator, Extractor, check_options
 from ..evaluate.exported_model import SUFFIXES, is_ours, open_exported, read_info
@@ -29,7 +30,7 @@ from ..storage.places import check_output
 from ..storage.unfinished import scratch_folder
 from ..target import Runtime, Target
 from .inputs import BUNDLED_MODEL, is_onnx, load_model_of
-from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx
+from .onnx_model import GATE_IMAGES, OnnxOptions, load_onnx, refuse_without_onnx, require_same
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,11 @@ def evaluate_model(request: EvaluateRequest, progress: Progress | None = None) -
             import torch  # noqa: F401
     progress.phase("finding images")
     data = open_dataset(_data(request), request.options.seed)
-    with _exported(request) if is_file else nullcontext(_in_torch(request, ranking, progress)) as extractor:
+    with (
+        _exported(request, data, progress)
+        if is_file
+        else nullcontext(_in_torch(request, ranking, progress)) as extractor
+    ):
         return Evaluator.prepare(extractor, data, request.options, progress).evaluate(extractor, progress)
 
 
@@ -106,7 +111,7 @@ def _data(request: EvaluateRequest) -> str:
 
 
 @contextmanager
-def _exported(request: EvaluateRequest) -> Iterator[Extractor]:
+def _exported(request: EvaluateRequest, data: Dataset, progress: Progress) -> Iterator[Extractor]:
     """Open a file of a family in the requested runtime."""
     if request.ranking is not None or request.checkpoint is not None or request.model_arguments:
         given = "--ranking, --checkpoint and --model-arg"
@@ -114,7 +119,7 @@ def _exported(request: EvaluateRequest) -> Iterator[Extractor]:
     path = Path(request.model)
     with scratch_folder() as folder:
         if path.suffix == ".onnx" and path.is_file() and not is_ours(path):
-            path = _made_ours(path, request.onnx, folder)
+            path = _made_ours(path, request.onnx, folder, data, progress)
         else:
             refuse_without_onnx(request.onnx, request.model)
         info, precision = read_info(path)
@@ -124,9 +129,11 @@ def _exported(request: EvaluateRequest) -> Iterator[Extractor]:
             yield exported
 
 
-def _made_ours(path: Path, options: OnnxOptions, folder: Path) -> Path:
+def _made_ours(path: Path, options: OnnxOptions, folder: Path, data: Dataset, progress: Progress) -> Path:
     """Write the graph of another tool as ours, which tells how its images are prepared and has its embedding."""
-    model = load_onnx(str(path), options, Silent()).blueprint
+    file = load_onnx(str(path), options, progress)
+    model, few = file.blueprint, data.test.subset(range(min(GATE_IMAGES, data.test.count)))
+    require_same(file, prepare(few, model.preprocessing), progress)
     return GraphWriter(model, folder).write(path.stem, Plan.dense(model.anatomy), format=GraphFormat("ort")).graph
 
 

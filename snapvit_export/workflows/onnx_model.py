@@ -89,13 +89,18 @@ def load_onnx(model: str, options: OnnxOptions, progress: Progress) -> OnnxModel
     return OnnxModel(path, found, blueprint)
 
 
-def require_same(model: OnnxModel, images: Images, progress: Progress) -> None:
-    """Require that our dense graph and the file itself agree on real images, before anything else is done."""
+def require_same(model: OnnxModel, images: Images, progress: Progress, ranked: Blueprint | None = None) -> None:
+    """Require that our dense graph and the file itself agree on real images, before anything else is done.
+
+    `ranked`: the same model with heads and neurons in rank order, from which all variants are made.
+    """
     from ..onnx_import.gate import require_same_as_original
 
+    found = model.found if ranked is None else replace(model.found, dense=dict(ranked.dense))
     progress.phase(f"comparing our dense graph with {model.path.name}")
-    agreed = require_same_as_original(model.found, model.path, next(images.first(GATE_IMAGES).batches(GATE_IMAGES)))
-    progress.note(f"our dense graph and {model.path.name} differ by {agreed.max_abs:.1e} of the largest output")
+    agreed = require_same_as_original(found, model.path, next(images.first(GATE_IMAGES).batches(GATE_IMAGES)))
+    if ranked is None:
+        progress.note(f"our dense graph and {model.path.name} differ by {agreed.max_abs:.1e} of the largest output")
 
 
 def warn_of_preprocessing(model: OnnxModel, images: Images, progress: Progress) -> None:

@@ -23,7 +23,7 @@ from ..selection.measure_table import LEAST_IMAGES, measure_table
 from ..storage.atomic import check_writable
 from ..storage.unfinished import scratch_folder
 from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, is_onnx, load_model_of, refuse_own_folder
-from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx, require_same
+from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx, require_same, warn_of_preprocessing
 
 MOST_MEASURED = 64  # images that the table of fidelity is measured on: 60 Plans of a DeiT-Tiny in half a minute
 LEAST_MEASURED = 32  # are held out, or a quarter of all if that is fewer
@@ -99,26 +99,46 @@ def pack_model(request: PackRequest, progress: Progress | None = None) -> Descri
 def _pack_onnx(request: PackRequest, ranking: Ranking | None, progress: Progress) -> Description:
     """Do the same with an ONNX file of another tool, without torch."""
     from ..elastic.write import write_elastic
-    from ..onnx_rank.rank import check_settings, check_weights, choose_schedule, factors_for, rank, reordered
+    from ..onnx_rank.rank import (
+        check_settings,
+        check_weights,
+        choose_schedule,
+        factors_for,
+        in_rank_order,
+        rank,
+        reordered,
+    )
 
     if request.checkpoint is not None or request.model_arguments:
         raise UsageError(f"{request.model} has its own weights. Leave --checkpoint and --model-arg out")
     settings, factors = request.settings, None
     check_settings(settings)
-    split = _split(request)
+    split = _split(request) if ranking is None or request.correct else []
     file = load_onnx(request.model, request.onnx, progress)
     model = file.blueprint
     if ranking is not None:
         check_weights(ranking, model, f"{request.ranking}: ")
-    images = read_images(split, model.preprocessing, progress)
-    require_same(file, images[0], progress)
+    images = read_images(split, model.preprocessing, progress) if split else []
+    merging = measure = None
+    if images:
+        require_same(file, images[0], progress)
+        warn_of_preprocessing(file, images[0], progress)
+    else:
+        progress.note(
+            "no images, so our graph was not compared with the file, and tokens merge by the default schedule"
+        )
     if ranking is None:
         ranking, factors = rank(model, images[0], settings, progress)
     if request.correct and factors is None:
         factors = factors_for(model, ranking, images[0], Damping.parse(settings.damping), progress)
-    with scratch_folder() as folder:
-        merging, _ = choose_schedule(model, images[0], folder, progress)
-    measure = partial(measure_table, images=images[1], progress=progress) if len(images) > 1 else None
+    if images:
+        require_same(file, images[0], progress, in_rank_order(model, ranking))
+        with scratch_folder() as folder:
+            merging, _ = choose_schedule(model, images[0], folder, progress)
+    if len(images) > 1:
+        measure = partial(measure_table, images=images[1], progress=progress)
+    elif request.fidelity:
+        progress.note("no images to measure fidelity on, so devices need some to choose among all levers")
     return write_elastic(
         request.out,
         model=model.model,

@@ -29,6 +29,7 @@ def prepare(request: Request, given: Ranking | None, split: Sequence[Source], pr
     check_settings(request.settings)
     if request.settings.correction == "refit":  # which fits modules, in torch
         request = replace(request, settings=replace(request.settings, correction="elastic"))
+        progress.note("what is cut is corrected from factors; a refit, which keeps more, needs the model in torch")
     with progress.stage("starting"):
         file = load_onnx(request.model, request.onnx, progress)
     model = file.blueprint
@@ -44,6 +45,8 @@ def prepare(request: Request, given: Ranking | None, split: Sequence[Source], pr
         progress.step("ranking")
         with progress.stage("ranking"):
             ranking, factors = rank(model, images.calibration, request.settings, progress)
+    ranked = in_rank_order(model, ranking)
+    require_same(file, images.calibration, progress, ranked)
     corrects = request.settings.correction is not None
     if corrects and factors is None:
         factors = factors_for(model, ranking, images.calibration, Damping.parse(request.settings.damping), progress)
@@ -65,6 +68,6 @@ def prepare(request: Request, given: Ranking | None, split: Sequence[Source], pr
         plans=requested_plans(request, planner, merging),
         merging=merging,
         provenance=provenance,
-        cutter=TensorCutter(in_rank_order(model, ranking), factors if corrects else None),
+        cutter=TensorCutter(ranked, factors if corrects else None),
         has_one_size=has_one_size,
     )

@@ -22,7 +22,7 @@ from ..storage.checksummed import is_checksummed
 from ..storage.json import as_builtins
 from ..storage.places import check_output
 from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, is_onnx, load_model_of, resumable
-from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx, require_same
+from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx, require_same, warn_of_preprocessing
 
 ADVICE = "Choose another --out, or give --force to replace it"
 DECIDES = ("criterion", "protection", "search_settings", "rounds_settings")  # in provenance, where they have a part
@@ -129,6 +129,7 @@ def _rank_onnx(request: RankRequest, progress: Progress) -> Ranking:
     if request.out.is_file() and not request.force:
         _refuse_other(request.out, provenance_of(model, images, settings))
     require_same(file, images, progress)
+    warn_of_preprocessing(file, images, progress)
     ranking, _ = rank(model, images, settings, progress)
     ranking.save(request.out)
     return ranking

@@ -120,6 +120,16 @@ def test_the_next_better_one_is_built_only_after_a_first_run_and_not_beside_one_
     assert all(runs for _, runs in asked)
 
 
+def test_a_leader_that_seemed_too_slow_at_first_still_gets_its_next_better_one():
+    class Slow(SimulatedContest):
+        def time(self, names) -> None:
+            self.lines = {"a": [9.5, 10.6 if not self.timed else 9.0]}
+            super().time(names)
+
+    contest = Slow({"a": [9.5, 9.0]})
+    assert decide(contest, ["a1"]) == "a0"
+
+
 def test_a_neighbour_that_fits_moves_up():
     levels = [ms * 0.975 for ms in FINE]
     contest = SimulatedContest({"a": levels})

@@ -131,6 +131,23 @@ def test_a_packed_file_gives_any_plan_without_images(run, foreign, tmp_path):
     assert packed.weights(plan)["blocks.0.fc2.weight"].shape[0] == plan.neurons[0]
 
 
+def test_a_ranking_alone_packs_a_file_without_images(run, snapvit, foreign, tmp_path):
+    assert run("rank", *PLAIN, out="r.safetensors").code == 0
+    asked = (
+        "--model",
+        foreign[0],
+        "--ranking",
+        tmp_path / "r.safetensors",
+        "--no-correct",
+        "--out",
+        tmp_path / "packed",
+    )
+    outcome = snapvit("pack", *asked, *PLAIN)
+    assert outcome.code == 0, outcome.err
+    assert "not compared with the file" in outcome.err
+    assert not Elastic.load(tmp_path / "packed").corrects
+
+
 def test_evaluating_a_file_is_evaluating_the_model(run, snapvit, foreign, image_folder, tmp_path):
     outcome = run("evaluate", *PLAIN, "--by", "head", "--json", out=None)
     assert outcome.code == 0, outcome.err
@@ -153,7 +170,8 @@ def test_evaluating_a_file_is_evaluating_the_model(run, snapvit, foreign, image_
         (["--mean", "0.5", "--std", "0.5", "--resize", "16"], "--resize 16 is smaller"),
         (["--mean", "0.5", "--std", "0.5", "--resize", "wide"], "--resize 'wide' is not understood"),
         ([*PLAIN, "--recipe", "paper"], "default recipe alone"),
-        ([*PLAIN, "--correction", "sequential"], "without torch"),
+        ([*PLAIN, "--correction", "sequential"], "without it"),
+        ([*PLAIN, "--correction", "refit"], "without it"),
         ([*PLAIN, "--checkpoint", "x.pth"], "has its own weights"),
         ([*PLAIN, "--output", "nothing"], "nothing"),
     ],
@@ -218,6 +236,9 @@ def test_resizing_by_numbers():
     assert (squashed.crop_mode, squashed.crop_pct, squashed.interpolation) == ("squash", 1.0, "bilinear")
     cropped = preprocessing_for("x", (224, 224), Asked(None, [0.5, 0.4, 0.3], [0.5], "256"))
     assert (cropped.crop_mode, cropped.crop_pct, cropped.interpolation) == ("center", 0.875, "bicubic")
+    for side in range(224, 700):
+        share = preprocessing_for("x", (224, 224), Asked(None, [0.5], [0.5], str(side))).crop_pct
+        assert int(224 / share) == side
     assert (cropped.mean, cropped.std) == ((0.5, 0.4, 0.3), (0.5, 0.5, 0.5))
     with pytest.raises(UsageError, match="neither a file that ends in .json nor a known model"):
         preprocessing_for("x", (224, 224), Asked("qwertz"))

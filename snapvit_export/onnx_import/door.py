@@ -126,7 +126,9 @@ def _shape(
         raise _refuse(graph, f"'{name}' is {shown}: images of 3 channels were expected.{last}")
     height, width = (own or given for own, given in zip(sides, image or (None, None)))
     if height is None or width is None:
-        fixed = " ".join(f"--dim_param {d.dim_param} --dim_value 224" for d, s in zip(dims[2:], sides) if s is None)
+        names = [dim.dim_param for dim, side in zip(dims[2:], sides) if side is None]
+        fixed = " ".join(f"--dim_param {each} --dim_value 224" for each in names)
+        fixed = fixed if all(names) else f"--input_name {name} --input_shape {batch or 1},3,224,224"
         raise _refuse(
             graph,
             f"'{name}' is {shown}: it takes images of any size. Say which one, or fix it in the file, for example "
@@ -159,11 +161,13 @@ def _output(graph: Graph, output: str | None) -> tuple[str, TokensRead | None]:
 
 
 def _computes_in_half(graph: Graph) -> bool:
-    """Return True if any node but a Cast reads weights of 16 bits."""
+    """Return True if any node but a Cast reads weights of 16 bits, or if anything is cast to them."""
     from onnx import TensorProto
 
-    halves = {n for n, t in graph.tensors.items() if t.data_type in (TensorProto.FLOAT16, TensorProto.BFLOAT16)}
-    return any(name in halves for node in graph.nodes if node.op != "Cast" for name in node.inputs)
+    kinds = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+    halves = {name for name, tensor in graph.tensors.items() if tensor.data_type in kinds}
+    casts = any(node.op == "Cast" and node.get("to", 0) in kinds for node in graph.nodes)
+    return casts or any(name in halves for node in graph.nodes if node.op != "Cast" for name in node.inputs)
 
 
 def looks_like(graph: Graph) -> str:

@@ -1,7 +1,8 @@
 """Recognise a plain ViT in an ONNX file that somebody else exported: its Anatomy, its Wiring and all of its tensors.
 
->>> found = recognise(Path("vit.onnx"))
+>>> found = recognise("vit.onnx")
 >>> found.anatomy.heads, found.dense["blocks.0.q.weight"].shape
+((4, 4, 4, 4), (48, 48))
 
 The graph is neither rewritten nor matched against patterns of nodes, which differ with every exporter, version and
 optimiser. It is gone through once (`interpret`), every value is told by what it is made of (`values`), and the ViT is

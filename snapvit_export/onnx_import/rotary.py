@@ -109,7 +109,7 @@ def _of_temperature(temperature: float, column_first: bool, offset: float, refer
         Rotary(kind="dinov3", temperature=temperature, column_first=column_first, divisor=divisor)
         for divisor in divisors
     ]
-    for size in (None, reference):
+    for size in (reference, None):  # coordinates of the model's own grid tell no reference from none; timm's have one
         if size is None or min(size) > 0:
             found += [
                 Rotary(kind="cat", temperature=temperature, offset=shift, column_first=column_first, reference=size)

@@ -12,10 +12,10 @@ import timm
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from torch_export import to_onnx
 
 from helpers.images import make_image_folder, noise
 from helpers.models import make_model, make_model_folder
+from helpers.onnx_files import traced
 from snapvit_export import profiles
 from snapvit_export.allocation.planner import Planner
 from snapvit_export.allocation.recipe import make_settings
@@ -68,7 +68,7 @@ def make_files(folder: Path) -> None:
     scores = {"num_blocks": 4, "hidden_dim": 192, "num_heads": 4}
     torch.save(scores | {"mlp_scores": torch.rand(4, 192), "head_scores": torch.rand(4, 4)}, folder / "dino_vitb16.pt")
     make_checkpoint(folder / "deit_tiny.safetensors")
-    (folder / "vit.onnx").write_bytes(to_onnx(names.model.module, names.model.anatomy, {}))
+    traced(names.model.module, folder / "vit.onnx")
     (folder / "family").mkdir()
     (folder / "int8").mkdir()
 

@@ -78,10 +78,16 @@ def _images(module: torch.nn.Module, batch: int) -> torch.Tensor:
 
 
 def traced(
-    module: torch.nn.Module, path: Path, *, fused: bool = False, opset: int = 17, batch: int | None = None
+    module: torch.nn.Module,
+    path: Path,
+    *,
+    fused: bool = False,
+    opset: int = 17,
+    batch: int | None = None,
+    axes: dict[str, dict[int, str]] | None = None,
 ) -> None:
     """torch's exporter by tracing; `fused`: attention by torch's own function; `batch`: a fixed one."""
-    axes = {} if batch else {"dynamic_axes": {"pixels": {0: "batch"}, "scores": {0: "batch"}}}
+    open_axes = axes or {"pixels": {0: "batch"}, "scores": {0: "batch"}}
     for part in module.modules():
         if hasattr(part, "fused_attn"):
             part.fused_attn = fused
@@ -95,7 +101,7 @@ def traced(
             input_names=["pixels"],
             output_names=["scores"],
             dynamo=False,
-            **axes,
+            dynamic_axes={} if batch else open_axes,
         )
 
 

@@ -1,5 +1,7 @@
 """Every exporter's file of every family is recognised, and our graph of it gives the outputs of the file."""
 
+import subprocess
+import sys
 from importlib.util import find_spec
 
 import msgspec
@@ -36,7 +38,7 @@ def every_file() -> list:
 
 def without_onnxsim(exporter: str):
     missing = exporter == "onnxsim" and find_spec("onnxsim") is None
-    return [pytest.mark.skip(reason="onnxsim is not installed: it needs Python 3.11")] if missing else []
+    return [pytest.mark.skip(reason="onnxsim, of Python 3.11, is not installed")] if missing else []
 
 
 def anatomy_of(name: str):
@@ -74,16 +76,16 @@ def test_tensors_are_those_of_the_module(name, exported):
     assert found.wiring == msgspec.structs.replace(wanted.wiring)
 
 
-@pytest.mark.slow  # torch captures a model in about ten seconds, of any size
-@pytest.mark.parametrize(
-    ("name", "exporter"),
-    [
-        ("DeiT", "captured, opset 18"),
-        ("DINOv2", "captured, opset 23"),
-        ("SigLIP", "captured, opset 23"),
-        ("DINOv3", "captured, opset 18"),
-    ],
-)
+def captured_files() -> list:
+    """Four families at both opsets; half of them takes long enough."""
+    pairs = [
+        (name, f"captured, opset {opset}") for opset in (18, 23) for name in ("DeiT", "DINOv2", "SigLIP", "DINOv3")
+    ]
+    quick = (("DeiT", "captured, opset 18"), ("SigLIP", "captured, opset 23"), ("DINOv3", "captured, opset 18"))
+    return [pytest.param(*pair, marks=[] if pair in quick else [pytest.mark.slow]) for pair in pairs]
+
+
+@pytest.mark.parametrize(("name", "exporter"), captured_files())
 def test_a_captured_file_is_recognised_and_its_graph_equals_it(name, exporter, exported):
     pytest.importorskip("onnxscript", reason="torch needs onnxscript to capture a model")
     path = exported(name, exporter)
@@ -106,3 +108,20 @@ def test_what_a_file_of_ours_says_of_itself_is_kept(exported):
     found = recognise(exported("DeiT", "ours, ort"))
     assert found.metadata["snapvit.model"] == "ours"
     assert "snapvit.preprocessing" in found.metadata
+
+
+def test_recognition_and_gate_need_no_torch(exported):
+    """On a machine that has none of the packages that the model was made with."""
+    path = exported("DINOv3", "traced, eager")
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys(("torch", "timm", "torchvision", "transformers", "onnxscript", "onnxsim")))
+import numpy as np
+from snapvit_export.onnx_import.gate import require_same_as_original
+from snapvit_export.onnx_import.recognise import recognise
+found = recognise({str(path)!r})
+images = np.random.default_rng(0).standard_normal((2, 3, *found.anatomy.image)).astype(np.float32)
+print(require_same_as_original(found, {str(path)!r}, images).max_abs < 1e-5)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.strip() == "True", result.stderr

@@ -85,3 +85,15 @@ def test_all_tokens_as_output_ask_which_is_read(tmp_path):
         found = recognise(path, f"scores:{read}")
         assert (found.anatomy.pooling, found.wiring.pool_prefix, found.tokens_read) == (pooling, prefix, read)
         assert require_same_as_original(found, path, images_for(found.anatomy)).max_abs < 2e-6
+
+
+@pytest.mark.parametrize("name", ["DINOv2", "DINOv3"])
+@pytest.mark.parametrize("image", [(32, 32), (48, 32)])
+def test_a_file_for_images_of_any_size_is_read_for_one(name, image, tmp_path):
+    """As optimum exports: nothing is fixed, and positions are resized inside."""
+    path = tmp_path / "model.onnx"
+    axes = {"pixels": {0: "batch_size", 1: "num_channels", 2: "height", 3: "width"}}
+    traced(MODELS[name](), path, axes=axes)
+    found = recognise(path, image=image)
+    assert (found.anatomy.image, found.anatomy.channels) == (image, 3)
+    assert require_same_as_original(found, path, images_for(found.anatomy)).max_abs < 2e-6

@@ -78,6 +78,7 @@ def start():
                 stderr=pipe,
                 text=True,
                 start_new_session=True,
+                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # which nohup has these tests ignore
             )
         )
         return started[-1]

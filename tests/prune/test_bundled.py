@@ -14,7 +14,7 @@ from snapvit_export.family.folder import read_family
 from snapvit_export.prune.models.load import load_model
 from snapvit_export.runtimes.ort import OrtSession
 from snapvit_export.selection import decide
-from snapvit_export.workflows import export as workflow
+from snapvit_export.workflows import prepared
 
 FOLDER = Path(str(resources.files("snapvit_export.bundled")))
 
@@ -39,7 +39,7 @@ def test_it_is_at_least_95_percent_right_on_digits_it_has_never_seen():
 
 @pytest.mark.slow  # a search for a budget with a model large enough to time: some eight variants are built and timed
 def test_the_whole_way_with_the_bundled_model(snapvit, tmp_path, monkeypatch):
-    monkeypatch.setattr(workflow, "MOST_REPORTED", 100)  # of 500: every finalist is compared on all of them
+    monkeypatch.setattr(prepared, "MOST_REPORTED", 100)  # of 500: every finalist is compared on all of them
     monkeypatch.setattr(decide, "MOST_RUNS", 3)  # it may say that it is in doubt
     outcome = snapvit("export", "--budget", "50%", "--images", "32", "--out", tmp_path / "out")
     assert outcome.code == 0, outcome.err

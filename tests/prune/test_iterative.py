@@ -360,7 +360,7 @@ def test_the_command_ranks_in_rounds_and_stops(snapvit, tiny_folder, image_folde
     assert [round_["flops"] for round_ in found.provenance["rounds"]] == [0.8, 0.6]
     assert found.provenance["rounds_settings"]["divergence"] == "cosine"
     moved = found.provenance["rounds"][0]["moved"]
-    outcome = snapvit(*given, "--rounds", "0.8,0.6", "--most-moved", moved / 2, "--divergence", "cosine")
+    outcome = snapvit(*given, "--rounds", "0.8,0.6", "--most-moved", moved / 2, "--divergence", "cosine", "--force")
     assert outcome.code == 0, outcome.err
     assert "stopped at 0.8 of the FLOPs" in outcome.err
     assert [round_["kept"] for round_ in Ranking.load(tmp_path / "r").provenance["rounds"]] == [False]

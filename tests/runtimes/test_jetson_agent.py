@@ -651,7 +651,7 @@ def test_damaged_and_foreign_families_are_refused(device):
     assert "family/manifest.json: damaged" in device.refused()
     (device.folder / "family" / "manifest.json").unlink()
     os.mkfifo(device.folder / "family" / "manifest.json")
-    assert "family/manifest.json: cannot be read: it is not a file" in device.refused()
+    assert "family/manifest.json: cannot be read: not a plain file" in device.refused()
     shutil.rmtree(device.folder / "family")
     assert "family/manifest.json: cannot be read: No such file" in device.refused()
 

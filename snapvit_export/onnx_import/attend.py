@@ -198,7 +198,7 @@ def _keys_from_queries(made: Attention) -> Attention:
     given, (count, k, e) = query.x, query.x.weight.shape
     group = query.columns[:, 0] // e
     plain = np.array_equal(query.columns, group[:, None] * e + np.arange(e)) and made.key.rotation is None
-    if not plain or e != made.key.columns.shape[1]:
+    if not plain or len(group) != count or e != made.key.columns.shape[1]:
         return made
     matrices = np.zeros((count, k, made.key.x.width), given.weight.dtype)
     for head in range(len(group)):

@@ -70,7 +70,7 @@ def _whole(norm: Norm) -> Norm:
     return norm
 
 
-def before_blocks(base: Base, stream: Base) -> Norm:
+def _norm_before(base: Base, stream: Base) -> Norm:
     """Return the norm that a sub-layer begins with."""
     if isinstance(base, Norm) and base.x is stream:
         return _whole(base)
@@ -82,7 +82,7 @@ def before_blocks(base: Base, stream: Base) -> Norm:
 
 def _begin(norms: dict[str, Norm], name: str, layer: Linear, stream: Base) -> None:
     """Note the norm that a sub-layer begins with; all of its first linear layers must read the same one."""
-    norm = before_blocks(layer.x, stream)
+    norm = _norm_before(layer.x, stream)
     if norms.setdefault(name, norm) is not norm:
         raise Misfit(layer.node, "one norm before all linear layers of attention, or of an MLP, was expected")
 

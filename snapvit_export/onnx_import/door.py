@@ -131,7 +131,7 @@ def _shape(
         fixed = fixed if all(names) else f"--input_name {name} --input_shape {batch or 1},3,224,224"
         raise _refuse(
             graph,
-            f"'{name}' is {shown}: it takes images of any size. Say which one, or fix it in the file, for example "
+            f"'{name}' is {shown}: it takes images of any size. Fix one in the file, for example "
             f"python -m onnxruntime.tools.make_dynamic_shape_fixed {fixed} {graph.path.name} fixed.onnx",
         )
     if 3 * height * width > LARGEST or (batch or 1) * 3 * height * width > MOST:

@@ -10,12 +10,21 @@ from torch_export import to_onnx
 
 from helpers.models import TINY, make_model
 from helpers.programs import python
+from snapvit_export.allocation.planner import Planner
+from snapvit_export.allocation.recipe import make_settings
+from snapvit_export.calibration.images import calibration_and_held_out, prepare
 from snapvit_export.calibration.presets import Asked, by_model, distinct_normalisations, preprocessing_for
 from snapvit_export.elastic.folder import Elastic
 from snapvit_export.errors import UsageError
 from snapvit_export.family.folder import read_family
+from snapvit_export.graph.writer import Blueprint
 from snapvit_export.model.plan import Plan
 from snapvit_export.model.ranking import Ranking
+from snapvit_export.onnx_import.recognise import recognise
+from snapvit_export.onnx_rank.rank import rank
+from snapvit_export.progress import Silent
+from snapvit_export.prune.models.load import load_model
+from snapvit_export.prune.rank.rank import rank_and_factor
 from snapvit_export.runtimes.ort import OrtSession
 
 PLAIN = ("--mean", "0.5,0.5,0.5", "--std", "0.5", "--resize", "32")
@@ -242,3 +251,24 @@ def test_resizing_by_numbers():
     assert (cropped.mean, cropped.std) == ((0.5, 0.4, 0.3), (0.5, 0.5, 0.5))
     with pytest.raises(UsageError, match="neither a file that ends in .json nor a known model"):
         preprocessing_for("x", (224, 224), Asked("qwertz"))
+
+
+@pytest.mark.slow  # DeiT-Tiny's real weights are ranked twice: in torch, and from the file in ONNX Runtime
+def test_the_real_model_from_a_file_is_cut_to_the_variant_that_timm_gives(shared, tmp_path):
+    model = load_model("deit_tiny_patch16_224", shared / "data" / "deit_tiny_patch16_224.safetensors")
+    path = tmp_path / "deit.onnx"
+    path.write_bytes(to_onnx(model.module, model.anatomy, {}))
+    found = recognise(path)
+    drawn = Blueprint("deit", found.anatomy, found.wiring, model.preprocessing, (), found.dense)
+    source, _ = calibration_and_held_out(str(shared / "data" / "imagenet-sample"), 48, 0, 0)
+    images = prepare(source, model.preprocessing)
+    ours, _ = rank(drawn, images, make_settings("default"), Silent())
+    theirs, _ = rank_and_factor(model, images, make_settings("default"))
+    for flops in (0.8, 0.6, 0.4):
+        one, other = (
+            Planner(each, model.anatomy, each.protection, corrected=True).flops(flops) for each in (ours, theirs)
+        )
+        assert one.removed == other.removed
+        assert one.heads == other.heads
+        apart = np.abs(np.subtract(one.neurons, other.neurons))
+        assert apart.max() <= 0.01 * max(other.neurons)  # rounding may decide between two neurons of nearly equal worth

@@ -34,7 +34,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "DeiT": {"size": 256, "resample": 3, **CROPPED, **HALF},
     "CLIP": {"size": 224, "resample": 3, "short": True, **CROPPED, **CLIP},
     "Bit": {"size": 224, "resample": 3, "short": True, **CROPPED, **CLIP},
-    "Siglip": {"size": 224, "resample": 3, "short": True, **HALF},
+    "Siglip": {"size": {"height": 224, "width": 224}, "resample": 3, "short": True, **HALF},
     "Siglip2": {"resample": 2, **HALF},
     "DINOv3ViT": {"size": 224, "resample": 2, **IMAGENET},
 }

@@ -29,7 +29,7 @@ def compare(
     ] = None,
     by: Annotated[Optional[str], typer.Option(help="head, knn, linear, or several. By default what suits.")] = None,
     classes: Annotated[
-        Optional[Path], typer.Option(help="Names of the head's classes: the first word of line i is class i.")
+        Optional[Path], typer.Option(help="Names of the head's classes: line i, or its first word, is class i.")
     ] = None,
     images: Annotated[int, typer.Option(min=1, max=10**7, help="To calibrate on, the same for all.")] = 256,
     judged: Annotated[

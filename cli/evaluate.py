@@ -23,7 +23,7 @@ def evaluate(
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
     model_arg: shared.ModelArg = None,
     classes: Annotated[
-        Optional[Path], typer.Option(help="Names of the head's classes: the first word of line i is class i.")
+        Optional[Path], typer.Option(help="Names of the head's classes: line i, or its first word, is class i.")
     ] = None,
     ranking: Annotated[Optional[Path], typer.Option(help="Prune along this ranking, without correction.")] = None,
     sparsity: Annotated[Optional[float], typer.Option(help="Fraction of prunable parameters to cut.")] = None,

@@ -19,7 +19,7 @@ def validate(
     ] = None,
     by: Annotated[Optional[str], typer.Option(help="head, knn, linear, or several. By default what suits.")] = None,
     classes: Annotated[
-        Optional[Path], typer.Option(help="Names of the head's classes: the first word of line i is class i.")
+        Optional[Path], typer.Option(help="Names of the head's classes: line i, or its first word, is class i.")
     ] = None,
     min_accuracy: Annotated[
         Optional[str], typer.Option(help="Exit with 1 if a variant falls below: 0.7 or 70%.")

@@ -40,7 +40,7 @@ class EmbeddingModel:
 @contextmanager
 def with_embedding(path: Path) -> Iterator[EmbeddingModel]:
     """Yield a temporary copy that outputs both; the file itself if that outputs the embedding alone."""
-    make = _openvino_copy if path.suffix == OPENVINO else _onnx_copy
+    make = _openvino_copy if path.suffix.lower() == OPENVINO else _onnx_copy
     with place_beside_its_weights(path) as folder, copy_beside(path, TAP, folder) as copy:
         try:
             classes = make(path, copy)
@@ -57,7 +57,7 @@ def place_beside_its_weights(path: Path) -> Iterator[Path]:
         yield path.parent
         return
     with tempfile.TemporaryDirectory(prefix="snapvit-") as scratch:
-        for name in external_files(read_graph(path)) if path.suffix != OPENVINO else ():
+        for name in external_files(read_graph(path)) if path.suffix.lower() != OPENVINO else ():
             (Path(scratch) / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path.parent / name, Path(scratch) / name)
         yield Path(scratch)

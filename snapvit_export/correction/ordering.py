@@ -23,6 +23,7 @@ from .moments import Array, Damping, Moments, Statistics
 from .orders import ORDER_RULES, product
 
 BY_SCORES = ("criterion", "product")  # orders that scores decide, alone or together with `backward`
+MOST_AT_ONCE = 4  # blocks: each needs a few matrices of its hidden width squared, in float64
 
 
 @dataclass(frozen=True, eq=False)

@@ -102,7 +102,7 @@ class ExportedModel:
 
     def tokens(self, images: Images, progress: Progress | None = None) -> Array:
         """Patch tokens in their places, (N, h, w, E), where the graph has them: not with token pooling."""
-        if self.runtime != "onnxruntime" or self.path.suffix != ".onnx":
+        if self.runtime != "onnxruntime" or self.path.suffix.lower() != ".onnx":
             raise UsageError(
                 f"{self.path}: gives no patch tokens in {self.runtime}, only .onnx files in ONNX Runtime do. "
                 "Give --by segment the model that it was made from"
@@ -134,7 +134,7 @@ def read_info(path: Path) -> tuple[ExportedInfo, Precision]:
     """Read the metadata and precision of a file; a manifest beside it has the names of ImageNet's classes too."""
     if not path.is_file():
         raise SnapvitError(f"{path}: no such file")
-    metadata = _openvino_metadata(path) if path.suffix == ".xml" else _onnx_metadata(path)
+    metadata = _openvino_metadata(path) if path.suffix.lower() == ".xml" else _onnx_metadata(path)
     if "snapvit.preprocessing" not in metadata:
         raise FileFormatError(f"{path}: not made by snapvit, so how its images are prepared is not known")
     labels = from_json(metadata.get("snapvit.labels", "[]"), tuple[str, ...], str(path))

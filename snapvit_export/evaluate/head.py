@@ -8,14 +8,15 @@ many.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SnapvitError, first_line
-from ..storage.reading import MOST_TEXT, check_readable
+from ..errors import SnapvitError
+from ..family.class_names import read_labels
 from .features import Array, Targets
 
 MOST_OF_TOP5 = 5  # with no more classes than this, top-5 is always right
@@ -36,7 +37,7 @@ def columns_for(
     """
     if not outputs:
         raise SnapvitError(f"the model has no head, so it classifies nothing. {advice or 'Give --by knn or linear'}")
-    names, where = (read_names(classes_file), str(classes_file)) if classes_file else (tuple(labels), "its labels")
+    names, where = (read_labels(classes_file), str(classes_file)) if classes_file else (tuple(labels), "its labels")
     if not names:
         if len(classes) != outputs:
             sizes = f"the data has {len(classes)} classes, the head {outputs} outputs without names"
@@ -45,42 +46,23 @@ def columns_for(
     if len(names) != outputs:
         sizes = f"{where}: names {len(names)} classes, the head has {outputs} outputs"
         raise SnapvitError(f"{sizes}. {advice or 'Give --classes FILE'}")
-    places = {name: i for i, name in enumerate(names)} | {_short(name): i for i, name in enumerate(names)}
+    places = _places(names, by_first_word=classes_file is not None)
     if missing := [name for name in classes if name not in places]:
         advice = advice or "Give --classes FILE: line i names class i as the data does"
         raise SnapvitError(f"class '{missing[0]}' of the data is not among {where} of the head. {advice}")
     return np.array([places[name] for name in classes], np.int64)
 
 
-def _short(name: str) -> str:
-    """Shorten "n01496331 electric ray" to its WordNet id, as ImageNet's folders are named."""
-    return name.split()[0] if WORDNET.match(name) else name
+def _places(names: Sequence[str], by_first_word: bool) -> dict[str, int]:
+    """Return the output of each name, and of each short one that no other name has or shortens to.
 
-
-def read_names(path: Path) -> tuple[str, ...]:
-    """Read the first word of each line: line i names class i."""
-    check_readable(path, MOST_TEXT)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SnapvitError(
-            f"{path}: cannot be read as a list of classes ({first_line(error)}). Save it as UTF-8"
-        ) from error
-    while lines and not lines[-1].strip():
-        lines.pop()
-    seen: dict[str, int] = {}
-    for number, line in enumerate(lines, start=1):
-        words = line.split()
-        if not words:
-            raise SnapvitError(f"{path}, line {number}: is empty. Write the name of class {number - 1} there")
-        if words[0] in seen:
-            raise SnapvitError(
-                f"{path}, line {number}: '{words[0]}' is on line {seen[words[0]]} too. Name each class once"
-            )
-        seen[words[0]] = number
-    if not seen:
-        raise SnapvitError(f"{path}: names no classes. Write one name per line")
-    return tuple(seen)
+    "n01496331 electric ray" is short as its WordNet id, as ImageNet's folders are named; lines of a file also as their
+    first word.
+    """
+    short = [name.split()[0] if name and (by_first_word or WORDNET.match(name)) else name for name in names]
+    shared = Counter(short)
+    places = {word: i for i, word in enumerate(short) if shared[word] == 1}
+    return places | {name: i for i, name in enumerate(names)}
 
 
 def head_right(

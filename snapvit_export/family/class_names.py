@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from ..errors import SnapvitError, first_line
+from ..storage.reading import MOST_TEXT, check_readable
 
 _WORDNET = re.compile(r"n[0-9]{8}[ _]+(?=\S)")
 
@@ -22,6 +23,7 @@ def class_name(label: str) -> str:
 
 def read_labels(path: Path) -> tuple[str, ...]:
     """Read the names of classes from a file: line i names output i, as people call it or with its WordNet id first."""
+    check_readable(path, MOST_TEXT)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -29,9 +31,10 @@ def read_labels(path: Path) -> tuple[str, ...]:
     names = [line.strip() for line in lines]
     while names and not names[-1]:
         names.pop()
+    seen: dict[str, int] = {}
     for number, name in enumerate(names):
-        if not name or name in names[:number]:
-            wrong = "is empty" if not name else f"'{name}' is on line {names.index(name) + 1} too"
+        if not name or seen.setdefault(name, number) != number:
+            wrong = "is empty" if not name else f"'{name}' is on line {seen[name] + 1} too"
             raise SnapvitError(f"{path}, line {number + 1}: {wrong}. Give class {number} a name of its own")
     if not names:
         raise SnapvitError(f"{path}: names no classes. Write one name per line")

@@ -47,7 +47,7 @@ def read_graph(path: Path | str) -> Any:
 
 def files_read_by(path: Path) -> set[str]:
     """Return the names of the files that a graph reads, ONNX or OpenVINO's, after checking that it may."""
-    if path.suffix != OPENVINO:  # whatever it is called, a runtime would open it as ONNX
+    if path.suffix.lower() != OPENVINO:  # whatever it is called, a runtime would open it as ONNX
         return external_files(read_graph(path))
     with open(path, "rb") as file:
         if not file.read(8).startswith(_XML):

@@ -16,6 +16,7 @@ from ..storage.json import Count, Finite, NotNegative, Value
 from .plan import Part
 
 KEY = "sublayers"
+IMAGES = 64  # to measure them on: enough to distinguish the damage of sub-layers
 
 
 class SubLayer(Value, frozen=True, kw_only=True, omit_defaults=True):

@@ -23,7 +23,7 @@ from ..allocation.tokens import Schedule
 from ..calibration.images import Images
 from ..correction.cholesky import Factor, Factors, columns_of, make_factor, no_factor
 from ..correction.moments import Damping, Moments, Statistics
-from ..correction.ordering import OutputLayer, Parts, check_order, in_parallel, ordered_part, ranking_of
+from ..correction.ordering import MOST_AT_ONCE, OutputLayer, Parts, check_order, in_parallel, ordered_part, ranking_of
 from ..errors import SnapvitError, UsageError
 from ..graph.writer import Blueprint, GraphWriter
 from ..model.plan import Plan, Protection
@@ -36,7 +36,6 @@ from ..storage.json import as_builtins
 from .observe import observe
 from .sublayers import diverged, measure_sublayers, outputs_of
 
-MOST_AT_ONCE = 4  # blocks: each needs a few matrices of its hidden width squared, in float64
 OF_HEADS = ("q", "k", "v", "proj", "attn_norm")  # layers whose rows belong to heads
 OF_NEURONS = ("fc1", "gate", "up", "fc2", "mlp_norm")
 Tensors = Mapping[str, npt.NDArray[np.float32]]

@@ -24,13 +24,12 @@ from ..graph.read import read_graph
 from ..graph.writer import Blueprint, GraphWriter
 from ..model.anatomy import Anatomy
 from ..model.plan import Part, Plan
-from ..model.sublayer import SubLayer
+from ..model.sublayer import IMAGES, SubLayer
 from ..progress import Progress
 from ..runtimes.in_threads import run_in_threads
 from ..storage.unfinished import scratch_folder
 from .observe import mean_outputs, some_values, write_observable
 
-IMAGES = 64  # enough to distinguish the damage of sub-layers
 BATCH = 8
 LAYER: dict[Part, str] = {"attention": "proj", "mlp": "fc2"}
 Floats = npt.NDArray[np.float64]

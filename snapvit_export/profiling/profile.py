@@ -36,9 +36,8 @@ class Profile(Value, frozen=True, kw_only=True):
     intervals_ms: dict[Percentile, tuple[Duration, Duration]]  # 95 % of these hold the percentile
     cpu_ms: Milliseconds | None  # CPU time of an undisturbed run, all threads: to compare files; None: a GPU worked
     gpu_ms: Milliseconds | None = None  # median that the GPU alone computed, without copying to and from it
-    energy_mj: Finite | None = (
-        None  # of one run, with all that the processor did meanwhile; None: unknown, or a GPU ran
-    )
+    # Of one run, with all that the processor did meanwhile; None: unknown, or a GPU ran.
+    energy_mj: Finite | None = None
     method: Method | None = None  # None: unknown, in an older file
     samples_ms: tuple[Duration, ...]  # every run, in order
     runs: Some

@@ -108,14 +108,15 @@ def core() -> Any:
 def read_model(path: Path) -> Any:
     """Return the graph in a file, for OpenVINO to compile or to change."""
     version()
-    if path.suffix not in FRONT_ENDS:
+    kind = path.suffix.lower()
+    if kind not in FRONT_ENDS:
         raise SnapvitError(f"{path}: OpenVINO opens .onnx and .xml files here")
     if not path.is_file():
         raise SnapvitError(f"{path}: no such file")
-    if path.suffix == OPENVINO:
+    if kind == OPENVINO:
         openvino_weights(path)  # which it would follow anywhere
     try:
-        front_end = _front_ends().load_by_framework(FRONT_ENDS[path.suffix])
+        front_end = _front_ends().load_by_framework(FRONT_ENDS[kind])
         model = front_end.convert(front_end.load(str(path)))
     except Exception as error:  # RuntimeError, or one of its own
         raise SnapvitError(f"{path}: OpenVINO {version()} cannot read it: {_reason(error)}") from error

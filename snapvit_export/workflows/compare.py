@@ -25,7 +25,7 @@ from ..progress import Progress
 from ..storage.atomic import write_atomically
 from ..storage.json import as_builtins
 from ..storage.places import check_output, is_json_of
-from .inputs import BUNDLED_MODEL, MOST_HELD_OUT, data_of, load_model_of
+from .inputs import BUNDLED_MODEL, MOST_HELD_OUT, data_of, is_onnx, load_model_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -109,6 +109,11 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
 
 
 def _check(request: CompareRequest) -> tuple[float, ...]:
+    if is_onnx(request.model):
+        raise UsageError(
+            f"{request.model}: compare needs gradients and refits, and those torch, which runs no ONNX file. Give "
+            f"--model the model that it was made from"
+        )
     sizes = tuple(request.sizes) or SIZES[request.axis]
     for size in sizes:
         check_sparsity(size) if request.axis == "sparsity" else check_fraction("FLOPs", size)

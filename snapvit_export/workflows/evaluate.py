@@ -57,7 +57,7 @@ def evaluate_model(request: EvaluateRequest, progress: Progress | None = None) -
     """Load a model, prune it if asked to, and evaluate it."""
     progress = progress or Silent()
     ranking = _check(request)
-    is_file = Path(request.model).suffix in SUFFIXES
+    is_file = _is_file(request.model)
     if not is_file:
         with needs("evaluating a model", extra="prune"):
             import torch  # noqa: F401
@@ -76,7 +76,7 @@ def _check(request: EvaluateRequest) -> Ranking | None:
     options = request.options
     if not is_onnx(request.model):
         refuse_without_onnx(request.onnx, request.model)
-    if request.runtime is not None and Path(request.model).suffix not in SUFFIXES:
+    if request.runtime is not None and not _is_file(request.model):
         raise UsageError("--runtime runs exported files, and models run in torch. Leave it out, or give a .onnx file")
     check_options(options)
     if options.features is not None:
@@ -104,6 +104,11 @@ def _check(request: EvaluateRequest) -> Ranking | None:
     return None if request.ranking is None else Ranking.load(request.ranking)
 
 
+def _is_file(model: str) -> bool:
+    """Return True if a model is named by a graph that a runtime opens."""
+    return Path(model).suffix.lower() in SUFFIXES
+
+
 def _data(request: EvaluateRequest) -> str:
     if request.data is None and request.model != BUNDLED_MODEL:
         raise UsageError(f"{request.model} needs images to be evaluated on. Give --data FOLDER")
@@ -118,12 +123,12 @@ def _exported(request: EvaluateRequest, data: Dataset, progress: Progress) -> It
         raise UsageError(f"{request.model} is cut and has its weights. Leave {given} out")
     path = Path(request.model)
     with scratch_folder() as folder:
-        if path.suffix == ".onnx" and path.is_file() and not is_ours(path):
+        if is_onnx(request.model) and path.is_file() and not is_ours(path):
             path = _made_ours(path, request.onnx, folder, data, progress)
         else:
             refuse_without_onnx(request.onnx, request.model)
         info, precision = read_info(path)
-        default: Runtime = "openvino" if path.suffix == ".xml" else "onnxruntime"
+        default: Runtime = "openvino" if path.suffix.lower() == ".xml" else "onnxruntime"
         target = Target(runtime=request.runtime or default, precision=precision, batch=1, threads=1)
         with open_exported(path, target, info) as exported:
             yield exported

@@ -5,9 +5,8 @@ fidelity to the dense model all come from the outputs of that run. Latencies are
 on them, or if they were taken on this machine with the same settings; otherwise all variants are timed now, side by
 side. Where torch and the weights are available, files whose weights were not corrected are compared with the module
 that they were built from. The results go into the manifest, and some images to look at, with predictions and with the
-patches that were merged, into `validation.json`. Until
-then the features of every file are kept, so that a run that was stopped resumes with the next file. Light, but for the
-comparison with torch.
+patches that were merged, into `validation.json`. Until then the features of every file are kept, so that a run that
+was stopped resumes with the next file. Light, but for the comparison with torch.
 """
 
 from __future__ import annotations

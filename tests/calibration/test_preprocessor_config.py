@@ -78,11 +78,24 @@ def test_other_ranges_and_filters_come_out_the_same(changes):
         ({"image_processor_type": "BitImageProcessor", "size": 256, "crop_size": 224}, 224, "center", 0.875),
         ({"image_processor_type": "DeiTImageProcessorFast"}, 224, "squash", 0.875),
         ({"image_processor_type": "SiglipImageProcessor", "size": {"height": 384, "width": 384}}, 384, "squash", 1.0),
+        ({"image_processor_type": "SiglipImageProcessor"}, 224, "squash", 1.0),
     ],
 )
 def test_older_files_say_less_and_mean_the_same(content, size, mode, pct):
     found = preprocessing_in(content, "x")
     assert (found.input_size, found.crop_mode, found.crop_pct) == ((3, size, size), mode, pct)
+
+
+@pytest.mark.parametrize("kind", PROCESSORS)
+def test_a_file_that_names_no_size_means_that_of_its_processor(kind):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import transformers
+
+        plain = getattr(transformers, f"{kind}ImageProcessor")()
+    whole = json.loads(plain.to_json_string())
+    short = {key: value for key, value in whole.items() if key not in ("size", "crop_size")}
+    assert preprocessing_in(short, "x") == preprocessing_in(whole, "x")
 
 
 def test_a_crop_is_taken_from_exactly_the_size_that_is_named():

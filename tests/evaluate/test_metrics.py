@@ -8,7 +8,7 @@ from helpers.models import description
 from snapvit_export.calibration.masks import UNKNOWN
 from snapvit_export.errors import FileFormatError, SnapvitError
 from snapvit_export.evaluate.features import Features, MadeBy, Split
-from snapvit_export.evaluate.head import columns_for, head_right, read_names
+from snapvit_export.evaluate.head import columns_for, head_right
 from snapvit_export.evaluate.linear import fit_probe, linear_right, set_aside
 from snapvit_export.evaluate.segmentation import Tally, patch_shares, segment, upsampling
 from snapvit_export.family.evaluation import Evaluation
@@ -183,9 +183,18 @@ def test_top_five_is_one_of_the_first_five():
 def test_a_file_names_the_outputs_of_a_head(tmp_path):
     path = tmp_path / "classes.txt"
     path.write_text("n1 tench\nn2\tgold fish\nn3\n\n")
-    assert read_names(path) == ("n1", "n2", "n3")
     assert columns_for(["n3", "n1"], 3, labels=["x", "y", "z"], classes_file=path).tolist() == [2, 0]
+    assert columns_for(["n2\tgold fish", "n1 tench"], 3, classes_file=path).tolist() == [1, 0]
     assert columns_for(["anything", "else", "here"], 3).tolist() == [0, 1, 2]  # as many, and nobody names them
+
+
+def test_a_class_is_named_by_its_whole_line_or_by_a_first_word_that_no_other_has(tmp_path):
+    path = tmp_path / "classes.txt"
+    path.write_text("golden retriever\ngolden eagle\ntiger shark\ntiger\nn02123045 tabby, tabby cat\n")
+    found = columns_for(["golden eagle", "tiger", "golden retriever", "n02123045"], 5, classes_file=path)
+    assert found.tolist() == [1, 3, 0, 4]
+    with pytest.raises(SnapvitError, match="class 'golden' of the data is not among .*classes.txt of the head"):
+        columns_for(["golden"], 5, classes_file=path)
 
 
 @pytest.mark.parametrize(

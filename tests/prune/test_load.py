@@ -52,6 +52,42 @@ def test_of_a_model_and_its_moving_average_the_average_is_taken(weights, tmp_pat
     torch.save(content, tmp_path / "w.pth")
     model = load_model(NAME, tmp_path / "w.pth")
     assert torch.equal(model.module.state_dict()["head.weight"], weights["head.weight"])
+    assert model.notes == ("w.pth: the weights of model_ema are taken, which are beside those of model",)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_of_two_keys_the_one_that_is_taken_is_told(weights, tmp_path, inside):
+    others = {name: torch.zeros_like(value) for name, value in weights.items()}
+    average = {"state_dict": weights, "decay": 0.9} if inside else weights
+    torch.save({"model": others, "model_ema": average, "optimizer": {"lr": 0.1}}, tmp_path / "w.pth")
+    model = load_model(NAME, tmp_path / "w.pth")
+    assert torch.equal(model.module.state_dict()["head.weight"], weights["head.weight"])
+    assert model.notes == ("w.pth: the weights of model_ema are taken, which are beside those of model",)
+    torch.save({"model_ema": average, "optimizer": {"lr": 0.1}}, tmp_path / "w.pth")
+    assert load_model(NAME, tmp_path / "w.pth").notes == ()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "says"),
+    [
+        (["weight"], "classification_head.weight is not of the ViT and is left out"),
+        (["weight", "bias"], "classification_head.weight and 1 more are not of the ViT and are left out"),
+    ],
+)
+def test_what_stands_beside_the_backbone_and_is_left_out_is_told(weights, tmp_path, kinds, says):
+    content = {f"backbone.{name}": value for name, value in weights.items() if not name.startswith("head.")}
+    content |= {f"classification_head.{kind}": weights[f"head.{kind}"] for kind in kinds}
+    torch.save(content, tmp_path / "mine.pth")
+    model = load_model(NAME, tmp_path / "mine.pth")
+    assert (model.anatomy.classes, model.notes) == (0, (f"mine.pth: {says}",))
+
+
+def test_a_classifier_beside_a_model_with_a_head_of_its_own_is_left_out_and_told(weights, tmp_path):
+    content = {f"backbone.{name}": value for name, value in weights.items()}
+    torch.save(content | {"fc.weight": torch.zeros(7, 192), "fc.bias": torch.zeros(7)}, tmp_path / "mine.pth")
+    model = load_model(NAME, tmp_path / "mine.pth")
+    assert model.anatomy.classes == 12
+    assert model.notes == ("mine.pth: fc.weight and 1 more are not of the ViT and are left out",)
 
 
 def test_of_several_models_none_is_guessed(weights, tmp_path):

@@ -1,6 +1,7 @@
 """`snapvit compare`: methods on the same images, kept as they are found, as a table and a picture."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,16 @@ def test_a_method_is_a_recipe_or_a_criterion_perhaps_corrected():
         method("luck")
     with pytest.raises(UsageError, match="snip\\+prayer: no correction is called 'prayer'"):
         method("snip+prayer")
+
+
+@pytest.mark.parametrize("name", ["vit.onnx", "VIT.ONNX"])
+def test_an_onnx_file_is_refused_before_anything_is_loaded(snapvit, made, tmp_path, monkeypatch, name):
+    (tmp_path / name).write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    outcome = snapvit("compare", "--model", tmp_path / name, "--data", made / "images", "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "compare needs gradients and refits, and those torch" in outcome.error_line
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_masks_need_no_labels(snapvit, tiny_folder, splits):
         (["--ranking", "absent", "--sparsity", "0.3"], 1, "absent: cannot be read"),
         (["--by", "segment", "--ignore", "255,x"], 2, "--ignore '255,x' is not understood"),
         (["--by", "head"], 1, "the data has 2 classes, the head 5 outputs without names. Give --classes FILE"),
-        (["--classes", "absent"], 1, "absent: cannot be read as a list of classes"),
+        (["--classes", "absent"], 1, "absent: cannot be read as names of classes"),
         (["--by", "knn", "--images", "4"], 1, "4 training images, and k-NN needs 20"),
         (["--by", "segment", "--ignore", "1,2"], 1, "masks need at least two classes"),
     ],

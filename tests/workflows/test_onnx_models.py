@@ -166,6 +166,16 @@ def test_evaluating_a_file_is_evaluating_the_model(run, snapvit, foreign, image_
     assert 0 <= found["top1"] <= 1
 
 
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_a_file_whose_name_is_in_capitals_is_evaluated_too(snapvit, foreign, image_folder, tmp_path, runtime):
+    capitals = tmp_path / "VIT.ONNX"
+    capitals.write_bytes(foreign[0].read_bytes())
+    given = ["--data", image_folder, *PLAIN, "--by", "head", "--json", "--runtime", runtime]
+    found, wanted = (snapvit("evaluate", path, *given) for path in (capitals, foreign[0]))
+    assert (found.code, wanted.code) == (0, 0), found.err
+    assert json.loads(found.out)["top1"] == json.loads(wanted.out)["top1"]
+
+
 @pytest.mark.parametrize(
     ("extra", "says"),
     [

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -39,6 +39,7 @@ from .transformers_folder import Files, read_transformers
 from .weight_files import read_file, read_tensors
 
 BUNDLED = "bundled"
+Notes = tuple[str, ...]  # what a user should know of how a model was read
 # Arguments of timm that a model.json may set: those that shape a module, none that names files or fetches weights.
 SHAPE_ARGUMENTS = frozenset(
     [
@@ -99,7 +100,7 @@ class Model:
     module: nn.Module
     anatomy: Anatomy
     description: ModelDescription
-    notes: tuple[str, ...] = ()  # what a user should know of how it was read; not kept in its files
+    notes: Notes = ()  # not kept in its files
     _hashed: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -247,31 +248,59 @@ def _is_cut_from(anatomy: Anatomy, whole: Anatomy, plan: Plan) -> bool:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read a state dict from safetensors, or from a torch file without executing anything in it."""
+    return _read_checkpoint(path)[0]
+
+
+def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor], Notes]:
     loaded = read_file(path)
     return _bare_names(loaded, path) if path.suffix == ".safetensors" else _state_dict_in(loaded, path)
 
 
-def _state_dict_in(loaded: Any, path: Path) -> dict[str, Tensor]:
+def _state_dict_in(loaded: Any, path: Path) -> tuple[dict[str, Tensor], Notes]:
     """Find the weights in what training scripts save: bare, or under one of the customary keys."""
-    inside = [loaded.get(key) for key in STATE_DICTS] if isinstance(loaded, Mapping) else []
-    inside += [part.get("state_dict") for part in inside if isinstance(part, Mapping)]
-    for found in (*inside, loaded):
-        if isinstance(found, Mapping) and found and all(isinstance(value, Tensor) for value in found.values()):
-            return _bare_names(found, path)
+    for key in STATE_DICTS if isinstance(loaded, Mapping) else ():
+        for found in _levels(loaded.get(key)):
+            if _is_state_dict(found):
+                weights, notes = _bare_names(found, path)
+                others = [str(other) for other, value in loaded.items() if other != key and _has_vit(value)]
+                return weights, (*_note_choice(path, key, others), *notes)
+    if _is_state_dict(loaded):
+        return _bare_names(loaded, path)
     raise FileFormatError(f"{path}: holds no state dict (names and tensors)")
 
 
-def _bare_names(weights: Mapping[Any, Tensor], path: Path) -> dict[str, Tensor]:
+def _levels(part: Any) -> tuple[Any, ...]:
+    """Return what a key holds, and what that holds as its own state dict."""
+    return (part, part.get("state_dict")) if isinstance(part, Mapping) else ()
+
+
+def _is_state_dict(found: Any) -> bool:
+    return isinstance(found, Mapping) and bool(found) and all(isinstance(value, Tensor) for value in found.values())
+
+
+def _has_vit(part: Any) -> bool:
+    return any(str(name).endswith(FIRST_BLOCK) for found in _levels(part) if _is_state_dict(found) for name in found)
+
+
+def _note_choice(path: Path, taken: str, others: Sequence[str]) -> Notes:
+    """Tell which of several models in a file is taken."""
+    if not others:
+        return ()
+    more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+    return (f"{path.name}: the weights of {taken} are taken, which are beside those of {others[0]}{more}",)
+
+
+def _bare_names(weights: Mapping[Any, Tensor], path: Path) -> tuple[dict[str, Tensor], Notes]:
     """Return the weights of the ViT alone, without the prefix that a trainer or a larger model gave their names.
 
     Lightning says `model.`, data-parallel training `module.`, torch.compile `_orig_mod.`, and some have several; beside
-    the model there may be a loss, or a moving average of the model, which is the better one.
+    the model there may be a loss, or a moving average of the model, which is the better one. Notes tell of the rest.
     """
     named = {str(name).removeprefix("module."): value for name, value in weights.items()}
     before = {name.removesuffix(FIRST_BLOCK) for name in named if name.endswith(FIRST_BLOCK)}
     prefixes = sorted(text for text in before if not text or text.endswith("."))
     if not prefixes:
-        return {name.removeprefix("backbone."): value for name, value in named.items()}
+        return {name.removeprefix("backbone."): value for name, value in named.items()}, ()
     averages = [text for text in prefixes if any("ema" in part.split("_") for part in text.split("."))]
     if len(prefixes) > 1 and len(averages) != 1:
         raise FileFormatError(
@@ -279,17 +308,29 @@ def _bare_names(weights: Mapping[Any, Tensor], path: Path) -> dict[str, Tensor]:
         )
     (prefix,) = averages or prefixes
     bare = {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
-    return {**_head_beside(named, prefix), **bare}
+    head = {} if "head.weight" in bare else _head_beside(named, prefix)
+    others = [text for text in prefixes if text != prefix]
+    left_out = [name for name in named if not name.startswith((prefix, *others)) and name not in head.values()]
+    notes = _note_choice(path, prefix[:-1], [text[:-1] or "the model itself" for text in others])
+    return {**{ours: named[theirs] for ours, theirs in head.items()}, **bare}, (*notes, *_note_rest(path, left_out))
 
 
-def _head_beside(named: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the classifier of a larger model, if it stands beside the ViT and reads what that gives."""
+def _note_rest(path: Path, names: Sequence[str]) -> Notes:
+    """Tell what of a file is not used: it may be a classifier under a name that is not known here."""
+    if not names:
+        return ()
+    more, are = (f" and {len(names) - 1} more", "are") if len(names) > 1 else ("", "is")
+    return (f"{path.name}: {names[0]}{more} {are} not of the ViT and {are} left out",)
+
+
+def _head_beside(named: Mapping[str, Tensor], prefix: str) -> dict[str, str]:
+    """Return our and its names of the classifier of a larger model that stands beside the ViT and reads its output."""
     parent = prefix[: prefix[:-1].rfind(".") + 1]
     for name in HEADS if prefix else ():
         weight = named.get(f"{parent}{name}.weight")
         if weight is not None and weight.ndim == 2 and weight.shape[1] == len(named[prefix + FIRST_BLOCK]):
             kinds = [kind for kind in ("weight", "bias") if f"{parent}{name}.{kind}" in named]
-            return {f"head.{kind}": named[f"{parent}{name}.{kind}"] for kind in kinds}
+            return {f"head.{kind}": f"{parent}{name}.{kind}" for kind in kinds}
     return {}
 
 
@@ -344,12 +385,13 @@ def _build(description: ModelDescription) -> Model:
 
 def _load_timm(name: str, checkpoint: Path | None, arguments: dict[str, Any]) -> Model:
     _check_known(name)
-    notes: tuple[str, ...] = ()
+    notes: Notes = ()
     if checkpoint is None:
         module, kwargs = _from_hub(name, arguments), arguments
     else:
-        weights = read_weights(checkpoint)
+        weights, found = _read_checkpoint(checkpoint)
         kwargs, notes = _shape_in(weights, name, arguments, checkpoint)
+        notes = (*found, *notes)
         module = _create(name, name, **kwargs)
         _fill(module, _converted(weights, module, checkpoint), checkpoint)
     anatomy = read_anatomy(module, name)
@@ -361,7 +403,7 @@ def _load_timm(name: str, checkpoint: Path | None, arguments: dict[str, Any]) ->
 
 def _shape_in(
     weights: Mapping[str, Tensor], name: str, arguments: Mapping[str, Any], path: Path
-) -> tuple[dict[str, Any], tuple[str, ...]]:
+) -> tuple[dict[str, Any], Notes]:
     """Return the arguments that the shapes of a checkpoint ask for beside the given ones, and notes on them."""
     kwargs, notes = {**_classes_in(weights), **arguments}, []
     kernel = weights.get("patch_embed.proj.weight")
@@ -426,7 +468,7 @@ def _load_timm_folder(files: Files, content: Mapping[str, Any], where: str) -> M
     if not all(isinstance(part, dict) for part in (given, config)) or not isinstance(architecture, str):
         raise FileFormatError(f"{where}: architecture, model_args or pretrained_cfg is not what timm writes there")
     path = files.weights()
-    weights = _bare_names(read_tensors(path), path)
+    weights, found = _bare_names(read_tensors(path), path)
     kwargs, notes = _shape_in(weights, architecture, given, path)
     module = _create(architecture, files.name, **kwargs)
     _fill(module, _converted(weights, module, path), path)
@@ -441,7 +483,7 @@ def _load_timm_folder(files: Files, content: Mapping[str, Any], where: str) -> M
         preprocessing=_preprocessing(module, anatomy, config or None),
         labels=tuple(f"{name} {more.get(name, '')}".strip() for name in names),
     )
-    return Model(module, anatomy, description, notes)
+    return Model(module, anatomy, description, (*found, *notes))
 
 
 def _check_known(name: str) -> None:

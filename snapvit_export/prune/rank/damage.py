@@ -7,7 +7,7 @@ from typing import Any
 
 from ...correction.cholesky import Factors
 from ...correction.moments import Damping, Statistics
-from ...correction.ordering import OutputLayer, Parts, check_order, in_parallel, ordered_part, ranking_of
+from ...correction.ordering import MOST_AT_ONCE, OutputLayer, Parts, check_order, in_parallel, ordered_part, ranking_of
 from ...model.ranking import Ranking
 from ...model.scores import Scores
 from ...runtimes.device import usable_cores
@@ -15,8 +15,6 @@ from ..blocks.timm_blocks import blocks_of
 from ..correct.elastic import PrunableLayer, check_statistics, unordered_layers
 from ..models.load import Model
 from ..stats.single_thread import single_thread
-
-MOST_AT_ONCE = 4  # blocks: each needs a few matrices of its hidden width squared, in float64
 
 
 def damage_ranking(

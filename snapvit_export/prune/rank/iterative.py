@@ -48,7 +48,7 @@ from ...errors import UsageError
 from ...model.plan import Plan, Protection
 from ...model.ranking import Array, Curve, Damage, Order, Ranking
 from ...model.scores import Scores
-from ...model.sublayer import KEY
+from ...model.sublayer import IMAGES, KEY
 from ...progress import Progress, Silent
 from ...storage.json import as_builtins
 from ..correct.refit import refit
@@ -57,7 +57,7 @@ from ..models.read_anatomy import read_anatomy
 from ..models.slicing import kept, shrink
 from ..stats.observe import observe
 from ..stats.output_divergence import DivergenceName, OutputDivergence
-from ..stats.sublayer_stats import IMAGES, measure_sublayers
+from ..stats.sublayer_stats import measure_sublayers
 from .checkpoint import Checkpoint, SavedState
 from .damage import damage_ranking, ordered_layers
 from .rank import check, criterion_of, divergence_of, provenance_of, score

@@ -29,7 +29,7 @@ from ...errors import SnapvitError, UsageError
 from ...model.plan import Protection
 from ...model.ranking import Ranking
 from ...model.scores import Scores
-from ...model.sublayer import KEY, SubLayer
+from ...model.sublayer import IMAGES, KEY, SubLayer
 from ...progress import Progress, Silent
 from ...storage.json import as_builtins
 from ..models.class_names import as_outputs
@@ -37,7 +37,7 @@ from ..models.load import Model, as_model
 from ..stats.observe import observe
 from ..stats.output_divergence import DivergenceName, OutputDivergence, check_divergence, default_divergence
 from ..stats.single_thread import single_thread
-from ..stats.sublayer_stats import IMAGES, measure_sublayers
+from ..stats.sublayer_stats import measure_sublayers
 from .checkpoint import Checkpoint, SavedState
 from .criteria import make_criterion
 from .criteria.base import Batch, Criterion

@@ -40,8 +40,6 @@ from .single_thread import single_thread
 from .stream import Stream
 from .token_weights import as_read
 
-IMAGES = 64  # enough to distinguish the damage of sub-layers
-
 
 @torch.no_grad()
 def measure_sublayers(

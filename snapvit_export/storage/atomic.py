@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import secrets
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
@@ -16,6 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import FileFormatError, SnapvitError
 from .temporary import KEPT, REPLACED, alone_in, is_being_written, remove_leftovers, temporary_file, temporary_folder
+from .unfinished import ended
 
 LARGE = 1 << 24  # bytes: takes far longer to write than the clock of a file system needs for a tick
 _ADVICE = {
@@ -89,6 +91,7 @@ def staged_folder(goal: Path, replaceable: Collection[str] | None) -> Iterator[P
                 )
             refuse_foreign(goal, replaceable)  # the work took a while: check again
             stage.chmod(0o777 & ~_umask())
+            ended(stage)  # or a signal now would have it emptied under its new name
             _swap(stage, goal)
 
 
@@ -178,13 +181,27 @@ def _swap(stage: Path, goal: Path) -> None:
         stage.rename(goal)
         return
     with temporary_folder(goal.parent, f"{goal.name}.{REPLACED}", is_disposable=False) as aside:
+        old = aside / KEPT
         try:
-            goal.rename(aside / KEPT)
+            goal.rename(old)
             stage.rename(goal)
-        except BaseException:
-            if not goal.exists():
-                (aside / KEPT).rename(goal)
+        except BaseException as error:
+            if stage.exists() and old.exists():
+                _restore(old, goal, error)
             raise
+
+
+def _restore(old: Path, goal: Path, reason: BaseException) -> None:
+    """Put back what was in the goal's place; if something else is there by now, keep it under a name to be told."""
+    try:
+        old.rename(goal)
+        return
+    except OSError:
+        kept = goal.with_name(f"{goal.name}.{REPLACED}-{secrets.token_hex(4)}")  # nobody takes it for left behind
+        old.rename(kept)
+    raise SnapvitError(
+        f"{goal}: somebody else wrote it meanwhile. What was there before is now {kept}. Choose another --out"
+    ) from reason
 
 
 def _umask() -> int:

@@ -21,7 +21,7 @@ from ..model.ranking import Ranking
 from ..progress import Progress, Silent
 from ..selection.measure_table import LEAST_IMAGES, measure_table
 from ..storage.atomic import check_writable
-from ..storage.unfinished import scratch_folder
+from ..storage.temporary import scratch_folder
 from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, is_onnx, load_model_of, refuse_own_folder
 from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx, require_same
 

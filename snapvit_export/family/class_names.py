@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from ..errors import SnapvitError, first_line
+from ..storage.reading import MOST_TEXT, check_readable
 
 _WORDNET = re.compile(r"n[0-9]{8}[ _]+(?=\S)")
 
@@ -22,6 +23,7 @@ def class_name(label: str) -> str:
 
 def read_labels(path: Path) -> tuple[str, ...]:
     """Read the names of classes from a file: line i names output i, as people call it or with its WordNet id first."""
+    check_readable(path, MOST_TEXT)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

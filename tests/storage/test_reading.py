@@ -17,6 +17,7 @@ from snapvit_export.errors import SnapvitError
 from snapvit_export.evaluate.exported_model import read_info
 from snapvit_export.evaluate.features import Features
 from snapvit_export.evaluate.head import read_names
+from snapvit_export.family.class_names import read_labels
 from snapvit_export.family.folder import read_family
 from snapvit_export.graph.read import read_graph
 from snapvit_export.model.ranking import Ranking
@@ -61,6 +62,7 @@ READERS = {
     "list of VOC": voc,
     "npz": npz_source,
     "class names": read_names,
+    "labels": read_labels,
     "checkpoint": read_weights,
     "safetensors": lambda path: read_weights(path.rename(path.with_suffix(".safetensors"))),
     "scores": import_scores,

@@ -70,9 +70,10 @@ def copy_beside(path: Path, what: str, folder: Path | None = None) -> Iterator[P
 def staged_folder(goal: Path, replaceable: Collection[str] | None) -> Iterator[Path]:
     """Yield an empty folder that becomes `goal` when the block ends well, and vanishes when it does not.
 
-    `replaceable` names the files that a folder already there may hold; None if nothing may be there. Whatever else
-    is found is somebody's work, and the whole is refused. Of two runs with one goal the second is refused at its start;
-    where it cannot see the first, on another machine, the one that ends first wins and the other says so.
+    `replaceable` names the files that a folder already there may hold, looked for after `settle`; None if nothing may
+    be there. Whatever else is found is somebody's work, and the whole is refused. Of two runs with one goal the second
+    is refused at its start; where it cannot see the first, on another machine, the one that ends first wins and the
+    other says so.
     """
     refuse_foreign(goal, replaceable)
     with ExitStack() as begun:
@@ -93,6 +94,12 @@ def staged_folder(goal: Path, replaceable: Collection[str] | None) -> Iterator[P
             stage.chmod(0o777 & ~_umask())
             ended(stage)  # or a signal now would have it emptied under its new name
             _swap(stage, goal)
+
+
+def settle(goal: Path) -> None:
+    """Remove what dead runs left beside the goal and put back what they were replacing: then look what is there."""
+    with alone_in(goal.parent):
+        remove_leftovers(goal.parent)
 
 
 def check_writable(goal: Path, replaceable: Collection[str] | None) -> None:

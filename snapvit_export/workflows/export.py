@@ -78,7 +78,7 @@ def export(request: Request, progress: Progress | None = None) -> Manifest:
             manifest = write_shipped(stage, manifest)
         manifest = msgspec.structs.replace(manifest, seconds=stages.rounded())
         write_manifest(stage, manifest)
-    if given is None:
+    if given is None and not is_onnx(request.model):
         checkpoint_of(request.out).unlink(missing_ok=True)
     return manifest
 

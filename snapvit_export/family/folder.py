@@ -5,7 +5,8 @@ Reading checks versions, bounds, sizes and hashes, and refuses names that leave 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..graph.read import files_read_by
 from ..runtimes.tensorrt.engine_file import engine_files
 from ..storage.atomic import inside, sha256
 from ..storage.json import read_json, write_json
-from ..storage.temporary import is_temporary
+from ..storage.temporary import alone_in, is_temporary
 from .layout import (
     MANIFEST,
     RANKING,
@@ -34,6 +35,23 @@ from .manifest import Manifest, Shipped, Variant, WeightFile
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write `manifest.json`."""
     write_json(folder / MANIFEST, manifest)
+
+
+@contextmanager
+def unchanged(folder: Path, manifest: Manifest) -> Iterator[None]:
+    """Let a block write into a family that was read long ago, unless somebody else has written it since.
+
+    Whoever replaces the folder locks the one around it, and whoever writes into it the folder itself.
+    """
+    place = folder.resolve()
+    with alone_in(place.parent), alone_in(place):
+        try:
+            now = read_json(folder / MANIFEST, Manifest)
+        except SnapvitError:
+            now = None
+        if now != manifest:
+            raise SnapvitError(f"{folder / MANIFEST}: somebody else wrote it meanwhile. Run the same command again")
+        yield
 
 
 def read_family(folder: Path | str) -> Manifest:

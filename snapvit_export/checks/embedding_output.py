@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from ..graph.precision import FLOAT
 from ..graph.read import OPENVINO, external_files, read_graph
 from ..runtimes.tensorrt.engine_file import engine_files
 from ..storage.atomic import copy_beside, writing
+from ..storage.temporary import scratch_folder
 
 CLASSIFIERS = ("head.weight", "distillation_head.weight")
 LOGITS, FEATURES, BOTH = "logits", "features", "both"
@@ -56,11 +56,11 @@ def place_beside_its_weights(path: Path) -> Iterator[Path]:
     if os.access(path.parent, os.W_OK):
         yield path.parent
         return
-    with tempfile.TemporaryDirectory(prefix="snapvit-") as scratch:
+    with scratch_folder() as scratch:
         for name in external_files(read_graph(path)) if path.suffix.lower() != OPENVINO else ():
-            (Path(scratch) / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path.parent / name, Path(scratch) / name)
-        yield Path(scratch)
+            (scratch / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path.parent / name, scratch / name)
+        yield scratch
 
 
 def _onnx_copy(path: Path, copy: Path) -> int:

@@ -15,7 +15,7 @@ from ..errors import SnapvitError
 from ..model.anatomy import Anatomy, Block
 from ..model.ranking import Ranking
 from ..model.tensor_names import stored_shapes
-from ..storage.atomic import sha256, staged_folder
+from ..storage.atomic import settle, sha256, staged_folder
 from ..storage.mapped import Array, write_buffer
 from .fidelity_table import FidelityTable
 from .folder import Elastic
@@ -55,6 +55,7 @@ def write_elastic(
     ranking.check_fits(anatomy)
     if factors is not None:
         check_factors(factors, ranking, anatomy)
+    settle(folder)
     with staged_folder(folder, replaceable=own_files(folder)) as stage:
         ranking.save(stage / RANKING)
         description = Description(

@@ -5,23 +5,53 @@ Reading checks versions, bounds, sizes and hashes, and refuses names that leave 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ..elastic.format import own_files as elastic_files
-from ..errors import FileFormatError
+from ..errors import FileFormatError, SnapvitError
 from ..graph.read import files_read_by
 from ..runtimes.tensorrt.engine_file import engine_files
 from ..storage.atomic import inside, sha256
 from ..storage.json import read_json, write_json
-from ..storage.temporary import is_temporary
-from .layout import MANIFEST, RANKING, SHIPPED, TORCH, TORCH_FILES, UNFINISHED, VALIDATION, report_files
+from ..storage.temporary import alone_in, is_temporary
+from .layout import (
+    MANIFEST,
+    RANKING,
+    SHIPPED,
+    TORCH,
+    TORCH_FILES,
+    TORCH_KEYS,
+    TORCH_MODEL,
+    UNFINISHED,
+    VALIDATION,
+    report_files,
+)
 from .manifest import Manifest, Shipped, Variant, WeightFile
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write `manifest.json`."""
     write_json(folder / MANIFEST, manifest)
+
+
+@contextmanager
+def unchanged(folder: Path, manifest: Manifest) -> Iterator[None]:
+    """Let a block write into a family that was read long ago, unless somebody else has written it since.
+
+    Whoever replaces the folder locks the one around it, and whoever writes into it the folder itself.
+    """
+    place = folder.resolve()
+    with alone_in(place.parent), alone_in(place):
+        try:
+            now = read_json(folder / MANIFEST, Manifest)
+        except SnapvitError:
+            now = None
+        if now != manifest:
+            raise SnapvitError(f"{folder / MANIFEST}: somebody else wrote it meanwhile. Run the same command again")
+        yield
 
 
 def read_family(folder: Path | str) -> Manifest:
@@ -72,13 +102,26 @@ def own_files(folder: Path) -> list[str] | None:
     left_behind += [path.name for path in folder.iterdir() if is_temporary(path.name)]
     shipped = [] if manifest.shipped is None else SHIPPED  # without it, files of such names are somebody's own
     named = [MANIFEST, RANKING, VALIDATION, *listed, *shipped, *engines, *report_files(), *left_behind]
-    for_torch = [TORCH] if _all_ours(folder / TORCH) else []
+    for_torch = [TORCH] if _is_ours(folder / TORCH, {variant.name for variant in manifest.variants}) else []
     return list(dict.fromkeys([*named, *for_torch]))
 
 
-def _all_ours(folder: Path) -> bool:
-    """Return True if a folder holds nothing but what an export has written there for torch."""
-    return all(path.is_dir() or path.name in TORCH_FILES for path in folder.rglob("*"))
+def _is_ours(torch: Path, variants: Collection[str]) -> bool:
+    """Return True if a folder holds nothing but variants of its family that an export has written there for torch."""
+    if torch.is_symlink() or not torch.is_dir():
+        return False
+    return all(folder.name in variants and _is_model(folder) for folder in torch.iterdir())
+
+
+def _is_model(folder: Path) -> bool:
+    """Return True if a folder holds a variant for torch, and nothing else."""
+    for path in folder.rglob("*"):
+        if path.is_symlink() or path.relative_to(folder).as_posix() not in TORCH_FILES:
+            return False
+    try:
+        return read_json(folder / TORCH_MODEL, dict[str, Any]).keys() >= TORCH_KEYS
+    except SnapvitError:
+        return False
 
 
 def parts_beside(path: Path) -> list[Path]:

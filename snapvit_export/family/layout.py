@@ -12,7 +12,12 @@ MODEL = ("model.onnx", "model.xml", "model.bin")  # the chosen variant as it is 
 LABELS, RUN, README = "labels.txt", "run.py", "README.txt"  # beside it
 SHIPPED = (*MODEL, LABELS, RUN, README)
 TORCH = "torch"  # folder of variants for torch, if they were asked for
-TORCH_FILES = ("model.json", "model.safetensors", "load.py", README, "config.json", "preprocessor_config.json")
+TORCH_MODEL, TRANSFORMERS = "model.json", "transformers"  # of each: its description, and a folder
+TORCH_FILES = (
+    *(TORCH_MODEL, "model.safetensors", "load.py", README, TRANSFORMERS),
+    *(f"{TRANSFORMERS}/{name}" for name in ("model.safetensors", "config.json", "preprocessor_config.json")),
+)
+TORCH_KEYS = frozenset({"format_version", "name", "architecture", "kwargs", "preprocessing"})  # of a description
 KEPT_FEATURES = ".validation-"  # prefix of the features that a stopped validation keeps
 # What a run that was killed leaves behind beside temporaries: a validation its features, older versions their copies.
 UNFINISHED = (f"{KEPT_FEATURES}*", ".tap-*", ".cut-*", ".*.onnx.probe")

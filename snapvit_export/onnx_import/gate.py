@@ -22,7 +22,7 @@ from ..model.plan import Plan
 from ..runtimes.device import usable_cores
 from ..runtimes.fixed_batch import in_batches
 from ..runtimes.ort import OrtSession
-from ..storage.unfinished import scratch_folder
+from ..storage.temporary import scratch_folder
 from .recognise import Recognised
 
 Images = npt.NDArray[np.float32]  # as the model takes them: (N, 3, H, W), normalised

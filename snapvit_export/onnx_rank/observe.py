@@ -27,7 +27,7 @@ from ..graph.writer import Blueprint, GraphWriter
 from ..model.plan import Plan
 from ..progress import Progress
 from ..runtimes.device import usable_cores
-from ..storage.unfinished import scratch_folder
+from ..storage.temporary import scratch_folder
 from .moments import RunningMoments
 
 Floats = npt.NDArray[np.float32]

@@ -27,7 +27,7 @@ from ..model.plan import Part, Plan
 from ..model.sublayer import IMAGES, SubLayer
 from ..progress import Progress
 from ..runtimes.in_threads import run_in_threads
-from ..storage.unfinished import scratch_folder
+from ..storage.temporary import scratch_folder
 from .observe import mean_outputs, some_values, write_observable
 
 BATCH = 8

@@ -34,7 +34,7 @@ import numpy.typing as npt
 from ..errors import SnapvitError, first_line, needs
 from ..storage.atomic import sha256, write_atomically
 from ..storage.json import to_json
-from ..storage.unfinished import scratch_folder
+from ..storage.temporary import scratch_folder
 from .openvino import read_model, settings
 
 BLOCKS = "blocks."  # begins the names of layers that may be in int8

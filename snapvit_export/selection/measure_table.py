@@ -25,7 +25,7 @@ from ..model.anatomy import Anatomy
 from ..model.plan import Plan
 from ..progress import Progress
 from ..runtimes.in_threads import run_in_threads
-from ..storage.unfinished import scratch_folder
+from ..storage.temporary import scratch_folder
 from ..target import Precision
 from .elastic_builder import corrections_of
 from .image_meter import BATCH, Outputs
@@ -46,7 +46,7 @@ def measure_table(packed: Elastic, images: Images, progress: Progress) -> Fideli
         _merging(packed, width.with_tokens(grid=grid), left) for grid in grids for width in widths for left in levels
     ]
     progress.phase("measuring fidelity for devices without images", len(plans) + 1)
-    with scratch_folder(packed.folder, ".fidelity-") as scratch:
+    with scratch_folder(packed.folder) as scratch:
         measure = _Measure(packed, images, scratch)
         values = []
         for plan in plans:

@@ -28,7 +28,7 @@ from ..checks.gates import require_same_in_runtime
 from ..checks.inspect import inspect
 from ..elastic.folder import Elastic
 from ..errors import FileFormatError, SnapvitError, UsageError
-from ..family.folder import read_family, write_manifest
+from ..family.folder import read_family, unchanged, write_manifest
 from ..family.layout import MANIFEST, RANKING
 from ..family.manifest import Limits, Manifest, MeasuredOn, Prefer, Variant
 from ..family.shipped import check_place, write_shipped
@@ -167,8 +167,9 @@ def choose_in_family(
             choice = select(candidates, planner_for(packed, used), budget, limits, allowed)
         wanted = dict.fromkeys([*asked, choice.variant, choice.next_denser])
         new = [name for name in wanted if name is not None and name not in names]
-        for name in new:
-            candidates.update(adopt(folder, candidates.built[name]))
+        with unchanged(folder, manifest):
+            for name in new:
+                candidates.update(adopt(folder, candidates.built[name]))
         kept = (*names, *new)
         chosen = msgspec.structs.replace(
             manifest,
@@ -178,14 +179,15 @@ def choose_in_family(
             choice=choice,
             seconds=candidates.progress.rounded(),
         )
-    return _written(folder, chosen)
+    return _written(folder, manifest, chosen)
 
 
-def _written(folder: Path, manifest: Manifest) -> Manifest:
+def _written(folder: Path, before: Manifest, manifest: Manifest) -> Manifest:
     """Write the choice down, and the chosen variant as one file; whatever interrupts this leaves a whole family."""
-    write_manifest(folder, msgspec.structs.replace(manifest, shipped=None))
-    shipped = write_shipped(folder, manifest)
-    write_manifest(folder, shipped)
+    with unchanged(folder, before):
+        write_manifest(folder, msgspec.structs.replace(manifest, shipped=None))
+        shipped = write_shipped(folder, manifest)
+        write_manifest(folder, shipped)
     return shipped
 
 
@@ -309,7 +311,7 @@ def _choose_by_known(
     choice = select_among(candidates, budget, limits, strict=strict)
     variants = candidates.described(list(candidates.built))
     chosen = msgspec.structs.replace(manifest, target=known.target, variants=variants, choice=choice, seconds={})
-    return _written(folder, chosen)
+    return _written(folder, manifest, chosen)
 
 
 def _same_ranking(packed: Elastic, folder: Path, manifest: Manifest) -> Elastic:

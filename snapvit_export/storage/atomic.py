@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import secrets
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
@@ -16,6 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import FileFormatError, SnapvitError
 from .temporary import KEPT, REPLACED, alone_in, is_being_written, remove_leftovers, temporary_file, temporary_folder
+from .unfinished import ended
 
 LARGE = 1 << 24  # bytes: takes far longer to write than the clock of a file system needs for a tick
 _ADVICE = {
@@ -68,9 +70,10 @@ def copy_beside(path: Path, what: str, folder: Path | None = None) -> Iterator[P
 def staged_folder(goal: Path, replaceable: Collection[str] | None) -> Iterator[Path]:
     """Yield an empty folder that becomes `goal` when the block ends well, and vanishes when it does not.
 
-    `replaceable` names the files that a folder already there may hold; None if nothing may be there. Whatever else
-    is found is somebody's work, and the whole is refused. Of two runs with one goal the second is refused at its start;
-    where it cannot see the first, on another machine, the one that ends first wins and the other says so.
+    `replaceable` names the files that a folder already there may hold, looked for after `settle`; None if nothing may
+    be there. Whatever else is found is somebody's work, and the whole is refused. Of two runs with one goal the second
+    is refused at its start; where it cannot see the first, on another machine, the one that ends first wins and the
+    other says so.
     """
     refuse_foreign(goal, replaceable)
     with ExitStack() as begun:
@@ -89,7 +92,14 @@ def staged_folder(goal: Path, replaceable: Collection[str] | None) -> Iterator[P
                 )
             refuse_foreign(goal, replaceable)  # the work took a while: check again
             stage.chmod(0o777 & ~_umask())
+            ended(stage)  # or a signal now would have it emptied under its new name
             _swap(stage, goal)
+
+
+def settle(goal: Path) -> None:
+    """Remove what dead runs left beside the goal and put back what they were replacing: then look what is there."""
+    with alone_in(goal.parent):
+        remove_leftovers(goal.parent)
 
 
 def check_writable(goal: Path, replaceable: Collection[str] | None) -> None:
@@ -178,13 +188,27 @@ def _swap(stage: Path, goal: Path) -> None:
         stage.rename(goal)
         return
     with temporary_folder(goal.parent, f"{goal.name}.{REPLACED}", is_disposable=False) as aside:
+        old = aside / KEPT
         try:
-            goal.rename(aside / KEPT)
+            goal.rename(old)
             stage.rename(goal)
-        except BaseException:
-            if not goal.exists():
-                (aside / KEPT).rename(goal)
+        except BaseException as error:
+            if stage.exists() and old.exists():
+                _restore(old, goal, error)
             raise
+
+
+def _restore(old: Path, goal: Path, reason: BaseException) -> None:
+    """Put back what was in the goal's place; if something else is there by now, keep it under a name to be told."""
+    try:
+        old.rename(goal)
+        return
+    except OSError:
+        kept = goal.with_name(f"{goal.name}.{REPLACED}-{secrets.token_hex(4)}")  # nobody takes it for left behind
+        old.rename(kept)
+    raise SnapvitError(
+        f"{goal}: somebody else wrote it meanwhile. What was there before is now {kept}. Choose another --out"
+    ) from reason
 
 
 def _umask() -> int:

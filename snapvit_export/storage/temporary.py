@@ -15,6 +15,7 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ except ImportError:  # no locks on this system: nothing is ever taken for left b
 OTHERS_SECONDS = 2 * 24 * 3600  # without a change, after which a leftover of another machine is removed too
 WAIT_SECONDS = 10.0  # for another process that looks around or renames, which takes milliseconds
 REPLACED, KEPT = "replaced", "old"  # a folder GOAL.replaced holds what GOAL was, as `old`, until the new one is there
+SCRATCH = "scratch"  # the goal of folders that become nothing
 _NAMED = re.compile(
     r"\.(?P<goal>.+)\.snapvit-(?P<machine>[0-9a-f]{8})-(?P<number>[0-9a-f]{8})(?P<suffix>\.[\w.]+)?", re.DOTALL
 )
@@ -66,15 +68,27 @@ def temporary_file(parent: Path, goal: str, suffix: str = "") -> Iterator[Path]:
 def temporary_folder(parent: Path, goal: str, is_disposable: bool = True) -> Iterator[Path]:
     """Yield a new empty folder; it is removed afterwards if it is still there.
 
-    `is_disposable`: False if it holds what must not be lost when the program ends before its time.
+    `is_disposable`: False if it holds what must not be lost when the program ends before its time, or the block badly.
     """
     path, lock = _locked(parent, goal, "", lambda new: os.mkdir(new, 0o700))
+    may_remove = is_disposable
     try:
         yield begun(path) if is_disposable else path
+        may_remove = True
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            shutil.rmtree(path, ignore_errors=True) if may_remove else path.rmdir()
         ended(path)
         os.close(lock)
+
+
+@contextmanager
+def scratch_folder(inside: Path | None = None) -> Iterator[Path]:
+    """Yield a folder for files that nobody needs afterwards, in the system's own place or inside another folder."""
+    place = inside or Path(tempfile.gettempdir())
+    remove_leftovers(place, SCRATCH)
+    with temporary_folder(place, SCRATCH) as folder:
+        yield folder
 
 
 @contextmanager
@@ -102,11 +116,15 @@ def is_being_written(goal: Path) -> bool:
     )
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove what dead processes have begun in a folder; a folder that was being replaced is put back."""
+def remove_leftovers(folder: Path, goal: str | None = None) -> None:
+    """Remove what dead processes have begun in a folder, or for one goal; a folder that was being replaced is put back.
+
+    Other goals are not looked at where a place is everybody's, such as that for temporary files.
+    """
     groups: dict[tuple[str, str], list[tuple[Path, str]]] = defaultdict(list)
     for path, found in _temporaries(folder):
-        groups[found["machine"], found["number"]].append((path, found["goal"]))
+        if goal is None or found["goal"] == goal:
+            groups[found["machine"], found["number"]].append((path, found["goal"]))
     for (machine, _), members in groups.items():
         try:
             _remove_dead(machine, dict(members))
@@ -164,9 +182,11 @@ def _remove_dead(machine: str, members: dict[Path, str]) -> None:
 
 def _put_back(path: Path, goal: str) -> None:
     """Undo a replacement that was cut off between its two renames."""
-    before, place = path / KEPT, path.with_name(goal.removesuffix(f".{REPLACED}"))
-    if goal.endswith(f".{REPLACED}") and before.is_dir() and not os.path.lexists(place):
-        before.rename(place)
+    before, name = path / KEPT, goal.removesuffix(f".{REPLACED}")
+    if name in (goal, "", ".", "..") or not before.is_dir():
+        return
+    if not os.path.lexists(path.with_name(name)):
+        before.rename(path.with_name(name))
 
 
 def _is_old(path: Path) -> bool:

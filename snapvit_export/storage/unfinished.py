@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 _begun: set[Path] = set()
@@ -25,16 +22,6 @@ def begun(path: Path) -> Path:
 def ended(path: Path) -> None:
     """Forget it: it was renamed or removed."""
     _begun.discard(path.absolute())
-
-
-@contextmanager
-def scratch_folder(inside: Path | None = None, prefix: str = "snapvit-") -> Iterator[Path]:
-    """Yield a temporary folder, in the system's own place or inside another folder, that vanishes with the block."""
-    with tempfile.TemporaryDirectory(dir=inside, prefix=prefix) as name:
-        try:
-            yield begun(Path(name))
-        finally:
-            ended(Path(name))
 
 
 def remove_unfinished() -> None:

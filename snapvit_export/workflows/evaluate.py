@@ -27,7 +27,7 @@ from ..model.plan import Plan
 from ..model.ranking import Ranking
 from ..progress import Progress, Silent
 from ..storage.places import check_output
-from ..storage.unfinished import scratch_folder
+from ..storage.temporary import scratch_folder
 from ..target import Runtime, Target
 from .inputs import BUNDLED_MODEL, is_onnx, load_model_of
 from .onnx_model import GATE_IMAGES, OnnxOptions, load_onnx, refuse_without_onnx, require_same

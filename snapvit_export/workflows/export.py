@@ -6,7 +6,6 @@ loaded when an export of a model that needs it begins, after everything that can
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +42,7 @@ from ..selection.select import select
 from ..selection.space import grids_for
 from ..selection.variant_builder import VariantBuilder
 from ..storage.atomic import staged_folder
+from ..storage.temporary import scratch_folder
 from ..target import faster_than, in_precision
 from .export_request import Request as Request
 from .export_request import check
@@ -78,7 +78,7 @@ def export(request: Request, progress: Progress | None = None) -> Manifest:
             manifest = write_shipped(stage, manifest)
         manifest = msgspec.structs.replace(manifest, seconds=stages.rounded())
         write_manifest(stage, manifest)
-    if given is None:
+    if given is None and not is_onnx(request.model):
         checkpoint_of(request.out).unlink(missing_ok=True)
     return manifest
 
@@ -122,14 +122,14 @@ def _fill(
 ) -> Manifest:
     """Fill the folder with the variants and the ranking, and describe them."""
     format, anatomy = request.format, prepared.anatomy
-    with tempfile.TemporaryDirectory(dir=stage) as exact:
+    with scratch_folder(stage) as exact:
         builder = VariantBuilder(
             prepared.cutter,
             request.target,
             format,
             prepared.images.calibration,
             folder=stage,
-            exact_folder=Path(exact),
+            exact_folder=exact,
             provenance=prepared.provenance,
             progress=progress,
             runs_target=request.runs_target,

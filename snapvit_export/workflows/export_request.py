@@ -24,9 +24,9 @@ from ..model.ranking import Ranking
 from ..runtimes.device import check_threads
 from ..runtimes.session import version_of
 from ..runtimes.tensorrt.session import BuildOnly
-from ..storage.atomic import refuse_foreign
+from ..storage.atomic import refuse_foreign, settle
 from ..target import ON_CPU, Target, parse_precision
-from .inputs import BUNDLED_MODEL, is_onnx, refuse_own_folder
+from .inputs import BUNDLED_MODEL, is_onnx, refuse_foreign_checkpoint, refuse_own_folder
 from .onnx_model import OnnxOptions, refuse_without_onnx
 
 
@@ -168,6 +168,9 @@ def check(request: Request, budget: Budget | None) -> Ranking | None:
         check_resolution(size)
     _refuse_same(request)
     refuse_own_folder(request.out)
+    settle(request.out)
+    if request.ranking is None and not is_onnx(request.model):
+        refuse_foreign_checkpoint(request.out)
     refuse_foreign(request.out, own_files(request.out))
     return None if request.ranking is None else Ranking.load(request.ranking)
 

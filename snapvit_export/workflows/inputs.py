@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from ..calibration.digits import BUNDLED as BUNDLED_IMAGES
 from ..errors import Interrupted, SnapvitError, UsageError, needs
 from ..family.class_names import read_labels
 from ..progress import Progress
+from ..storage.checksummed import is_checksummed
 
 if TYPE_CHECKING:
     from ..prune.models.catalogue import CatalogueEntry
@@ -84,6 +86,15 @@ def list_models(pattern: str = "*") -> list[CatalogueEntry]:
 def checkpoint_of(out: Path) -> Path:
     """Return the path where a long ranking keeps its state: beside its output."""
     return out.parent / f"{out.name}.checkpoint"
+
+
+def refuse_foreign_checkpoint(out: Path) -> None:
+    """Refuse, before any work, a file of somebody else where a long ranking in torch would keep its state."""
+    from ..prune.rank.checkpoint import KIND
+
+    path = checkpoint_of(out)
+    if os.path.lexists(path) and not (path.is_file() and is_checksummed(path, KIND)):
+        raise SnapvitError(f"{path}: is there already, and not a checkpoint that snapvit made. Choose another --out")
 
 
 def refuse_own_folder(out: Path) -> None:

@@ -22,7 +22,7 @@ from ..graph.writer import Blueprint, GraphWriter
 from ..model.plan import Plan
 from ..progress import Progress
 from ..runtimes.in_threads import run_in_threads
-from ..storage.unfinished import scratch_folder
+from ..storage.temporary import scratch_folder
 
 GATE_IMAGES = 8
 LABELLED_IMAGES = 128  # that tell if other means and deviations suit a file better

@@ -20,9 +20,17 @@ from ..errors import UsageError, needs
 from ..model.ranking import Ranking
 from ..progress import Progress, Silent
 from ..selection.measure_table import LEAST_IMAGES, measure_table
-from ..storage.atomic import check_writable
-from ..storage.unfinished import scratch_folder
-from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, is_onnx, load_model_of, refuse_own_folder
+from ..storage.atomic import check_writable, settle
+from ..storage.temporary import scratch_folder
+from .inputs import (
+    BUNDLED_MODEL,
+    checkpoint_of,
+    data_of,
+    is_onnx,
+    load_model_of,
+    refuse_foreign_checkpoint,
+    refuse_own_folder,
+)
 from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx, require_same, warn_of_preprocessing
 
 MOST_MEASURED = 64  # images that the table of fidelity is measured on: 60 Plans of a DeiT-Tiny in half a minute
@@ -167,5 +175,8 @@ def _split(request: PackRequest) -> list[Source]:
 def _check(request: PackRequest) -> Ranking | None:
     """Refuse what can be refused before any work; return the ranking that was given, if one was."""
     refuse_own_folder(request.out)
+    settle(request.out)
+    if request.ranking is None and not is_onnx(request.model):
+        refuse_foreign_checkpoint(request.out)
     check_writable(request.out, own_files(request.out))
     return None if request.ranking is None else Ranking.load(request.ranking)

@@ -15,7 +15,7 @@ from ..model.ranking import Ranking
 from ..onnx_rank.cutter import TensorCutter
 from ..onnx_rank.rank import check_settings, check_weights, choose_schedule, factors_for, in_rank_order, rank
 from ..progress import Stages
-from ..storage.unfinished import scratch_folder
+from ..storage.temporary import scratch_folder
 from .export_request import Request
 from .onnx_model import load_onnx, require_same, warn_of_preprocessing
 from .prepared import PreparedModel, provenance_of, read_parts

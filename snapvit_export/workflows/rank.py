@@ -21,7 +21,7 @@ from ..progress import Progress, Silent
 from ..storage.checksummed import is_checksummed
 from ..storage.json import as_builtins
 from ..storage.places import check_output
-from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, is_onnx, load_model_of, resumable
+from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, is_onnx, load_model_of, refuse_foreign_checkpoint, resumable
 from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx, require_same, warn_of_preprocessing
 
 ADVICE = "Choose another --out, or give --force to replace it"
@@ -55,6 +55,7 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
     if is_onnx(request.model):
         return _rank_onnx(request, progress)
     refuse_without_onnx(request.onnx, request.model)
+    refuse_foreign_checkpoint(request.out)
     if not request.settings.evaluations and (request.engine or request.autocast):
         idle = "--engine" if request.engine else "--autocast"
         raise UsageError(f"{idle} is for candidates of a search. Give --evaluations 100 too, or leave it out")

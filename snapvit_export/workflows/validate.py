@@ -35,7 +35,7 @@ from ..evaluate.merged_patches import MOST_IMAGES, draw_merges, shown_variants
 from ..evaluate.pareto import Tradeoff, dominated
 from ..evaluate.samples import pick_samples, spread
 from ..family.evaluation import TITLES, Evaluation, Measure
-from ..family.folder import read_family, write_manifest
+from ..family.folder import read_family, unchanged, write_manifest
 from ..family.layout import KEPT_FEATURES, RANKING
 from ..family.manifest import Manifest, MeasuredOn
 from ..family.validation import MergedPatches, Sample, Validation
@@ -108,10 +108,11 @@ def validate(request: ValidateRequest, progress: Progress) -> Manifest:
         samples=samples,
         merged=_merged(folder, manifest, evaluator, progress),
     )
-    validation.save(folder)
-    write_manifest(folder, validated)
-    for path in folder.glob(f"{KEPT_FEATURES}*"):
-        path.unlink()
+    with unchanged(folder, manifest):
+        validation.save(folder)
+        write_manifest(folder, validated)
+        for path in folder.glob(f"{KEPT_FEATURES}*"):
+            path.unlink()
     return validated
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from snapvit_export.cli.stopping import ends_when_stopped
 from snapvit_export.storage.atomic import staged_folder
-from snapvit_export.storage.unfinished import scratch_folder
+from snapvit_export.storage.temporary import scratch_folder
 with ends_when_stopped(), staged_folder(Path("out"), None) as stage, scratch_folder(Path(".")) as scratch:
     (stage / "half.bin").write_bytes(bytes(1000))
     (scratch / "half.bin").write_bytes(bytes(1000))

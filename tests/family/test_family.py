@@ -169,6 +169,59 @@ def test_what_killed_runs_left_belongs_to_the_family(family):
     assert "diary" not in own_files(family)
 
 
+def write_for_torch(folder: Path) -> None:
+    """The files that an export writes of one variant, as far as names and the description go."""
+    described = {"format_version": 1, "name": "x", "architecture": "vit", "kwargs": {}, "preprocessing": {}}
+    (folder / "transformers").mkdir(parents=True)
+    for name in ("model.safetensors", "load.py", "README.txt"):
+        (folder / name).write_text("x")
+    for name in ("model.safetensors", "config.json", "preprocessor_config.json"):
+        (folder / "transformers" / name).write_text("x")
+    (folder / "model.json").write_text(json.dumps(described))
+
+
+def test_what_an_export_wrote_for_torch_belongs_to_the_family(family):
+    assert "torch" not in own_files(family)
+    write_for_torch(family / "torch" / "s30")
+    assert "torch" in own_files(family)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        lambda torch: (torch / "model.safetensors").write_text("mine"),
+        lambda torch: write_for_torch(torch / "mine"),
+        lambda torch: (torch / "dense").mkdir(),
+        lambda torch: (torch / "s30" / "model.json").write_text('{"name": "mine"}'),
+        lambda torch: (torch / "s30" / "model.json").write_text("[1]"),
+        lambda torch: (torch / "s30" / "notes").mkdir(),
+        lambda torch: (torch / "s30" / "config.json").write_text("mine"),
+        lambda torch: (
+            (torch / "s30" / "transformers" / "config.json").unlink()
+            or (torch / "s30" / "transformers" / "config.json").symlink_to("/dev/null")
+        ),
+        lambda torch: shutil.rmtree(torch) or torch.write_text("mine"),
+        lambda torch: torch.rename(torch.parent.parent / "t") and torch.symlink_to(torch.parent.parent / "t"),
+    ],
+    ids=[
+        "file",
+        "stranger",
+        "empty",
+        "other description",
+        "list",
+        "folder",
+        "misplaced",
+        "link",
+        "no folder",
+        "linked",
+    ],
+)
+def test_a_torch_folder_of_somebody_else_does_not_belong_to_the_family(family, own):
+    write_for_torch(family / "torch" / "s30")
+    own(family / "torch")
+    assert "torch" not in own_files(family)
+
+
 @pytest.mark.parametrize(
     "changes", [{"format_version": 2}, {"dense": "nobody"}, {"more": 1}, {"variants": []}, {"recipe": None}]
 )

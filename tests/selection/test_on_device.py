@@ -21,6 +21,7 @@ from snapvit_export.graph.format import GraphFormat
 from snapvit_export.model.ranking import Ranking
 from snapvit_export.progress import Silent
 from snapvit_export.runtimes.ort import OrtSession
+from snapvit_export.selection import on_device
 from snapvit_export.selection.candidates import Candidates
 from snapvit_export.selection.elastic_builder import ElasticBuilder, adopt
 from snapvit_export.selection.known_profiles import FamilyProfile
@@ -62,6 +63,24 @@ def test_choose_takes_the_densest_of_the_family_and_writes_it_down(snapvit, devi
     refused = snapvit("choose", family, "--budget", "0.001ms")
     assert (refused.code, "smallest reaches" in refused.error_line) == (1, True)
     assert read_family(family) == manifest
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_family_that_was_exported_anew_meanwhile_is_not_written(snapvit, device_folder, monkeypatch, is_gone):
+    family, plain = device_folder / "family", on_device.select_among
+    text = (family / "manifest.json").read_text().replace('"command": null', '"command": "another"')
+
+    def meanwhile(*given, **more):
+        (family / "manifest.json").unlink() if is_gone else (family / "manifest.json").write_text(text)
+        return plain(*given, **more)
+
+    monkeypatch.setattr(on_device, "select_among", meanwhile)
+    before = {path.name for path in family.iterdir()}
+    outcome = snapvit("choose", family, "--budget", "95%")
+    assert outcome.code == 1
+    assert "manifest.json: somebody else wrote it meanwhile" in outcome.error_line
+    assert {path.name for path in family.iterdir()} == before - ({"manifest.json"} if is_gone else set())
+    assert is_gone or (family / "manifest.json").read_text() == text
 
 
 def test_latencies_taken_here_are_used_again_and_those_of_others_refused(snapvit, device_folder):

@@ -11,6 +11,8 @@ import pytest
 from snapvit_export.errors import SnapvitError
 from snapvit_export.storage import atomic
 from snapvit_export.storage.atomic import sha256, staged_folder, write_atomically
+from snapvit_export.storage.temporary import remove_leftovers
+from snapvit_export.storage.unfinished import remove_unfinished
 
 
 def test_a_file_appears_whole(tmp_path):
@@ -113,6 +115,44 @@ def test_an_interrupted_swap_keeps_the_old_folder(tmp_path, monkeypatch, stop):
         (stage / "new").write_text("x")
     assert (goal / "ours").read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_swap_that_somebody_else_comes_between_keeps_the_old_folder_and_names_it(tmp_path, monkeypatch):
+    goal, real = tmp_path / "out", Path.rename
+    goal.mkdir()
+    (goal / "ours").write_text("old")
+
+    def rename(self: Path, target: Path) -> Path:
+        moved = real(self, target)
+        if self == goal:
+            goal.mkdir()
+            (goal / "theirs").write_text("somebody's")
+        return moved
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(SnapvitError, match="somebody else wrote it") as refused, staged_folder(goal, ["ours"]) as stage:
+        (stage / "new").write_text("x")
+    (kept,) = [path for path in tmp_path.iterdir() if path != goal]
+    assert str(kept) in str(refused.value)
+    remove_leftovers(tmp_path)
+    assert (kept / "ours").read_text() == "old"
+    assert (goal / "theirs").read_text() == "somebody's"
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_program_that_ends_while_a_folder_is_renamed_takes_nothing_from_it(tmp_path, monkeypatch, before):
+    goal, real = tmp_path / "out", Path.rename
+    if before:
+        goal.mkdir()
+
+    def rename(self: Path, target: Path) -> Path:
+        remove_unfinished()  # as another thread does when a signal came
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with staged_folder(goal, ()) as stage:
+        (stage / "new").write_text("x")
+    assert (goal / "new").read_text() == "x"
 
 
 @pytest.mark.parametrize("place", ["file/out", "file/a/b/out", "/proc/a/b/out"])

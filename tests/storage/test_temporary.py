@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from snapvit_export.storage.atomic import check_place, check_writable, staged_fo
 from snapvit_export.storage.temporary import (
     is_temporary,
     remove_leftovers,
+    scratch_folder,
     temporary_file,
     temporary_folder,
 )
@@ -166,6 +168,17 @@ def test_a_replacement_that_was_cut_off_between_its_renames_is_put_back(tmp_path
     assert hidden(tmp_path) == []
 
 
+@pytest.mark.parametrize("goal", ["", ".", ".."])
+def test_a_replacement_of_nothing_is_not_put_back(tmp_path, goal):
+    """Names that a stranger may have given."""
+    inside = tmp_path / "inside"
+    left = inside / f".{goal}.replaced.snapvit-{temporary._machine()}-00000000"
+    (left / "old").mkdir(parents=True)
+    remove_leftovers(inside)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["inside"]
+    assert list(inside.iterdir()) == []
+
+
 def left_by(machine: str, folder: Path, age: float = 0.0) -> Path:
     """A leftover as a machine would have named it, touched so many seconds ago."""
     path = folder / f".out.snapvit-{machine}-01234567"
@@ -242,3 +255,25 @@ def test_a_file_that_many_threads_write_at_once_is_one_of_theirs(tmp_path):
         thread.join()
     assert (tmp_path / "x.bin").read_bytes() in contents
     assert [path.name for path in tmp_path.iterdir()] == ["x.bin"]
+
+
+def test_a_scratch_folder_of_a_killed_run_is_removed_by_the_next_one_and_a_living_one_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    program = "from snapvit_export.storage.temporary import scratch_folder\nimport time\n"
+    program += "with scratch_folder():\n    print('begun', flush=True)\n    time.sleep(60)"
+    command = [sys.executable, "-c", program]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)})
+    try:
+        assert process.stdout.readline() == "begun\n"
+        left = hidden(tmp_path)
+        assert len(left) == 1
+        with scratch_folder() as scratch:
+            assert hidden(tmp_path) == sorted([*left, scratch.name])
+    finally:
+        kill(process)
+    with scratch_folder() as scratch:
+        (scratch / "x").write_text("x")
+        assert hidden(tmp_path) == [scratch.name]
+        with scratch_folder() as second:  # of the same process
+            assert hidden(tmp_path) == sorted([scratch.name, second.name])
+    assert hidden(tmp_path) == []

@@ -25,6 +25,7 @@ from snapvit_export.model.ranking import Ranking
 from snapvit_export.prune.models import load
 from snapvit_export.prune.models.load import load_model
 from snapvit_export.runtimes.ort import OrtSession
+from snapvit_export.storage.temporary import temporary_folder
 from snapvit_export.workflows.export import Request
 from snapvit_export.workflows.pack import PackRequest
 from snapvit_export.workflows.prepared import split_images
@@ -315,6 +316,34 @@ def test_a_checkpoint_of_somebody_else_is_left_alone(run, tmp_path, tiny_model):
     (tmp_path / "out.checkpoint").write_text("mine")
     assert run("--sparsity", "0.3", "--ranking", tmp_path / "mine.safetensors").code == 0
     assert (tmp_path / "out.checkpoint").read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", ["export", "pack", "rank"])
+def test_a_file_of_somebody_else_in_the_place_of_a_checkpoint_is_refused_at_the_start(
+    snapvit, tiny_folder, tmp_path, command
+):
+    (tmp_path / "out.checkpoint").write_text("mine")
+    model = [tiny_folder] if command == "rank" else ["--model", tiny_folder]
+    asked = ["--sparsity", "0.3"] if command == "export" else []
+    outcome = snapvit(command, *model, *asked, "--data", tmp_path / "nowhere", "--out", tmp_path / "out")
+    assert outcome.code == 1
+    assert "out.checkpoint: is there already, and not a checkpoint that snapvit made" in outcome.error_line
+    assert "Choose another --out" in outcome.error_line
+    assert "emove" not in outcome.error_line
+    assert (tmp_path / "out.checkpoint").read_text() == "mine"
+
+
+def test_a_family_that_a_killed_export_was_replacing_is_put_back_and_replaced(run, tmp_path):
+    out = tmp_path / "out"
+    assert run("--sparsity", "0.3").code == 0
+    with temporary_folder(tmp_path, "out.replaced") as aside:
+        pass
+    aside.mkdir()
+    out.rename(aside / "old")  # between its two renames
+    outcome = run("--sparsity", "0.5")
+    assert outcome.code == 0, outcome.err
+    assert [variant.name for variant in read_family(out).variants] == ["dense", "s50"]
+    assert leftovers(tmp_path) == {"out"}
 
 
 def test_the_same_seed_gives_the_same_files(run, tmp_path):

@@ -70,8 +70,10 @@ def run(snapvit, foreign, image_folder, tmp_path, short_timings):
 
 
 def test_an_export_by_flops_has_a_dense_graph_that_is_the_file_itself(run, foreign, tmp_path):
+    (tmp_path / "out.checkpoint").write_text("mine")  # an ONNX file is ranked without one
     outcome = run("export", *PLAIN, "--flops", "0.6")
     assert outcome.code == 0, outcome.err
+    assert (tmp_path / "out.checkpoint").read_text() == "mine"
     assert "differ by" in outcome.err
     manifest = read_family(tmp_path / "out")
     assert manifest.model == "vit"

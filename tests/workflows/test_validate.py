@@ -227,6 +227,22 @@ def test_what_is_stopped_leaves_the_family_as_it_was_and_goes_on(snapvit, here, 
     assert not list((here / "family").glob(".validation-*"))
 
 
+def test_a_family_that_was_exported_anew_meanwhile_is_not_written(snapvit, here, monkeypatch):
+    family, plain = here / "family", module._latencies
+    text = (family / "manifest.json").read_text().replace('"command": null', '"command": "another"')
+
+    def meanwhile(*given):
+        (family / "manifest.json").write_text(text)
+        return plain(*given)
+
+    monkeypatch.setattr(module, "_latencies", meanwhile)
+    outcome = snapvit("validate", family, "--data", here / "split")
+    assert outcome.code == 1
+    assert "manifest.json: somebody else wrote it meanwhile" in outcome.error_line
+    assert (family / "manifest.json").read_text() == text
+    assert not (family / "validation.json").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [

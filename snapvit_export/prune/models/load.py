@@ -26,7 +26,7 @@ from ...errors import FileFormatError, SnapvitError, UsageError, first_line
 from ...model.anatomy import Anatomy
 from ...model.plan import Plan
 from ...model.ranking import Ranking
-from ...storage.atomic import staged_folder, write_atomically
+from ...storage.atomic import settle, staged_folder, write_atomically
 from ...storage.json import Value, read_json, write_json
 from ...storage.places import is_json_of
 from ...visible import heard
@@ -230,6 +230,7 @@ def save_model(model: Model | nn.Module, description: ModelDescription, folder: 
         labels=description.labels,
         plan=None if plan == Plan.dense(whole) else plan,
     )
+    settle(Path(folder))
     is_ours = is_json_of(ModelDescription)(Path(folder) / "model.json")
     with staged_folder(Path(folder), replaceable=MODEL_FILES if is_ours else None) as stage:
         write_atomically(stage / "model.safetensors", save(state))

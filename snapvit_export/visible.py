@@ -25,11 +25,11 @@ from .errors import SnapvitError
 _HIDDEN = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff"
 _CONTROLS = re.compile(f"[{_HIDDEN}]")
 _CONTROLS_IN_JSON = re.compile(f"(?!\n)[{_HIDDEN}]")
-_LIKENESS = {
+_SUBSTITUTES = {
     **{"±": "+-", "–": "-", "…": "...", "━": "=", "╌": "-", "│": "|", "┊": "|", "└": "+", "×": "x"},
     **dict.fromkeys("▏▎▍▌▋▊▉█", "#"),
 }
-_ERRORS = "snapvit-likeness"
+_ERRORS = "snapvit-substitute"
 UNWRITABLE = "standard output cannot be written"
 
 
@@ -109,7 +109,7 @@ def open_streams() -> None:
     Without that the first file that is opened would take the number of a closed stream, and what a native library
     prints would be written into it.
     """
-    codecs.register_error(_ERRORS, _likeness)
+    codecs.register_error(_ERRORS, _substitute)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -122,12 +122,12 @@ def open_streams() -> None:
             stream.reconfigure(errors=_ERRORS)
 
 
-def _likeness(error: UnicodeError) -> tuple[str | bytes, int]:
+def _substitute(error: UnicodeError) -> tuple[str | bytes, int]:
     """Replace characters that a stream cannot write: by something like them, or by their escapes."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     missing = error.object[error.start : error.end]
-    return "".join(_LIKENESS.get(c, c.encode("ascii", "backslashreplace").decode()) for c in missing), error.end
+    return "".join(_SUBSTITUTES.get(c, c.encode("ascii", "backslashreplace").decode()) for c in missing), error.end
 
 
 def finish(stream: TextIO) -> str | None:

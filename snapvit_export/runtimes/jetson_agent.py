@@ -1300,7 +1300,7 @@ def _described(path: Path) -> dict[str, Any] | None:
 
 
 def _visit(visit: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one entry of an interrupted run, after a look at it."""
+    """Return one checked entry of an interrupted run."""
     times = {part: [_milliseconds(ms) for ms in visit[part]] for part in ("latency_ms", "gpu_ms")}
     if not all(times.values()) or not all(times["latency_ms"]):
         raise ValueError("a visit has no times")

@@ -1,16 +1,6 @@
 """Mean and covariance of a stream of tokens that is never held whole, in numpy. Light.
 
-| symbol | meaning                                                        | shape  |
-|--------|----------------------------------------------------------------|--------|
-| x      | a batch of tokens, the input of one linear layer               | (n, d) |
-| w      | weights of the tokens, ones unless given                       | (n,)   |
-| s      | shift: the mean of the first batch, kept for all batches       | (d,)   |
-| y      | x - s: small where x is nearly constant, so float32 is enough  | (n, d) |
-| N, m, C | sums of w, w y and w y y^T over all batches, in float64       | , (d,), (d, d) |
-
-    mean = s + m / N,    covariance = C / N - (m / N)(m / N)^T.
-
-`prune.stats.moments` does the same with tensors, on a GPU too.
+The symbols and formulas are those of `prune.stats.moments`, which does the same with tensors, on a GPU too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The bundled model: small, good, and the whole way works with it and nothing else."""
 
 import json
-import re
 from importlib import resources
 from pathlib import Path
 
@@ -53,4 +52,6 @@ def test_the_whole_way_with_the_bundled_model(snapvit, tmp_path, monkeypatch):
     assert chosen.evaluation.top1 >= 0.6  # far above the 10 % of guessing
     assert chosen.profile.p50_ms < dense.profile.p50_ms
     assert chosen.fidelity.images == 100
-    assert re.search("(fits|unsure), chosen", outcome.out)  # by three runs on a machine that tests share
+    decided = next(each for each in manifest.choice.measurements if each.variant == chosen.name)
+    assert f"{decided.verdict}, chosen" in outcome.out  # the one that decided
+    assert decided.verdict == "fits" or manifest.choice.doubt is not None  # three runs beside other tests may not tell

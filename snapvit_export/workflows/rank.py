@@ -154,7 +154,7 @@ def import_ranking(file: Path, out: Path, model: str | None = None, force: bool 
     _check_place(out, [file], force)
     with needs("importing scores", extra="prune"):
         from ..prune.import_scores import import_scores
-        from ..prune.models.load import anatomy_of
+        from ..prune.models.timm_modules import anatomy_of
 
     ranking = import_scores(file, anatomy_of(model) if model else None)
     before = None if force else _known(out)

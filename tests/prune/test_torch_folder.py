@@ -16,8 +16,9 @@ from helpers.plans import plan_without, uneven_plan
 from helpers.rankings import random_ranking
 from snapvit_export.model.plan import Plan
 from snapvit_export.prune.models import plain_timm
-from snapvit_export.prune.models.load import SHAPE_ARGUMENTS, load_model
+from snapvit_export.prune.models.load import load_model
 from snapvit_export.prune.models.slicing import shrink
+from snapvit_export.prune.models.timm_modules import SHAPE_ARGUMENTS
 from snapvit_export.prune.models.torch_folder import against_timm, save_for_torch
 from snapvit_export.prune.models.transformers_out import reason_against
 

@@ -21,7 +21,8 @@ from snapvit_export.family.folder import read_family
 from snapvit_export.graph.read import read_graph
 from snapvit_export.model.ranking import Ranking
 from snapvit_export.prune.import_scores import import_scores
-from snapvit_export.prune.models.load import load_model, read_weights
+from snapvit_export.prune.models.checkpoints import read_weights
+from snapvit_export.prune.models.load import load_model
 from snapvit_export.selection.known_profiles import FamilyProfile
 from snapvit_export.storage import reading
 from snapvit_export.storage.json import read_json

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ...model.anatomy import Anatomy
 from ...storage.json import Value
-from .load import anatomy_without_weights
+from .timm_modules import anatomy_without_weights
 from .transformers_config import Heads, read_config, timm_arguments
 
 FAMILIES: dict[str, tuple[str, ...]] = {

@@ -5,6 +5,7 @@ Reading checks versions, bounds, sizes and hashes, and refuses names that leave 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,8 @@ from .layout import (
     report_files,
 )
 from .manifest import Manifest, Shipped, Variant, WeightFile
+
+COMPILED = re.compile(r"__pycache__(/load\.[\w.-]+\.pyc)?")  # what Python leaves beside a load.py that was imported
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -116,7 +119,8 @@ def _is_ours(torch: Path, variants: Collection[str]) -> bool:
 def _is_model(folder: Path) -> bool:
     """Return True if a folder holds a variant for torch, and nothing else."""
     for path in folder.rglob("*"):
-        if path.is_symlink() or path.relative_to(folder).as_posix() not in TORCH_FILES:
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink() or not (name in TORCH_FILES or COMPILED.fullmatch(name)):
             return False
     try:
         return read_json(folder / TORCH_MODEL, dict[str, Any]).keys() >= TORCH_KEYS

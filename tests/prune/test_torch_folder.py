@@ -1,6 +1,7 @@
 """Variants written for torch: loaded by timm alone, and by `transformers` where its config can say what they are."""
 
 import json
+import py_compile
 import subprocess
 import sys
 import warnings
@@ -162,6 +163,7 @@ def test_an_export_writes_what_was_asked_for_and_replaces_only_its_own(tmp_path,
     for name in ("dense", "pair50-0", "s30"):
         loaded = plain_timm.load(family / "torch" / name)
         assert close(run(family / f"{name}.onnx", images.numpy()), outputs(loaded, images).numpy())
+    py_compile.compile(family / "torch" / "s30" / "load.py")  # as an import of it leaves behind
     outcome = snapvit("export", *given, "--budget", "95%", "--levers", "width", "--quiet", "--json")
     assert outcome.code == 0, outcome.err
     chosen = json.loads(outcome.out)["choice"]["variant"]

@@ -426,8 +426,8 @@ def test_an_impossible_budget_names_the_floor_that_depth_reaches(snapvit, tmp_pa
     make_image_folder(tmp_path / "images")
     given = ["export", "--model", tmp_path / "model", "--data", tmp_path / "images", "--images", 16]
     floors = []
-    for option in ("--no-depth", "--depth"):
-        outcome = snapvit(*given, "--out", tmp_path / "out", "--budget", "0.5%", option)
+    for levers in ("width", "width,depth"):
+        outcome = snapvit(*given, "--out", tmp_path / "out", "--budget", "0.5%", "--levers", levers)
         assert outcome.code == 1
         floors.append(float(re.search(r"the smallest reaches ([0-9.]+) ms", outcome.error_line)[1]))
     assert floors[1] < 0.8 * floors[0], floors

@@ -19,7 +19,8 @@ from .kernel_plan import Kernel, KernelPlan, part_of
 SECTION, KIND = "Layers:", ", LayerType: "  # begins the plan in a log, and is in every line of it
 NOT_LAUNCHED = {"signal", "wait", "noop", "constant", "shape_call"}  # layers of an inspector that are no kernels
 _NODES = re.compile(r"\[ONNX Layer: ([^\[\]]*)\]")
-_TENSOR = re.compile(r"Name: (.*?), (?:Location: \w+, )?Dimensions: \[([-\d, ]{0,200})\]")
+_TENSOR = re.compile(r"Name: (.{0,500}?), (?:Location: \w+, )?Dimensions: \[([-\d, ]{0,200})\]", re.ASCII)
+_SIZE = re.compile(r"-?\d{1,12}", re.ASCII)
 _TYPE = re.compile(r"(?:Format/)?Data[tT]ype: ([^,}]{1,100})")
 
 
@@ -71,7 +72,7 @@ def parse_layers(found: Any, compiler: str) -> KernelPlan:
                     [_described(each) for each in layer.get(key) or ()] for key in ("Inputs", "Constants", "Outputs")
                 )
                 _add(made, name, kind, *many, str(layer.get("Metadata") or ""))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise FileFormatError(f"{compiler}: not what an inspector tells of an engine: {first_line(error)}") from error
     if not made:
         raise FileFormatError(f"{compiler}: the engine tells of no kernels. Build it with details")
@@ -114,7 +115,7 @@ def _listed(text: str) -> list[_Tensor]:
     for one in text.split("}, {"):
         named, typed = _TENSOR.search(one), _TYPE.search(one)
         if named and typed:
-            found.append(_Tensor(named[1], _sizes(named[2].split(",")), number_type(typed[1].strip())))
+            found.append(_Tensor(named[1], _sizes(_SIZE.findall(named[2])), number_type(typed[1].strip())))
     return found
 
 
@@ -124,4 +125,4 @@ def _described(tensor: dict[str, Any]) -> _Tensor:
 
 
 def _sizes(found: Iterable[Any]) -> tuple[int, ...]:
-    return tuple(int(size) for size in found if str(size).strip())
+    return tuple(int(size) for size in found)

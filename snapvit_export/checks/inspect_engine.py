@@ -27,10 +27,7 @@ def is_engine(path: Path) -> bool:
 
 
 def inspect_engine(path: Path | str) -> EngineInspection:
-    """Read the record of an engine, after comparing the engine with it.
-
-    >>> inspect_engine("snapvit-family/s30.engine").record.precision
-    """
+    """Read the record of an engine, after comparing the engine with it."""
     path = Path(path)
     record = read_record(path)
     blocks = record.kernels.by_block() if record.kernels is not None else ()

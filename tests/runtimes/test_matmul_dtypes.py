@@ -1,4 +1,4 @@
-"""A matrix product computes in the type behind both of its inputs: fp8 is not int8, and a stored weight alone is neither."""
+"""A matrix product computes in the type behind both inputs: fp8 is not int8, and a stored weight alone is neither."""
 
 import importlib
 import os

@@ -83,6 +83,7 @@ class BlockKernels(Value, frozen=True, kw_only=True):
 class KernelPlan(Value, frozen=True, kw_only=True, dict=True):
     """All kernels that a compiler made of a graph, in the order of launches.
 
+    >>> import tensorrt_rtx
     >>> plan = TensorRT(tensorrt_rtx).parse(written.graph).build(BuildSettings()).kernels
     >>> plan.attention_fused(0), len(plan.of("blocks.0"))
     """

@@ -173,6 +173,7 @@ def export(
         resolution=parsing.resolutions(resolution, "--resolution"),
         target=target,
         width_multiple=max(map(known.width_multiple, (target.precision, *others))),
+        least_heads=known.least_heads_for(target),
         clock=known.clock,
         settings=settings,
         depth=depth,

@@ -25,10 +25,12 @@ from helpers.families import make_family
 from helpers.shared import ROOT
 from snapvit_export.checks.inspect import inspect
 from snapvit_export.family.folder import read_family
+from snapvit_export.family.reference import as_inputs
 from snapvit_export.profiling.sampling import Samples
 from snapvit_export.report.terminal import print_profiles
 from snapvit_export.runtimes import jetson_agent as agent
 from snapvit_export.runtimes.device import DeviceCard
+from snapvit_export.selection import reference_check
 from snapvit_export.selection.known_profiles import FamilyProfile
 from snapvit_export.target import Target
 
@@ -36,7 +38,7 @@ AGENT = Path(agent.__file__)
 FIXTURES = ROOT / "tests" / "fixtures" / "trtexec"
 V10_3, V10_13, V11_0 = agent.Version(10, 3, 0), agent.Version(10, 13, 3), agent.Version(11, 0, 0)
 FAKE = r"""
-import json, os, signal, sys
+import hashlib, json, os, signal, sys
 from pathlib import Path
 
 here = Path(__file__).parent
@@ -60,15 +62,17 @@ if calls == how.get("stop_at"):
     os.kill(os.getppid(), signal.SIGINT)
     signal.pause()
 build = {"--onnx", "--saveEngine", "--skipInference", "--timingCacheFile", "--minShapes", "--optShapes", "--maxShapes",
-         "--memPoolSize", "--profilingVerbosity"}
+         "--memPoolSize", "--profilingVerbosity", "--noTF32"}
 run = {"--loadEngine", "--shapes", "--warmUp", "--duration", "--exportTimes"}
 layers = {"--loadEngine", "--shapes", "--duration", "--dumpProfile", "--exportProfile", "--exportLayerInfo"}
+compare = {"--loadEngine", "--shapes", "--loadInputs", "--exportOutput", "--iterations", "--warmUp", "--duration"}
 if version < 110000:
     build, layers = build | {"--stronglyTyped"}, layers | {"--separateProfileRun"}
     run |= {"--useCudaGraph", "--useSpinWait", "--noDataTransfers"}
 else:
     run |= {"--includeDataTransfers"}
 known = build if "--onnx" in given else layers if "--exportProfile" in given else run
+known = compare if "--exportOutput" in given else known
 if set(given) - known:
     fail(f"Unknown option: {sorted(set(given) - known)}")
 if "--onnx" in given:
@@ -85,6 +89,31 @@ if "--exportProfile" in given:
     Path(given["--exportLayerInfo"]).write_text(json.dumps(
         {"Layers": [{"Name": "fc1", "LayerType": "gemm", "Outputs": [{"Name": "h", "Format/Datatype": "Half"}]}]}))
     sys.exit(0)
+if "--exportOutput" in given:  # the reference answers of images that it knows, as the real one prints them
+    port, path = given["--loadInputs"].rsplit(":", 1)
+    images, size, wrong = Path(path).read_bytes(), how["bytes"], how.get("wrong", {}).get(name)
+    if port != "images" or len(images) % size:
+        fail("invented: no such input, or not whole images")
+    if "--shapes" in given and int(given["--shapes"].split(":")[1].split("x")[0]) * size != len(images):
+        fail("Unexpected file size for input file")
+    parts = [hashlib.sha256(images[at : at + size]).hexdigest() for at in range(0, len(images), size)]
+    if not set(parts) <= set(how["inputs"]):
+        fail("invented: these are no images of the family")
+    values = [list(how["answers"][name][how["inputs"][part]]) for part in parts]
+    for row in values:
+        best = row.index(max(row))
+        if wrong == "perturbed":
+            row[:] = [value * (1.2 if n % 2 else 0.8) for n, value in enumerate(row)]
+        if wrong == "swapped":
+            row[best], row[best - 1] = row[best - 1], row[best]
+        if wrong == "nan":
+            row[0] = float("nan")
+    flat = [value for row in values for value in row][: -1 if wrong == "short" else None]
+    shape = f"{len(values)}x{len(values[0])}"
+    text = '[\n  { "name" : "logits"\n  , "dimensions" : "' + shape + '"\n  , "values" : [ '
+    text += ", ".join(f"{value:.6g}" for value in flat) + " ]\n  }\n]\n"
+    Path(given["--exportOutput"]).write_text(text[:40] if wrong == "truncated" else text)
+    sys.exit(0)
 copies = "--includeDataTransfers" in given if version >= 110000 else "--noDataTransfers" not in given
 h2d, d2h = (0.25, 0.125) if copies and not how.get("never_copies") else (0.0, 0.0)
 rows = []
@@ -99,9 +128,11 @@ Path(given["--exportTimes"]).write_text(json.dumps(rows))
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
-    """A tiny family as it would be copied to a Jetson."""
+    """A tiny family as it would be copied to a Jetson, with two reference images: each is a start of trtexec."""
     folder = tmp_path_factory.mktemp("made")
-    return make_family(folder, "local", correct=False, sparsity=[0.3, 0.6], flavour="portable")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference_check, "IMAGES", 2)
+        return make_family(folder, "local", correct=False, head=30.0, sparsity=[0.3, 0.6], flavour="portable")
 
 
 @dataclass
@@ -164,7 +195,19 @@ def device(made, tmp_path) -> Device:
     fake.parent.mkdir()
     fake.write_text(f"#!{sys.executable}\n{FAKE}")
     fake.chmod(0o755)
-    return Device(tmp_path, {"version": 100300, "ms": {"dense": 5.0, "s30": 4.0, "s60": 3.0}})
+    return Device(tmp_path, {"version": 100300, "ms": {"dense": 5.0, "s30": 4.0, "s60": 3.0}, **known_to_fake(made)})
+
+
+def known_to_fake(family: Path) -> dict:
+    """The images that a fake trtexec knows, by the hash of what a graph takes, and what it answers."""
+    manifest = read_family(family)
+    reference, size = manifest.reference, manifest.anatomy.image
+    inputs = as_inputs(reference.pixels_at(family, size), manifest.preprocessing, manifest.input.type == "uint8")
+    return {
+        "bytes": inputs[0].nbytes,
+        "inputs": {hashlib.sha256(image.tobytes()).hexdigest(): n for n, image in enumerate(inputs)},
+        "answers": {name: reference.answers_of(family, name).tolist() for name in reference.answers},
+    }
 
 
 def test_it_is_one_file_in_the_grammar_of_python_3_8_with_the_standard_library_alone():
@@ -183,6 +226,7 @@ def test_it_is_one_file_in_the_grammar_of_python_3_8_with_the_standard_library_a
 def test_arguments_of_a_build_by_version(version):
     paths = Path("f/s30.onnx"), Path("e/s30.engine"), Path("e/timing.cache")
     least = ["--onnx=f/s30.onnx", "--saveEngine=e/s30.engine", "--skipInference", "--timingCacheFile=e/timing.cache"]
+    least.append("--noTF32")
     typed = ["--stronglyTyped"] if version < (11,) else []
     assert agent.build_arguments(version, *paths) == least + typed
     shape = "images:1x3x32x32"
@@ -480,7 +524,7 @@ def test_on_version_11_copying_must_be_asked_for(device):
     assert set(found.profiles) == {"dense", "s60"}  # others are compared with the dense one
     assert found.profiles["s60"].p50_ms == pytest.approx(3.375, rel=0.01)
     assert found.profiles["s60"].gpu_ms == pytest.approx(3.0, rel=0.01)
-    runs = [words for words in device.calls if words[0].startswith("--loadEngine")]
+    runs = [words for words in device.calls if any(word.startswith("--exportTimes") for word in words)]
     assert ["--includeDataTransfers" in words for words in runs[:2]] == [True, False]
 
 
@@ -495,7 +539,7 @@ def test_layers_go_into_the_record(device):
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(device):
-    stopped = device.run(stop_at=3 + 9)
+    stopped = device.run(stop_at=3 + 6 + 9)
     assert stopped.returncode == 130
     assert "The same command goes on where it stopped" in stopped.stderr
     assert not (device.folder / "orin.json").exists()
@@ -505,7 +549,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(device):
     done = device.run(stop_at=None)
     assert done.returncode == 0, done.stderr
     assert "going on after 4 of 9 visits" in done.stderr
-    assert len(device.calls) - before == 2 * 5  # no build, and no visit twice
+    assert len(device.calls) - before == 2 * 5  # no build, no comparison and no visit twice
     found = FamilyProfile.load(device.folder / "orin.json")
     assert all(profile.runs == 3 * profile.burst for profile in found.profiles.values())
     assert not (device.folder / "orin.partial.json").exists()
@@ -513,7 +557,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(device):
 
 
 def test_what_an_interrupted_run_left_is_not_used_for_another(device):
-    assert device.run(stop_at=3 + 5).returncode == 130
+    assert device.run(stop_at=3 + 6 + 5).returncode == 130
     done = device.run("--seconds", 0.9, stop_at=None)
     assert done.returncode == 0, done.stderr
     assert "is of another run and is begun anew" in done.stderr

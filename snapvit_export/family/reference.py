@@ -76,7 +76,7 @@ class Reference(Value, frozen=True, kw_only=True):
     @property
     def files(self) -> tuple[ReferenceImages | ReferenceAnswers, ...]:
         """All files, each once."""
-        listed = (*self.pixels, self.dense, *self.answers.values())
+        listed: list[ReferenceImages | ReferenceAnswers] = [*self.pixels, self.dense, *self.answers.values()]
         return tuple({each.file: each for each in listed}.values())
 
     def has(self, image: tuple[int, int]) -> bool:

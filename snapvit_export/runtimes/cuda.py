@@ -124,7 +124,7 @@ class PinnedArray:
         cuda._call("cuMemHostAlloc", ctypes.byref(self._address), ctypes.c_size_t(size), 0)
         if not self._address.value:
             raise SnapvitError(f"the driver gave no page-locked memory of {size} bytes. Close other programs")
-        memory = (ctypes.c_uint8 * size).from_address(self._address.value)
+        memory = memoryview((ctypes.c_uint8 * size).from_address(self._address.value))
         self.array: npt.NDArray[Any] = np.frombuffer(memory, dtype, count=int(np.prod(shape))).reshape(shape)
         self.array.fill(0)
 

@@ -827,7 +827,10 @@ def _reference(folder: Path, manifest: Mapping[str, Any]) -> Reference | None:
     places = {_text_in(entry, "file"): _inside(folder, _text_in(entry, "file")) for entry in files}
     for entry in files:
         _check_hash(places[entry["file"]], _text_in(entry, "sha256"))
-    pixels = {tuple(map(int, entry["image_size"])): places[entry["file"]] for entry in told["pixels"]}
+    pixels = {}
+    for entry in told["pixels"]:
+        height, width = map(int, entry["image_size"])
+        pixels[height, width] = places[entry["file"]]
     answers = {name: places[entry["file"]] for name, entry in told["answers"].items()}
     sizes = {path: images * height * width * 3 for (height, width), path in pixels.items()}
     sizes.update(dict.fromkeys([*answers.values(), places[told["dense"]["file"]]], 4 * images * outputs))

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from helpers.families import make_family
-from helpers.images import make_image_folder
 from snapvit_export.checks.comparison import compare, to_dense
 from snapvit_export.errors import FileFormatError
 from snapvit_export.family.folder import own_files, read_family
@@ -141,7 +140,6 @@ def test_arrays_are_compared_as_the_agent_compares():
 
 
 def test_a_new_export_replaces_the_reference_of_the_one_before(tmp_path):
-    make_image_folder(tmp_path / "other", count=4)
     family = make_family(tmp_path, correct=False, sparsity=[0.3], resolution=[16])
     before = {each.file for each in read_family(family).reference.files}
     assert "reference-16x16.rgb" in before

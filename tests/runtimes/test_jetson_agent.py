@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -218,16 +219,29 @@ def known_to_fake(family: Path) -> dict:
     }
 
 
-def test_it_is_one_file_in_the_grammar_of_python_3_8_with_the_standard_library_alone():
-    tree = ast.parse(AGENT.read_text(), feature_version=(3, 8))
+def imported_by(path: Path, nodes: Callable[[ast.AST], Iterable[ast.AST]] = ast.walk) -> set[str]:
+    """The packages that a file of a board imports; it is in the grammar of Python 3.8."""
     imported = set()
-    for node in ast.walk(tree):
+    for node in nodes(ast.parse(path.read_text(), feature_version=(3, 8))):
         if isinstance(node, ast.Import):
             imported |= {name.name.split(".")[0] for name in node.names}
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, "nothing of snapvit is there on the device"
             imported.add((node.module or "").split(".")[0])
-    assert imported <= sys.stdlib_module_names
+    return imported
+
+
+def test_it_is_one_file_in_the_grammar_of_python_3_8_with_the_standard_library_alone():
+    assert imported_by(AGENT) <= sys.stdlib_module_names
+
+
+def test_what_is_tried_on_a_jetson_needs_what_a_board_has():
+    tests = Path(__file__).with_name("test_jetson.py")
+    assert imported_by(tests, ast.iter_child_nodes) <= sys.stdlib_module_names | {"pytest"}
+    alone = [sys.executable, "-m", "pytest", "-c", os.devnull, "--noconftest", "-q", "-m", "jetson", str(tests)]
+    done = subprocess.run(alone, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": ""})
+    assert done.returncode == 0, done.stdout
+    assert "3 skipped" in done.stdout or "3 passed" in done.stdout
 
 
 @pytest.mark.parametrize("version", [V10_3, V10_13, V11_0])
@@ -593,6 +607,25 @@ def test_engines_are_kept_and_used_again_unless_stale(device):
     assert built_by() == 1
     assert built_by("--batch", 4) == 2
     assert built_by("--batch", 4, version=101303) == 2
+
+
+def test_engines_and_timings_of_another_board_are_not_used(device, monkeypatch):
+    (device.folder / "bin" / "how.json").write_text(json.dumps(device.how))
+    monkeypatch.chdir(device.folder)
+    monkeypatch.setenv("PATH", f"{device.folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    names = ["NVIDIA Jetson Orin Nano Developer Kit", "NVIDIA Jetson AGX Orin Developer Kit"]
+    built = []
+    for name, multiprocessors in ((names[0], 8), (names[0], 8), (names[0], 4), (names[1], 4)):
+        card = agent.device_card(V10_3, agent.look())
+        card["accelerator"].update(name=name, board=name, sm_count=multiprocessors)
+        monkeypatch.setattr(agent, "device_card", lambda *_, card=card: card)
+        before = len(device.calls)
+        few = ["--only", "dense", "--seconds", "0.3", "--rounds", "3", "--keep-engines", "engines"]
+        assert agent.main(["family", "--out", "orin.json", *few]) == 0
+        built.append(sum(words[0].startswith("--onnx") for words in device.calls[before:]))
+    assert built == [1, 0, 1, 1]
+    assert len(list(Path("engines").glob("timing-*.cache"))) == 3
+    assert FamilyProfile.load("orin.json").target.device.accelerator.sm_count == 4
 
 
 def test_what_cannot_be_relied_on_is_warned_of(device):

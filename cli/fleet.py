@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..visible import say
 from . import options
 from .output import print_json
 
@@ -35,7 +36,7 @@ def fleet(
         return
     from ..report.terminal import print_rows
 
-    columns = ("device", "budget ms", "variant", f"{at} ms", "verdict", "next better", "ms")
+    columns = ("device", "budget ms", "variant", f"{at} ms", "verdict", "compared", "next better", "ms")
     rows = [
         (
             pick.device,
@@ -43,9 +44,13 @@ def fleet(
             pick.variant,
             f"{pick.latency_ms:.2f}",
             pick.verdict,
+            {True: "yes", False: "not compared", None: "-"}[pick.compared],
             pick.next_denser or "-",
             "-" if pick.next_denser_ms is None else f"{pick.next_denser_ms:.2f}",
         )
         for pick in picks
     ]
-    print_rows(columns, rows, left={"device", "variant", "verdict", "next better"})
+    print_rows(columns, rows, left={"device", "variant", "verdict", "compared", "next better"})
+    for pick in picks:
+        for name in pick.left_out:
+            say(f"{pick.device}: {name} is left out, since it does not answer there as its graph does.")

@@ -25,6 +25,7 @@ from ..runtimes.session import open_session, with_cores_here
 from ..runtimes.tensorrt.engine_file import mark_agreed
 from ..storage.json import Value
 from ..target import Precision, Target
+from .comparison import Compared, compare
 from .merging import ALLOWED, ByBlock, followed, merging_blocks, require_best, run_and_read, smallest_margins
 
 Outputs = npt.NDArray[np.float32]
@@ -36,7 +37,6 @@ BLOCK_TOLERANCE: dict[Precision, float] = {
     "int8-static": 0.1,
 }  # of a block's largest value, in reduced precision
 RUNTIME_TOLERANCE = 1e-3  # between runtimes in fp32: other orders of summing
-RUNTIME_COSINE = 0.99  # between two runtimes of one file in reduced precision: closer than fp32 is
 SAME_WEIGHTS = 1e-3  # between dense graphs that should be of one model: rounding stays below, other weights far above
 REDUCED_FLAVOURS = 0.05  # between both flavours of one int8 variant: sums differ by the order of operators
 LEAST_COSINE: dict[Precision, float] = {"fp16": 0.9999, "int8-dynamic": 0.9, "int8-static": 0.9}  # to float32
@@ -185,24 +185,41 @@ def _require_comparable(what: str, reference: Outputs, other: Outputs, where: Ca
         raise GateFailed(f"{what}: outputs hold values that are not finite numbers{where()}")
 
 
-def require_same_in_runtime(name: str, path: Path, target: Target, images: npt.NDArray[Any]) -> None:
-    """Refuse a file whose outputs differ in the target's runtime; OpenVINO's own were compared when they were made."""
+def require_same_in_runtime(
+    name: str, path: Path, target: Target, images: npt.NDArray[Any], scores: bool = True
+) -> Compared | None:
+    """Refuse a file whose answers to real images differ in the target's runtime; return how they compare.
+
+    None for ONNX Runtime itself, and for OpenVINO's own files, which were compared when they were made. `scores`: of
+    classes, or else embeddings.
+    """
     if target.runtime == "onnxruntime" or path.suffix != ".onnx":
-        return
+        return None
     wanted = _outputs(path, images)
     with open_session(path, with_cores_here(target)) as opened:
         found = opened.run(images)
     what, exact = f"{name}: {target.runtime} and ONNX Runtime", target.precision == "fp32"
     _require_comparable(what, wanted, found, lambda: "")
+    compared = compare(wanted, found, target.precision, scores)
+    if not compared.passed and merging_blocks(path):
+        may = undecided(path, images, target.precision)
+        compared = compare(wanted, found, target.precision, scores, may)
     if exact:
         differs = _differing(what, wanted, found, RUNTIME_TOLERANCE)
         kept = _kept(what, path, images, differs, RUNTIME_TOLERANCE)
         require_equal(what, wanted[kept], found[kept], RUNTIME_TOLERANCE)
-    else:
-        differs = _cosines(wanted, found) < RUNTIME_COSINE
-        kept = _kept(what, path, images, differs, BLOCK_TOLERANCE[target.precision])
-        require_cosine(what, wanted[kept], found[kept], RUNTIME_COSINE)
+    if not compared.passed:
+        raise GateFailed(f"{what}: {compared.told} (at least {compared.asked:g} is asked). Use another --precision")
     mark_agreed(path)
+    return compared
+
+
+def undecided(path: Path, images: npt.NDArray[Any], precision: Precision) -> npt.NDArray[np.bool_]:
+    """Return for each image True if rounding decides which tokens a graph merges, so that a runtime may differ."""
+    if not merging_blocks(path):
+        return np.zeros(len(images), bool)
+    tolerance = BLOCK_TOLERANCE.get(precision, RUNTIME_TOLERANCE)
+    return np.asarray(smallest_margins(path, images) < ALLOWED * tolerance)
 
 
 def require_close_elsewhere(

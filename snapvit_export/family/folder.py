@@ -31,6 +31,7 @@ from .layout import (
     report_files,
 )
 from .manifest import Manifest, Shipped, Variant, WeightFile
+from .reference import ReferenceAnswers, ReferenceImages
 
 COMPILED = re.compile(r"__pycache__(/load\.[\w.-]+\.pyc)?")  # what Python leaves beside a load.py that was imported
 
@@ -70,6 +71,8 @@ def read_family(folder: Path | str) -> Manifest:
             raise FileFormatError(f"{path}: missing, though {MANIFEST} lists it. Export or copy the family again")
         if sha256(path) != listed.sha256:
             raise FileFormatError(f"{path}: damaged: it is not the file that {MANIFEST} describes")
+        if isinstance(listed, ReferenceImages | ReferenceAnswers) and path.stat().st_size != listed.size_bytes:
+            raise FileFormatError(f"{path}: damaged: it has not the {listed.size_bytes} bytes that {MANIFEST} tells")
     for variant in manifest.variants:
         _check_graph(folder / variant.file, variant.weights)
     if manifest.shipped is not None:
@@ -77,10 +80,15 @@ def read_family(folder: Path | str) -> Manifest:
     return manifest
 
 
-def _listed(manifest: Manifest) -> list[WeightFile | Variant | Shipped]:
-    listed: list[WeightFile | Variant | Shipped] = [*manifest.weights, *manifest.variants]
+Listed = WeightFile | Variant | Shipped | ReferenceImages | ReferenceAnswers
+
+
+def _listed(manifest: Manifest) -> list[Listed]:
+    listed: list[Listed] = [*manifest.weights, *manifest.variants]
     if manifest.shipped is not None:
         listed += [manifest.shipped, *manifest.shipped.also]
+    if manifest.reference is not None:
+        listed += manifest.reference.files
     return listed
 
 

@@ -11,6 +11,7 @@ MANIFEST, RANKING, VALIDATION = "manifest.json", "ranking.safetensors", "validat
 MODEL = ("model.onnx", "model.xml", "model.bin")  # the chosen variant as it is shipped: one of the first two
 LABELS, RUN, README = "labels.txt", "run.py", "README.txt"  # beside it
 SHIPPED = (*MODEL, LABELS, RUN, README)
+ANSWERS, DENSE_ANSWERS = ".answers", "reference.fp32"  # reference answers: of a variant, of the dense model in fp32
 TORCH = "torch"  # folder of variants for torch, if they were asked for
 TORCH_MODEL, TRANSFORMERS = "model.json", "transformers"  # of each: its description, and a folder
 TORCH_FILES = (
@@ -26,6 +27,11 @@ Format = Literal["html", "png", "svg", "md", "json"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 STEM = "report"
 PLOTS = ("pareto", "proof", "heads", "neurons", "latencies", "search", "sublayers")  # in the order of the page
+
+
+def reference_images(image: tuple[int, int]) -> str:
+    """Return the file name of the reference images in a height and width."""
+    return f"reference-{image[0]}x{image[1]}.rgb"
 
 
 def plot_file(stem: str, plot: str, kind: str) -> str:

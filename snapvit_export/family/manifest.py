@@ -24,7 +24,8 @@ from ..storage.json import Count, Finite, Kept, Name, NotNegative, Positive, Rat
 from ..target import Precision, SumBits, Target, in_precision
 from .evaluation import Evaluation
 from .fidelity import Fidelity
-from .layout import SHIPPED
+from .layout import MANIFEST, RANKING, SHIPPED
+from .reference import Reference
 
 Prefer = Literal["fidelity", "accuracy"]
 Verdict = Literal["fits", "unsure", "no"]  # of a variant on a budget
@@ -179,6 +180,9 @@ class Choice(Value, frozen=True, kw_only=True):
     next_denser: Name | None  # the next better one, which did not fit; None: the dense model fits
     decided: bool  # False: the machine was too noisy to tell the two apart, and the sparser one was taken
     doubt: str | None = None  # the reason why it is not decided, and advice
+    # False: the answers of the chosen file in its runtime were not compared with those of its graph in ONNX Runtime;
+    # None: that runtime is ONNX Runtime on the CPU, or an older file does not say.
+    compared: bool | None = None
     limits: Limits = Limits()
     model: LatencyModel | None = None  # proposed what to build, in the chosen precision; it decides nothing
     measurements: tuple[Measurement, ...]
@@ -258,6 +262,7 @@ class Manifest(Value, frozen=True, kw_only=True):
     shipped: Shipped | None = None  # None in older files, or without a choice
     command: str | None = None  # that exported it; None in older files and from Python
     labels: tuple[str, ...] = ()  # names of the classes, in the order of the outputs; empty: not known
+    reference: Reference | None = None  # images and answers to compare with elsewhere; None in older files
     seconds: dict[str, NotNegative] = msgspec.field(
         default_factory=dict
     )  # that each stage of the export or choice took, in order
@@ -282,6 +287,20 @@ class Manifest(Value, frozen=True, kw_only=True):
         read = {file for variant in self.variants for file in variant.weights}
         if missing := sorted(read - {weights.file for weights in self.weights}):
             raise ValueError(f"{missing[0]} is read by a variant and not listed")
+        if self.reference is not None:
+            self._check_reference(self.reference)
+
+    def _check_reference(self, reference: Reference) -> None:
+        """Refuse a reference of variants or of images that the family does not have."""
+        sizes = {variant.name: variant.image_of(self.anatomy) for variant in self.variants}
+        for name in reference.answers:
+            if name not in sizes:
+                raise ValueError(f"no variant is called {name}, which has reference answers")
+            if not reference.has(sizes[name]):
+                raise ValueError(f"there are no reference images in the size of {name}")
+        taken = {*(v.file for v in self.variants), *(w.file for w in self.weights), *SHIPPED, MANIFEST, RANKING}
+        if both := sorted(taken & {each.file for each in reference.files}):
+            raise ValueError(f"{both[0]} is both a reference and something else")
 
     def _check_counts(self, variant: Variant) -> None:
         """Refuse heads, neurons, tokens or an image size that a variant of this model cannot have."""

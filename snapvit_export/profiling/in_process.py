@@ -68,6 +68,7 @@ def time_in_process(
         monitor, on_cpu = LoadMonitor(), job.target.runtime in ON_CPU
         samples = time_together(calls, job.seconds, job.pause_ms, report, job.least_runs or LEAST_RUNS[job.at])
         gpu = {name: _gpu_ms(session) for name, session in sessions.items()}
+        taken = {name: getattr(session, "taken", None) for name, session in sessions.items()}
         conditions = {name: monitor.conditions(taken, on_cpu) for name, taken in samples.items()}
         spent = {name: _energy_mj(call) if job.energy and on_cpu else None for name, call in calls.items()}
     return {
@@ -81,6 +82,7 @@ def time_in_process(
             energy_mj=spent[name],
             gpu_ms=gpu[name],
             method=method,
+            taken=taken[name],
         )
         for name, file in job.files.items()
     }

@@ -8,8 +8,10 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
+from ..checks.comparison import Compared
 from ..errors import UsageError
 from ..runtimes.device import DeviceCard
+from ..runtimes.taken import Taken
 from ..storage.json import Finite, Size, Some, Value
 from ..target import ON_CPU, Precision, Target
 from .conditions import BUSY, Conditions
@@ -39,6 +41,10 @@ class Profile(Value, frozen=True, kw_only=True):
     # Of one run, with all that the processor did meanwhile; None: unknown, or a GPU ran.
     energy_mj: Finite | None = None
     method: Method | None = None  # None: unknown, in an older file
+    taken: Taken | None = None  # how, on a GPU; None: on a processor, or unknown
+    # The answers of the file in this runtime beside those of its graph in ONNX Runtime; None: not compared, or it is
+    # ONNX Runtime on the CPU.
+    compared: Compared | None = None
     samples_ms: tuple[Duration, ...]  # every run, in order
     runs: Some
     burst: Size = 1  # runs in a row, between those of others
@@ -94,6 +100,7 @@ def to_profile(
     energy_mj: float | None = None,
     gpu_ms: float | None = None,
     method: Method | None = None,
+    taken: Taken | None = None,
 ) -> Profile:
     """Summarise the samples of one candidate."""
     samples = replace(samples, wall_ms=[max(ms, RESOLUTION_MS) for ms in samples.wall_ms])  # a coarse clock tells 0
@@ -107,6 +114,7 @@ def to_profile(
         energy_mj=energy_mj,
         gpu_ms=gpu_ms,
         method=method,
+        taken=taken,
         samples_ms=tuple(round(ms, 4) for ms in samples.wall_ms),
         runs=len(samples),
         burst=samples.burst,

@@ -36,6 +36,7 @@ from ..family.validation import Validation
 from ..profiling.conditions import worst_warnings
 from ..profiling.profile import Percentile, Profile
 from ..storage.json import Value
+from ..target import ON_CPU
 from ..visible import visible
 from .quality import QualityMeasure, best_of, fidelity_of, measure_of
 from .variant_words import levers, measured_verdict
@@ -105,6 +106,7 @@ class MeasurementRow(Value, frozen=True, kw_only=True):
     verdict: Verdict
     is_dense: bool
     is_chosen: bool
+    compared: bool | None = None  # False: its answers in its runtime were not compared with its graph's; None: no need
 
 
 class AlternativeRow(Value, frozen=True, kw_only=True):
@@ -169,6 +171,8 @@ class ReportData(Value, frozen=True, kw_only=True):
     next_denser: str | None
     decided: bool
     doubt: str | None
+    compared: bool | None = None  # of the chosen one, as in its row
+    comparison: str | None = None  # what was found, with its figures
     best: str  # what the choice took of all that fits: the "most faithful", the "most accurate" or the "densest"
     alternatives: tuple[AlternativeRow, ...]
     dropped: tuple[DroppedPrecision, ...]
@@ -240,6 +244,8 @@ def collect(own: LoadedFamily, beside: Sequence[LoadedFamily] = (), budget: Budg
         next_denser=visible(choice.next_denser) if choice and choice.next_denser else None,
         decided=choice.decided if choice else True,
         doubt=visible(choice.doubt) if choice and choice.doubt else None,
+        compared=_compared(_chosen_profile(choice), manifest, choice) if choice else None,
+        comparison=_comparison(_chosen_profile(choice)) if choice else None,
         best=best_of(choice),
         alternatives=tuple(_alternative(found, manifest, choice) for found in choice.alternatives) if choice else (),
         dropped=tuple(msgspec.structs.replace(d, reason=visible(d.reason)) for d in choice.dropped) if choice else (),
@@ -374,7 +380,24 @@ def _measurement_row(
         verdict=measured_verdict(measurement, choice),
         is_dense=measurement.variant == manifest.dense,
         is_chosen=measurement.variant == choice.variant,
+        compared=_compared(measurement.profile, manifest, choice),
     )
+
+
+def _chosen_profile(choice: Choice) -> Profile:
+    return next(each.profile for each in choice.measurements if each.variant == choice.variant)
+
+
+def _compared(profile: Profile, manifest: Manifest, choice: Choice) -> bool | None:
+    """Return if answers in a runtime were compared; None for ONNX Runtime, and older choices on the CPU do not say."""
+    runtime = manifest.target.runtime
+    if runtime == "onnxruntime" or (choice.compared is None and runtime in ON_CPU):
+        return None
+    return profile.compared is not None
+
+
+def _comparison(profile: Profile) -> str | None:
+    return None if profile.compared is None else profile.compared.told
 
 
 def _alternative(found: Alternative, manifest: Manifest, choice: Choice) -> AlternativeRow:

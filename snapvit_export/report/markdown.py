@@ -33,7 +33,12 @@ def markdown(report: ReportData, plot: str | None) -> str:
         lines.append(line([f"**{cell}**" if row["chosen"] else cell for cell in cells]))
     lines += ["", text(table["caption"]), ""]
     if report.chosen and report.looks:
-        proof = [words.decision(report), words.alone(report), *(f"{words.dropped(found)}." for found in report.dropped)]
+        proof = [
+            words.decision(report),
+            words.comparison(report),
+            words.alone(report),
+            *(f"{words.dropped(found)}." for found in report.dropped),
+        ]
         lines += [part for sentence in filter(None, proof) for part in (text(sentence), "")]
     return "\n".join([*lines, f"<!-- {MADE_BY} -->", ""])
 

@@ -200,6 +200,8 @@ def _notes(manifest: Manifest, report: ReportData) -> list[tuple[str, str]]:
     notes = [("Missing", text) for text in words.missing(report)]
     if report.doubt:
         notes.append(("Not decided", f"{report.doubt}."))
+    if report.compared is False:
+        notes.append(("Not compared", (words.comparison(report) or "").partition(": ")[2]))
     chosen = report.point(report.chosen) if report.chosen else None
     if chosen is not None and chosen.dominated_by and report.measure:
         text = f"on these images {chosen.dominated_by} is as fast and as good or better than {chosen.name}. The "

@@ -91,9 +91,13 @@ def _columns(report: ReportData, rows: Sequence[Row]) -> list[Column]:
         found.append(Column(f"{measure}{unit and ', %'}", tuple(cells)))
     if report.looks:
         assert report.budget_ms is not None
-        verdicts = (f"{row.verdict}{', chosen' if row.is_chosen else ''}" for row in rows)
+        verdicts = (f"{row.verdict}{_not_compared(row)}{', chosen' if row.is_chosen else ''}" for row in rows)
         found.append(Column(f"verdict\n{words.budget(report.budget_ms)}", tuple(verdicts), is_words=True))
     return [column.with_cells(["-" if cell == words.UNKNOWN else cell for cell in column.cells]) for column in found]
+
+
+def _not_compared(row: Row) -> str:
+    return ", not compared" if isinstance(row, MeasurementRow) and row.compared is False else ""
 
 
 def folded(name: str, width: int) -> str:
@@ -174,6 +178,7 @@ def lines_below(
         if len(report.looks) > shown:
             found.append(f"{len(report.looks) - shown} more candidates were timed; the report shows all.")
         found.append(words.decision(report))
+        found += filter(None, [words.comparison(report)])
         found += [f"Beware: {warning}." for warning in warnings]
         found += [f"{words.dropped(precision)}." for precision in report.dropped]
         found += filter(None, [words.alone(report)])

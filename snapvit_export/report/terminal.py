@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from ..profiling.profile import Profile
     from ..selection.known_profiles import FamilyProfile
 
 PLAIN_WIDTH = 120  # columns when the output is not a terminal
@@ -190,7 +191,8 @@ def print_profiles(found: FamilyProfile) -> None:
     device = found.target.device
     by = f"{found.target.threads} thread(s)" if device.accelerator is None else device.accelerator.name
     say(f"{found.model} on {device.cpu}, {by}, batch {found.target.batch}")
-    columns = ("variant", "p50 ms", "between", "p90 ms", "p99 ms", "CPU ms", "mJ")
+    elsewhere = found.target.runtime != "onnxruntime"  # which gave the answers that others are compared with
+    columns = ("variant", "p50 ms", "between", "p90 ms", "p99 ms", "CPU ms", "mJ", *["compared"] * elsewhere)
     rows = [
         (
             name,
@@ -200,12 +202,22 @@ def print_profiles(found: FamilyProfile) -> None:
             f"{p.p99_ms:.2f}",
             "-" if p.cpu_ms is None else f"{p.cpu_ms:.2f}",
             "-" if p.energy_mj is None else f"{p.energy_mj:.0f}",
+            *[_compared(p)] * elsewhere,
         )
         for name, p in found.profiles.items()
     ]
-    print_rows(columns, rows, left={"variant", "between"})
+    print_rows(columns, rows, left={"variant", "between", "compared"})
+    for name, failed in found.failed.items():
+        say(f"{name} was not timed: it does not answer as its graph does: {failed.compared.told}.")
     for warning in worst_warnings(p.conditions for p in found.profiles.values()):
         say(f"Beware: {warning}.")
+
+
+def _compared(profile: Profile) -> str:
+    """Write the least cosine of a variant's answers to its graph's."""
+    if profile.compared is None or profile.compared.least_cosine is None:
+        return "not compared"
+    return f"{profile.compared.least_cosine:.6f}"
 
 
 def print_inspection(found: Inspection) -> None:

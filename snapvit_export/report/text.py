@@ -220,7 +220,18 @@ def decision(report: ReportData) -> str:
     if report.doubt is not None:
         names = " and ".join(filter(None, [report.next_denser, report.chosen]))
         text += f"; too noisy to decide between {names}: {report.doubt}"
+    if report.compared is False:
+        text += "; its answers there were not compared"
     return f"{text}."
+
+
+def comparison(report: ReportData) -> str | None:
+    """Write if the answers of the chosen variant were compared with its graph's; None where there is no need."""
+    if report.compared is None or report.chosen is None:
+        return None
+    if not report.compared:
+        return f"Not compared: nobody has looked if {report.chosen} answers in its runtime as in ONNX Runtime."
+    return f"Compared with its graph in ONNX Runtime: {report.comparison}."
 
 
 def _fits(row: Point | MeasurementRow) -> str:

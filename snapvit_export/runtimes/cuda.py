@@ -17,7 +17,8 @@ import numpy.typing as npt
 from ..errors import SnapvitError
 
 LIBRARY = "libcuda.so.1"
-ATTRIBUTES = {"major": 75, "minor": 76}  # CUdevice_attribute: compute capability
+CAPABILITY = (75, 76)  # CUdevice_attribute: major and minor
+MULTIPROCESSORS = 16  # CUdevice_attribute
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 SPIN = 1  # CU_CTX_SCHED_SPIN: the CPU polls the GPU while it waits, for the lowest latency
 
@@ -70,12 +71,17 @@ class Cuda:
     @property
     def capability(self) -> str:
         """The compute capability, such as 8.7."""
-        found = []
-        for number in ATTRIBUTES.values():
-            value = ctypes.c_int()
-            self._call("cuDeviceGetAttribute", ctypes.byref(value), number, self._device)
-            found.append(str(value.value))
-        return ".".join(found)
+        return ".".join(str(self._attribute(number)) for number in CAPABILITY)
+
+    @property
+    def sm_count(self) -> int:
+        """The number of streaming multiprocessors: GPUs of one name differ in it."""
+        return self._attribute(MULTIPROCESSORS)
+
+    def _attribute(self, number: int) -> int:
+        value = ctypes.c_int()
+        self._call("cuDeviceGetAttribute", ctypes.byref(value), number, self._device)
+        return value.value
 
     @property
     def driver(self) -> str:
@@ -99,10 +105,31 @@ class Cuda:
     def free(self, address: int) -> None:
         self._call("cuMemFree_v2", ctypes.c_uint64(address))
 
+    def pinned(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> PinnedArray:
+        """Allocate an array in page-locked memory, which the GPU copies without a detour."""
+        return PinnedArray(self, shape, np.dtype(dtype))
+
     def stream(self) -> Stream:
         handle = ctypes.c_void_p()
         self._call("cuStreamCreate", ctypes.byref(handle), 1)  # CU_STREAM_NON_BLOCKING
         return Stream(self, handle)
+
+
+class PinnedArray:
+    """An array of zeros in page-locked memory; it must not be used after `close`."""
+
+    def __init__(self, cuda: Cuda, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        size = max(int(np.prod(shape)) * dtype.itemsize, 1)
+        self._cuda, self._address = cuda, ctypes.c_void_p()
+        cuda._call("cuMemHostAlloc", ctypes.byref(self._address), ctypes.c_size_t(size), 0)
+        if not self._address.value:
+            raise SnapvitError(f"the driver gave no page-locked memory of {size} bytes. Close other programs")
+        memory = memoryview((ctypes.c_uint8 * size).from_address(self._address.value))
+        self.array: npt.NDArray[Any] = np.frombuffer(memory, dtype, count=int(np.prod(shape))).reshape(shape)
+        self.array.fill(0)
+
+    def close(self) -> None:
+        self._cuda._call("cuMemFreeHost", self._address)
 
 
 class Stream:
@@ -146,10 +173,15 @@ class Stream:
         return Graph(self._cuda, runnable, self._handle)
 
     def elapsed_ms(self, work: Callable[[], None]) -> float:
-        """Return how long the GPU was busy with `work`, by events on this stream."""
+        """Return how long the GPU was busy with `work`, by events on this stream.
+
+        It is put onto the stream once before: while the GPU is busy with that, the first event and the work to measure
+        arrive, and the way of their launch to the GPU does not count.
+        """
         events = [ctypes.c_void_p(), ctypes.c_void_p()]
         for event in events:
             self._cuda._call("cuEventCreate", ctypes.byref(event), 0)
+        work()
         self._cuda._call("cuEventRecord", events[0], self._handle)
         work()
         self._cuda._call("cuEventRecord", events[1], self._handle)

@@ -79,6 +79,15 @@ def this_device(runtime_version: str, accelerator: Accelerator | None = None) ->
     )
 
 
+def board() -> str | None:
+    """Return the board that carries the GPU, as its device tree names it; None where there is none, as in a PC.
+
+    A Jetson's GPU is called Orin on boards of 4 and of 16 multiprocessors.
+    """
+    found = _first_line("/proc/device-tree/model").replace("\0", "")
+    return None if found in ("", "unknown") else found
+
+
 def usable_cores() -> int:
     """Return the number of cores that this process may use, which can be fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):

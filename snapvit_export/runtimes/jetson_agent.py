@@ -2,8 +2,10 @@
 
     python3 jetson_agent.py FAMILY --out orin.json
 
-trtexec builds an engine of every variant and times the engines in turns, in several rounds, so that a hot minute falls
-on all of them. What comes out is what `snapvit fleet` and `snapvit choose --profile` read. An interrupted run goes on.
+trtexec builds an engine of every variant and runs the family's reference images: an engine that does not answer as its
+graph did on the workstation is neither timed nor chosen. The others are timed in turns, in several rounds, so that a
+hot minute falls on all of them. What comes out is what `snapvit fleet` and `snapvit choose --profile` read. An
+interrupted run goes on.
 
 Latency is the way of one batch: copied to the GPU, computed, copied back (`latencyMs` of runs with copying). What the
 GPU alone computes (`computeMs` of runs without) stands beside it. Throughput is not reported: trtexec enqueues ahead.
@@ -15,6 +17,7 @@ us to it, with a fake trtexec: it tests the plumbing, and says nothing about Ten
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import json
 import math
@@ -26,10 +29,12 @@ import re
 import shutil
 import signal
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
@@ -38,6 +43,7 @@ from typing import Any, Iterable, Iterator, Mapping, NamedTuple, NoReturn, Seque
 ROOT = Path("/")
 TRTEXEC_PLACES = ("/usr/src/tensorrt/bin/trtexec",)  # where JetPack puts it, which is not in PATH
 UNKNOWN = "unknown"
+NO_GRAPH = "TensorRT could not record a CUDA graph"
 PERCENTILES = {"p50": 50, "p90": 90, "p99": 99}
 LEAST_RUNS = 40  # fewer do not tell a median
 LEAST_ROUNDS = 3
@@ -125,7 +131,7 @@ def build_arguments(
     layers: bool = False,
 ) -> list[str]:
     """Return trtexec's arguments to build an engine; `shape` (images:1x3x224x224) if the graph leaves it open."""
-    words = [f"--onnx={onnx}", f"--saveEngine={engine}", "--skipInference", f"--timingCacheFile={cache}"]
+    words = [f"--onnx={onnx}", f"--saveEngine={engine}", "--skipInference", f"--timingCacheFile={cache}", "--noTF32"]
     if version.major == 10:  # from 11 on every network is strongly typed
         words.append("--stronglyTyped")
     if shape is not None:
@@ -155,6 +161,15 @@ def run_arguments(
     if shape is not None:
         words.append(f"--shapes={shape}")
     return [*words, f"--warmUp={1000 * warm_up:g}", f"--duration={seconds:g}", f"--exportTimes={times}"]
+
+
+def compare_arguments(engine: Path, images: Path, answers: Path, name: str, shape: str | None = None) -> list[str]:
+    """Return trtexec's arguments to run given images once and write the answers; `name`: of the input."""
+    words = [f"--loadEngine={engine}", f"--loadInputs={name}:{images}", f"--exportOutput={answers}"]
+    if shape is not None:
+        words.append(f"--shapes={shape}")
+    # 11 copies nothing unless told to, but for this one run: inferenceLoop in sampleInference.cpp of 11.1
+    return [*words, "--iterations=1", "--warmUp=0", "--duration=0"]
 
 
 def layer_arguments(
@@ -397,6 +412,7 @@ class Family:
     threads: int
     fixed_batch: int | None
     variants: tuple[Variant, ...]
+    reference: Reference | None = None  # that engines are compared with; None in older families
 
 
 def read_family(folder: Path) -> Family:
@@ -440,6 +456,7 @@ def _family(folder: Path, manifest: Mapping[str, Any]) -> Family:
         threads=_number_in(target, "threads"),
         fixed_batch=None if fixed is None else _number_in(manifest["input"], "batch"),
         variants=variants,
+        reference=_reference(folder, manifest),
     )
 
 
@@ -765,6 +782,192 @@ def chosen(family: Family, only: str | None) -> list[Variant]:
     return [variant for variant in family.variants if variant.name in wanted | {family.dense}]
 
 
+# --- Comparing: the answers of an engine with those of its own graph --------------------------------------------------
+
+# The least cosine of an engine's centred answers to those of its graph in ONNX Runtime on the workstation, by
+# precision. In fp32 only the order of sums differs: a difference of a thousandth of the largest value, which the gates
+# of the export allow between runtimes, is about 1e-5. What is quantised flips single steps where rounding decides; the
+# gates ask 0.9 of its distance to fp32, and ten times closer of two forms of the same quantised graph.
+LEAST_COSINES = {"fp32": 0.99999, "fp16": 0.9995}
+LEAST_QUANTISED = 0.99
+# Scores that may differ by rounding alone. A cosine c leaves an error of sqrt(2 (1 - c)) standard deviations in every
+# score, the difference of two scores has sqrt(2) times that, and three times as much is still no surprise.
+NEAR_TIE = 6.0
+COMPARED = {"cosine", "least_cosine", "asked", "top1", "images", "left_out", "passed"}  # keys of a comparison
+
+
+def least_cosine(precision: str) -> float:
+    """Return the least cosine that is asked of the answers of an engine in a precision."""
+    return LEAST_COSINES.get(precision, LEAST_QUANTISED)
+
+
+class Reference(NamedTuple):
+    """The images and answers that a family carries: what an engine is compared with."""
+
+    images: int
+    outputs: int
+    scores: bool  # of classes, or else an embedding
+    takes_bytes: bool
+    mean: list[float]
+    std: list[float]
+    pixels: dict[tuple[int, int], Path]  # RGB bytes of all images one after another, by height and width
+    answers: dict[str, Path]  # float32, by variant
+    undecided: dict[str, set[int]]  # images whose merges rounding decides, by variant
+    dense: Path  # answers of the dense model in fp32
+    digests: dict[str, str]  # hashes of the files, by name
+
+
+def _reference(folder: Path, manifest: Mapping[str, Any]) -> Reference | None:
+    """Return the reference of a family, its files checked; None: an older family has none."""
+    told = manifest.get("reference")
+    if told is None:
+        return None
+    images, outputs = _number_in(told, "images"), _number_in(told, "outputs")
+    files = [told["dense"], *told["pixels"], *told["answers"].values()]
+    places = {_text_in(entry, "file"): _inside(folder, _text_in(entry, "file")) for entry in files}
+    for entry in files:
+        _check_hash(places[entry["file"]], _text_in(entry, "sha256"))
+    pixels = {}
+    for entry in told["pixels"]:
+        height, width = map(int, entry["image_size"])
+        pixels[height, width] = places[entry["file"]]
+    answers = {name: places[entry["file"]] for name, entry in told["answers"].items()}
+    sizes = {path: images * height * width * 3 for (height, width), path in pixels.items()}
+    sizes.update(dict.fromkeys([*answers.values(), places[told["dense"]["file"]]], 4 * images * outputs))
+    for path, size in sizes.items():
+        if path.stat().st_size != size:
+            raise ValueError(f"{path.name} has not the {size} bytes of its images")
+    steps = manifest["preprocessing"]
+    mean, std = ([float(value) for value in steps[part]] for part in ("mean", "std"))
+    if len(mean) != 3 or len(std) != 3 or not all(std):
+        raise ValueError("mean and std are not those of three channels")
+    return Reference(
+        images=images,
+        outputs=outputs,
+        scores=told["kind"] == "scores",
+        takes_bytes=manifest["input"]["type"] == "uint8",
+        mean=mean,
+        std=std,
+        pixels=pixels,
+        answers=answers,
+        undecided={name: {int(n) for n in entry.get("undecided", ())} for name, entry in told["answers"].items()},
+        dense=places[told["dense"]["file"]],
+        digests={entry["file"]: entry["sha256"] for entry in files},
+    )
+
+
+def read_answers(path: Path, outputs: int) -> list[list[float]]:
+    """Read the answers of all images: float32, one image after another."""
+    values = array("f", path.read_bytes())
+    if sys.byteorder == "big":
+        values.byteswap()
+    return [list(values[start : start + outputs]) for start in range(0, len(values), outputs)]
+
+
+def as_input(pixels: bytes, mean: Sequence[float], std: Sequence[float]) -> bytes:
+    """Normalise the RGB bytes of one image, channels first, to the very float32 that the workstation computed with."""
+
+    def single(value: float) -> float:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+    planes = []
+    for channel in range(3):
+        middle, scale = single(mean[channel]), single(std[channel])
+        of_byte = [struct.pack("<f", single(single(byte / 255) - middle) / scale) for byte in range(256)]
+        planes.append(b"".join(map(of_byte.__getitem__, pixels[channel::3])))
+    return b"".join(planes)
+
+
+def in_runs(images: int, batch: int) -> list[list[int]]:
+    """Return which images go into each run of a batch; the last run is filled up from the first images on."""
+    return [[n % images for n in range(start, start + batch)] for start in range(0, images, batch)]
+
+
+def parse_output(text: str, where: str, count: int) -> list[float]:
+    """Read what --exportOutput writes: an object for every output, values in six digits; nan for what is no number."""
+    numbers = re.sub(r"(?<=[\[,\s])[-+]?(nan|inf)(\([^)]*\))?(?=[\],\s])", "null", text, flags=re.IGNORECASE)
+    rows = _json(numbers, where, "--exportOutput")
+    try:
+        (row,) = rows
+        values = [math.nan if value is None else float(value) for value in row["values"]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise AgentError(f"{where}: not what trtexec --exportOutput writes: {_short(error)}. Run again") from error
+    if len(values) != count:
+        raise AgentError(f"{where}: {len(values)} values, and {count} were expected. Run again")
+    return values
+
+
+def compare(
+    wanted: Sequence[Sequence[float]],
+    found: Sequence[Sequence[float]],
+    scores: bool,
+    asked: float,
+    undecided: Sequence[bool] = (),
+) -> dict[str, Any]:
+    """Compare answers with those that are wanted, image by image.
+
+    Both are centred first, or what all answers have in common would hide a difference: scores of classes by the mean of
+    each image's own, since that changes no probability; embeddings by the mean that is wanted over all images. Every
+    image must have a cosine of `asked`, and the same best class unless two are nearly tied. Images of a variant that
+    merges tokens may differ where rounding decides a merge (`undecided`), if at least half of all agree.
+    """
+    none = {"cosine": None, "least_cosine": None, "asked": asked, "top1": None, "images": len(wanted), "left_out": 0}
+    if not all(math.isfinite(value) for row in found for value in row):
+        return dict(none, passed=False)
+    if scores:
+        pairs = [(_centred(a), _centred(b)) for a, b in zip(wanted, found)]
+    else:
+        middle = [sum(column) / len(wanted) if len(wanted) > 1 else 0.0 for column in zip(*wanted)]
+        pairs = [
+            ([x - m for x, m in zip(a, middle)], [x - m for x, m in zip(b, middle)]) for a, b in zip(wanted, found)
+        ]
+    cosines = [_cosine(a, b) for a, b in pairs]
+    same = [_same_best(a, b, asked) if scores else None for a, b in pairs]
+    agrees = [cosine >= asked and best is not False for cosine, best in zip(cosines, same)]
+    may_differ = list(undecided) or [False] * len(agrees)
+    kept = [n for n, agreed in enumerate(agrees) if agreed or not may_differ[n]]
+    if 2 * len(kept) < len(agrees):
+        kept = list(range(len(agrees)))
+    told = [best for best in (same[n] for n in kept) if best is not None]
+    return dict(
+        none,
+        cosine=sum(cosines[n] for n in kept) / len(kept),
+        least_cosine=min(cosines[n] for n in kept),
+        top1=sum(told) / len(told) if told else None,
+        left_out=len(agrees) - len(kept),
+        passed=all(agrees[n] for n in kept),
+    )
+
+
+def _centred(values: Sequence[float]) -> list[float]:
+    middle = sum(values) / len(values)
+    return [value - middle for value in values]
+
+
+def _cosine(a: Sequence[float], b: Sequence[float]) -> float:
+    if list(a) == list(b):  # also where both are zero
+        return 1.0
+    lengths = math.sqrt(sum(x * x for x in a)) * math.sqrt(sum(x * x for x in b))
+    return max(-1.0, min(1.0, sum(x * y for x, y in zip(a, b)) / max(lengths, 1e-300)))
+
+
+def _same_best(wanted: Sequence[float], found: Sequence[float], asked: float) -> bool | None:
+    """Return True if both have the same best class; None if the wanted ones are nearly tied."""
+    ordered = sorted(wanted)
+    spread = math.sqrt(sum(value * value for value in wanted) / len(wanted))
+    if len(wanted) > 1 and ordered[-1] - ordered[-2] <= NEAR_TIE * math.sqrt(1 - asked) * spread:
+        return None
+    return wanted.index(ordered[-1]) == found.index(max(found))
+
+
+def told_of(compared: Mapping[str, Any]) -> str:
+    """Say what a comparison found, with its figures."""
+    if compared["least_cosine"] is None:
+        return f"its answers to {compared['images']} images are not finite numbers"
+    best = "" if compared["top1"] is None else f", the same best class in {100 * compared['top1']:.0f} %"
+    return f"least cosine {compared['least_cosine']:.6f} of {compared['images']} images{best}"
+
+
 # --- The device -------------------------------------------------------------------------------------------------------
 
 
@@ -929,8 +1132,22 @@ def device_card(version: Version, seen: Mapping[str, Any], root: Path = ROOT) ->
             "temperatures_c": dict(seen["temperatures_c"]),
             "memory_bytes": int(float(own)) << 20 if _is_number(own) else total,
             "board": line_of(root / "proc/device-tree/model") or None,
+            "sm_count": sm_count(),
         },
     }
+
+
+def sm_count() -> int | None:
+    """Return the number of streaming multiprocessors, from the driver: boards with one GPU name differ in it."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, found = ctypes.c_int(), ctypes.c_int()
+    if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    failed = cuda.cuDeviceGetAttribute(ctypes.byref(found), 16, device)  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+    return None if failed else found.value
 
 
 def _cpu(root: Path) -> str:
@@ -1037,6 +1254,7 @@ class Agent:
         self.card = device_card(self.version, self.looks[0])
         self.warnings = warnings_of(self.card)
         self.builds: dict[str, Any] = {}
+        self.failed: dict[str, dict[str, Any]] = {}  # comparisons that a variant did not pass
         _refuse_foreign(asked.out, {"profiles", "target"})
         _refuse_foreign(asked.record, {"looks", "builds"})
         _check_writable(asked.out, "--out")
@@ -1050,6 +1268,7 @@ class Agent:
         for warning in self.warnings:
             say(f"warning: {warning}")
         engines = {variant.name: self.build(variant) for variant in self.variants}
+        engines = self.compared(engines)
         visits = self.take_turns(engines)
         layers = {name: self.layers(name, engine) for name, engine in engines.items()} if self.asked.layers else {}
         return self.write(visits, layers)
@@ -1060,6 +1279,7 @@ class Agent:
         return {
             "engines": {name: built["sha256"] for name, built in self.builds.items()},  # a new build may be faster
             "device": self.card["accelerator"]["name"],
+            "sm_count": self.card["accelerator"]["sm_count"],
             "power_mode": self.card["accelerator"]["power_mode"],
             "seconds": asked.seconds,
             "warm_up": asked.warm_up,
@@ -1089,7 +1309,8 @@ class Agent:
 
     def build_arguments(self, variant: Variant, onnx: Path, engine: Path, folder: Path) -> list[str]:
         """Return trtexec's arguments; the timing cache is of one device, version and precision."""
-        kind = f"{_plain(self.card['accelerator']['name'])}-{self.version}-{variant.precision}"
+        gpu = self.card["accelerator"]
+        kind = f"{_plain(gpu['name'])}-{gpu['sm_count'] or 0}-{self.version}-{variant.precision}"
         cache, shape = folder / f"timing-{kind}.cache", self.shape(variant.name)
         return build_arguments(self.version, onnx, engine, cache, shape, self.asked.workspace, self.asked.layers)
 
@@ -1100,6 +1321,7 @@ class Agent:
             "onnx_sha256": variant.sha256,
             "tensorrt": str(self.version),
             "device": self.card["accelerator"]["name"],
+            "sm_count": self.card["accelerator"]["sm_count"],
             "precision": variant.precision,
             "batch": self.batch,
             "arguments": self.build_arguments(variant, *names),
@@ -1115,6 +1337,97 @@ class Agent:
         if code != 0 or not gives.is_file():
             raise AgentError(f"{trouble}: {last_error(text)}. All of it: {log}")
         return text
+
+    @property
+    def timed(self) -> list[Variant]:
+        """The variants whose answers are what they should be, as far as that was compared."""
+        return [variant for variant in self.variants if variant.name not in self.failed]
+
+    def compared(self, engines: Mapping[str, Path]) -> dict[str, Path]:
+        """Compare the answers of all engines with the family's reference; return those that are worth timing."""
+        if self.family.reference is None:
+            self.warn("the family has no reference images, so no answer is compared. Export it with a newer snapvit")
+            return dict(engines)
+        for variant in self.variants:
+            if variant.name not in self.family.reference.answers:
+                self.warn(f"{variant.name}: not compared, since the family has no reference answers of it")
+                continue
+            found = self.compare(variant, engines[variant.name], self.family.reference)
+            if found["passed"]:
+                say(f"{variant.name}: compared, {told_of(found)}")
+                continue
+            self.failed[variant.name] = found
+            asked = f"at least {found['asked']:g} and the same classes are asked"
+            wrong = f"{variant.name}: its engine does not answer as its graph does: {told_of(found)}; {asked}"
+            if variant.name == self.family.dense:
+                raise AgentError(f"{wrong}. Nothing is timed without it: try another --precision or TensorRT")
+            self.warn(f"{wrong}. It is neither timed nor chosen")
+        return {name: engine for name, engine in engines.items() if name not in self.failed}
+
+    def compare(self, variant: Variant, engine: Path, reference: Reference) -> dict[str, Any]:
+        """Compare the answers of one engine; what was found is kept beside it, and not looked for again."""
+        known, described = self.builds[variant.name], self.asked.engines / f"{variant.name}.json"
+        against = sorted([*reference.digests.items(), ("asked", str(least_cosine(variant.precision)))])
+        key = hashlib.sha256(json.dumps(against).encode()).hexdigest()
+        if known.get("compared_with") == key:
+            return dict(known["compared"])
+        say(f"{variant.name}: comparing")
+        numbers = [n for run in in_runs(reference.images, self.batch) for n in run]
+        answers = self.answers(variant, engine, reference)
+        own, dense = (
+            read_answers(path, reference.outputs) for path in (reference.answers[variant.name], reference.dense)
+        )
+        wanted, asked = [own[n] for n in numbers], least_cosine(variant.precision)
+        undecided = [n in reference.undecided[variant.name] for n in numbers]
+        found = compare(wanted, answers, reference.scores, asked, undecided)
+        to_dense = compare([dense[n] for n in numbers], answers, reference.scores, asked)
+        found["dense_cosine"] = to_dense["cosine"]
+        known.update(compared=found, compared_with=key)
+        write_json(described, known)
+        return found
+
+    def answers(self, variant: Variant, engine: Path, reference: Reference) -> list[list[float]]:
+        """Run the reference images through an engine, as many at once as it was built for."""
+        graph, log = variant.graph, self.asked.engines / f"{variant.name}.compare.log"
+        height, width = graph.shape[1:3] if reference.takes_bytes else graph.shape[2:4]
+        if (height, width) not in reference.pixels:
+            raise AgentError(f"{variant.path}: no reference images of {height} x {width}. Copy the family again")
+        pixels, size = reference.pixels[height, width].read_bytes(), height * width * 3
+        images = [pixels[n * size : (n + 1) * size] for n in range(reference.images)]
+        if not reference.takes_bytes:
+            images = [as_input(image, reference.mean, reference.std) for image in images]
+        found: list[list[float]] = []
+        # Not beside the engines: commas and colons in that path would mean something in --loadInputs.
+        with tempfile.TemporaryDirectory(prefix="snapvit-") as folder:
+            given, written = Path(folder) / "images.bin", Path(folder) / "answers.json"
+            for run in in_runs(reference.images, self.batch):
+                given.write_bytes(b"".join(images[n] for n in run))
+                shape = self.shape(variant.name)
+                arguments = compare_arguments(engine, given, written, graph.input, shape)
+                self.run(f"{engine}: cannot be run", arguments, log, written)
+                text = written.read_text(encoding="utf-8", errors="replace")
+                values = parse_output(text, f"{variant.name}: {written.name}", len(run) * reference.outputs)
+                found += [values[i : i + reference.outputs] for i in range(0, len(values), reference.outputs)]
+                written.unlink()
+        return found
+
+    def not_passed(self) -> dict[str, Any]:
+        """Return the variants that were not timed, for the file that is written."""
+        digests = {variant.name: variant.sha256 for variant in self.variants}
+        return {name: {"sha256": digests[name], "compared": found} for name, found in self.failed.items()}
+
+    def taken(self, name: str) -> dict[str, Any]:
+        """Tell how latencies were taken: `Taken` of runtimes/taken.py. trtexec has two batches under way by itself."""
+        no_graph = any(warning.startswith(f"{name}: {NO_GRAPH}") for warning in self.warnings)
+        return {
+            "transfers": True,
+            "queue_depth": 2,
+            "ahead": 1,
+            "cuda_graph": not no_graph,
+            "spin_wait": True,
+            "tf32": False,
+            "pinned_memory": True,
+        }
 
     def take_turns(self, engines: Mapping[str, Path]) -> dict[str, list[dict[str, Any]]]:
         """Visit the engines in turns; what was measured is kept at once, and not measured again."""
@@ -1149,7 +1462,7 @@ class Agent:
             if copying and not found[-1].copied:  # then its options mean something else than they did
                 raise AgentError(f"{self.trtexec}: copied nothing, though asked to. Get an agent for {self.version}")
             if re.search(r"--useCudaGraph flag has been ignored|not permitted under CUDA graph", text):
-                self.warn(f"{name}: TensorRT could not record a CUDA graph, so starting its kernels counts too")
+                self.warn(f"{name}: {NO_GRAPH}, so starting its kernels counts too")
         return {
             "latency_ms": [max(round(ms, 4), RESOLUTION_MS) for ms in evenly(found[0].latency_ms, MOST_KEPT)],
             "gpu_ms": [round(ms, 4) for ms in evenly(found[1].compute_ms, MOST_KEPT)],
@@ -1175,7 +1488,7 @@ class Agent:
         if not same:
             say(f"{path} is of another run and is begun anew")
             return begun
-        say(f"going on after {len(known)} of {len(self.variants) * self.asked.rounds} visits")
+        say(f"going on after {len(known)} of {len(self.timed) * self.asked.rounds} visits")
         self.warnings += [warning for warning in warnings if warning not in self.warnings]
         return dict(begun, visits=known, looks=[*looks, *self.looks])
 
@@ -1209,13 +1522,14 @@ class Agent:
             "threads": family.threads,
             "device": self.card,
         }
-        profiles = {v.name: self.profile(v, [visit["latency_ms"] for visit in visits[v.name]]) for v in self.variants}
+        profiles = {v.name: self.profile(v, [visit["latency_ms"] for visit in visits[v.name]]) for v in self.timed}
         alone = {name: sorted(ms for visit in found for ms in visit["gpu_ms"]) for name, found in visits.items()}
         for name, profile in profiles.items():
             profile["gpu_ms"] = round(percentile(alone[name], 50), 4)
             self.beware(name, profile)
         gpu = {n: {at: round(percentile(ms, q), 4) for at, q in PERCENTILES.items()} for n, ms in alone.items()}
         written = {"format_version": 1, "model": family.model, "target": target, "profiles": profiles}
+        written["failed"] = self.not_passed()
         write_json(asked.out, written)
         seen = {"looks": self.looks, "builds": self.builds, "gpu_ms": gpu, "layers": dict(layers)}
         write_json(asked.record, dict(seen, format_version=1, key=self.key(), device=self.card, warnings=self.warnings))
@@ -1250,6 +1564,8 @@ class Agent:
             cpu_ms=None,
             energy_mj=None,
             method="trtexec",
+            taken=self.taken(variant.name),
+            compared=self.builds[variant.name].get("compared"),
             samples_ms=samples,
             runs=len(samples),
             burst=burst,
@@ -1296,7 +1612,11 @@ def _described(path: Path) -> dict[str, Any] | None:
         found = read_json(path)
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and {"recipe", "sha256"} <= set(found) else None
+    if not isinstance(found, dict) or not {"recipe", "sha256"} <= set(found):
+        return None
+    if not isinstance(found.get("compared"), dict) or not set(found["compared"]) >= COMPARED:
+        found.pop("compared_with", None)  # then it is compared again
+    return found
 
 
 def _visit(visit: Mapping[str, Any]) -> dict[str, Any]:

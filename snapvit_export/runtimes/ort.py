@@ -27,6 +27,7 @@ from ..errors import SnapvitError, first_line, needs
 from ..storage.atomic import cache_folder, writing
 from ..target import Runtime
 from .cuda import NoGPU, require_gpu
+from .device import board
 from .fixed_batch import in_batches
 
 CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
@@ -209,7 +210,7 @@ def _on_device(value: Any, device: str) -> Any:
 def _made_by() -> str:
     """Return the version, GPU and driver that an engine is valid for, which ONNX Runtime does not check."""
     gpu = require_gpu()
-    return f"{version()} {gpu.name} {gpu.capability} {gpu.driver}"
+    return f"{version()} {gpu.name} {gpu.capability} {gpu.driver} {board()} {gpu.sm_count}"
 
 
 def _settings(provider: str, path: Path | bytes, batch: int, made_by: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..target import ON_CPU, Runtime, Target
-from .device import Accelerator, DeviceCard, check_threads, this_device, usable_cores
+from .device import Accelerator, DeviceCard, board, check_threads, this_device, usable_cores
 
 
 class Session(Protocol):
@@ -92,15 +92,24 @@ def device_for(runtime: Runtime) -> DeviceCard:
     found = version_of(runtime)
     if runtime in ON_CPU:
         return this_device(found)
+    return this_device(found, _gpu_here())
+
+
+def _gpu_here() -> Accelerator:
+    """Describe the GPU of this machine as it is now: what a Jetson's system tells is read as its agent reads it."""
+    from . import jetson_agent as agent
     from .cuda import require_gpu
 
     cuda = require_gpu()
-    gpu = Accelerator(
+    of_system = agent.software(agent.Version(0, 0, 0))
+    versions = {name: told for name, told in of_system.items() if name != "tensorrt" and told != agent.UNKNOWN}
+    return Accelerator(
         name=cuda.name,
-        software={"cuda": cuda.driver, "compute capability": cuda.capability},
-        power_mode="unknown",
-        clocks_mhz={},
-        temperatures_c={},
+        software=versions | {"cuda": cuda.driver, "compute capability": cuda.capability},
+        power_mode=agent.power_mode(),
+        clocks_mhz=agent.clocks(),
+        temperatures_c=agent.temperatures(),
         memory_bytes=cuda.memory_bytes,
+        board=board(),
+        sm_count=cuda.sm_count,
     )
-    return this_device(found, gpu)

@@ -16,11 +16,13 @@ from itertools import count
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec import UNSET
 
 from ..allocation.recipe import ADDS_BIASES
+from ..checks.comparison import Compared
 from ..family.evaluation import Evaluation
 from ..family.fidelity import Fidelity, NotFinite
 from ..family.manifest import Limits, Measurement, Variant, WeightFile, verdict_on
@@ -81,6 +83,7 @@ class BuiltVariant:
     profile: Profile | None = None  # of the last timing run
     parity: float | None = None  # largest difference to torch, in units of the largest output
     int8_sum_bits: SumBits | None = None  # None: not known, or not int8
+    compared: Compared | None = None  # in the target's runtime with ONNX Runtime; None: not compared, or the same
 
     @staticmethod
     def of(folder: Path, variant: Variant, anatomy: Anatomy) -> BuiltVariant:
@@ -341,7 +344,9 @@ class Candidates:
         """Record the profiles of one timing run, the dense variant's among them."""
         self.drift.add(run)
         for name, profile in run.items():
-            self.built[name] = replace(self.built[name], profile=profile)
+            built = self.built[name]
+            told = profile if built.compared is None else msgspec.structs.replace(profile, compared=built.compared)
+            self.built[name] = replace(built, profile=told)
 
     def latency_model(
         self,

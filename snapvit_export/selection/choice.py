@@ -130,11 +130,12 @@ class Chooser:
         `alternatives`: the best of each single lever; those that the budget allows are told.
         """
         budget_ms, limits, denser = self.budget_ms, self.limits, self.next_better(chosen)
+        target = self.candidates.target
         measurements = self.candidates.measurements(budget_ms, limits, self.budget.is_relative)
         found = {m.variant: m for m in measurements}
         beside = found[denser] if denser is not None and self.candidates.meets_limits(denser, limits) else None
-        compared = [chosen] if beside is None else [chosen, beside.variant]
-        contended = any(self.candidates.drift.is_contended(name) for name in compared)
+        pair = [chosen] if beside is None else [chosen, beside.variant]
+        contended = any(self.candidates.drift.is_contended(name) for name in pair)
         doubt = _doubt(found[chosen], beside, budget_ms, contended)
         reached = [
             Alternative(
@@ -153,6 +154,7 @@ class Chooser:
             next_denser=denser,
             decided=doubt is None,
             doubt=doubt,
+            compared=None if target.runtime == "onnxruntime" else found[chosen].profile.compared is not None,
             limits=limits,
             model=model,
             measurements=measurements,

@@ -50,13 +50,16 @@ class ElasticBuilder:
         inputs: Callable[[tuple[int, int]], npt.NDArray[Any]],
         scratch: Path,
         progress: Progress,
+        are_real: bool = True,
     ) -> None:
         """`inputs`: some images of a height and width, as the graphs take them; `scratch`: for what is built.
+
+        `are_real`: False for random pixels, on which forms of one graph are compared, but no runtime with another.
 
         `target`: in the family's own precision.
         """
         self.packed, self.target, self.format, self.progress = packed, target, format, progress
-        self.inputs, self.scratch, self.manifest = inputs, scratch, manifest
+        self.inputs, self.scratch, self.manifest, self.are_real = inputs, scratch, manifest, are_real
         self._blueprint = Blueprint.of(packed)
         self._writers: dict[Precision, GraphWriter] = {}
         self._corrected = corrections_of(packed)
@@ -113,7 +116,9 @@ class ElasticBuilder:
         assert reference is not None
         require_same_graph(f"{name}: graphs of both flavours", *reference, written.graph, inputs, tolerance)
         target = msgspec.structs.replace(self.target, precision=point.precision)
-        require_same_in_runtime(name, written.graph, target, inputs)
+        scores, compared = self.packed.anatomy.classes > 1, None
+        if self.are_real:
+            compared = require_same_in_runtime(name, written.graph, target, inputs, scores)
         return BuiltVariant(
             name=name,
             path=written.graph,
@@ -126,6 +131,7 @@ class ElasticBuilder:
             precision_cosine=None,
             kept=True,
             int8_sum_bits=writer.int8_sum_bits,
+            compared=compared,
         )
 
     def write_samples(self, plans: Mapping[str, Plan], precision: Precision) -> SampleGraphs:

@@ -14,7 +14,8 @@ from typing import Literal
 import msgspec
 
 from ..budget import Budget
-from ..errors import BudgetNotMet, FileFormatError, UsageError
+from ..checks.comparison import Compared
+from ..errors import BudgetNotMet, FileFormatError, GateFailed, UsageError
 from ..family.folder import parts_beside
 from ..family.manifest import Choice, Limits, Manifest, MeasuredOn, Prefer, Variant, Verdict
 from ..profiling.drift import Latency
@@ -29,6 +30,13 @@ from .choice import select_among
 OWN = "cpu"  # the device that the family's own manifest was measured on
 
 
+class Failed(Value, frozen=True, kw_only=True):
+    """A variant that was not timed: its answers on the device are not those of its graph."""
+
+    sha256: str  # of the graph
+    compared: Compared
+
+
 class FamilyProfile(Value, frozen=True, kw_only=True):
     """The latencies of a family's variants on one device, as `snapvit profile` writes them."""
 
@@ -36,6 +44,7 @@ class FamilyProfile(Value, frozen=True, kw_only=True):
     model: str
     target: MeasuredOn
     profiles: dict[Name, Profile]  # by variant
+    failed: dict[Name, Failed] = msgspec.field(default_factory=dict)  # by variant; none in older files
 
     def save(self, path: Path | str) -> None:
         """Write it as JSON."""
@@ -57,10 +66,29 @@ def taken_by(manifest: Manifest, runtime: Runtime) -> list[Variant]:
     return [variant for variant in manifest.variants if variant.precision in TAKES[runtime]]
 
 
+def not_to_choose(manifest: Manifest, known: FamilyProfile) -> dict[str, Compared]:
+    """Return the variants whose answers were compared on the device and found to differ; they are never chosen."""
+    found: dict[str, Compared] = {}
+    for variant in manifest.variants:
+        failed, profile = known.failed.get(variant.name), known.profiles.get(variant.name)
+        if failed is not None and failed.sha256 == variant.sha256:
+            found[variant.name] = failed.compared
+        elif profile is not None and profile.compared is not None and not profile.compared.passed:
+            found[variant.name] = profile.compared
+    if manifest.dense in found:
+        raise GateFailed(
+            f"{manifest.dense}: did not answer as its graph does where it was timed: {found[manifest.dense].told}. "
+            "Nothing can be chosen without it: time another --precision there"
+        )
+    return found
+
+
 def known_candidates(folder: Path, manifest: Manifest, known: FamilyProfile, at: Percentile) -> Candidates:
     """Return the variants of a family with latencies from elsewhere: nothing can be built or timed."""
-    profiles = {}
+    profiles, refused = {}, not_to_choose(manifest, known)
     for variant in taken_by(manifest, known.target.runtime):
+        if variant.name in refused:
+            continue
         profile = known.profiles.get(variant.name)
         if profile is None or profile.sha256 != variant.sha256:
             raise FileFormatError(
@@ -156,6 +184,8 @@ class Pick(Value, frozen=True, kw_only=True):
     verdict: Verdict  # fits, or unsure where nothing surely does
     next_denser: str | None  # the next better one, which does not fit; None: the best of the family fits
     next_denser_ms: float | None
+    compared: bool | None = None  # False: its answers on that device were not compared; None: ONNX Runtime on the CPU
+    left_out: tuple[str, ...] = ()  # variants whose answers differ there, so that they are never chosen
 
 
 def parse_budgets(text: str) -> dict[str, Budget]:
@@ -188,7 +218,8 @@ def pick(
     device: str, found: FamilyProfile, manifest: Manifest, budget: Budget, at: Percentile, strict: bool = False
 ) -> Pick:
     """Return the best variant of a family that meets a budget on a device, of those that were timed there."""
-    timed = [variant for variant in manifest.variants if variant.name in found.profiles]
+    refused = not_to_choose(manifest, found)
+    timed = [each for each in manifest.variants if each.name in found.profiles and each.name not in refused]
     profiles = {variant.name: found.profiles[variant.name] for variant in timed}
     if manifest.dense not in profiles or any(profiles[each.name].sha256 != each.sha256 for each in timed):
         raise FileFormatError(
@@ -214,6 +245,8 @@ def pick(
         verdict=chosen.verdict,
         next_denser=choice.next_denser,
         next_denser_ms=None if choice.next_denser is None else measured[choice.next_denser].latency_ms,
+        compared=choice.compared,
+        left_out=tuple(refused),
     )
 
 

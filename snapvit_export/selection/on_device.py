@@ -1,9 +1,10 @@
 """Profiles a family on the device that will run it, and chooses or cuts a variant there. Light: no torch.
 
-The family's files are timed as they are, with noise for images: latency does not depend on what is in an image. If an
-Elastic folder of the same ranking came along, variants that the family does not have are cut from it, corrected, and
-checked against each other in both flavours; they are made beside the family and moved into it when they are whole. They
-use all levers if something tells what a candidate loses: images that are given here, or the table of the folder.
+The family's files are timed as they are, with noise for images: latency does not depend on what is in an image. In
+another runtime than ONNX Runtime their answers are compared first, on the family's reference images. If an Elastic
+folder of the same ranking came along, variants that the family does not have are cut from it, corrected, and checked
+against each other in both flavours; they are made beside the family and moved into it when they are whole. They use all
+levers if something tells what a candidate loses: images that are given here, or the table of the folder.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from ..allocation.resolution import Resolution, check_resolution
 from ..allocation.token_target import token_targets
 from ..allocation.tokens import DEFAULT, SCHEDULES, Schedule
 from ..budget import Budget
-from ..checks.gates import require_same_in_runtime
 from ..checks.inspect import inspect
 from ..elastic.folder import Elastic
 from ..errors import FileFormatError, SnapvitError, UsageError
 from ..family.folder import read_family, unchanged, write_manifest
 from ..family.layout import MANIFEST, RANKING
-from ..family.manifest import Limits, Manifest, MeasuredOn, Prefer, Variant
+from ..family.manifest import Limits, Manifest, MeasuredOn, Prefer, Variant, WeightFile
+from ..family.reference import as_inputs
 from ..family.shipped import check_place, write_shipped
 from ..graph.format import OPSETS, Flavour, GraphFormat
 from ..model.anatomy import Anatomy
@@ -50,8 +51,17 @@ from .choice import select_among
 from .device_options import options_for, planner_for, usable_levers
 from .elastic_builder import WITHOUT_IMAGES, ElasticBuilder, adopt
 from .image_meter import REFERENCE, meter_of_images
-from .known_profiles import FamilyProfile, known_candidates, require_dense, require_runs, taken_by
+from .known_profiles import (
+    Failed,
+    FamilyProfile,
+    known_candidates,
+    not_to_choose,
+    require_dense,
+    require_runs,
+    taken_by,
+)
 from .point import Point
+from .reference_check import compare_here, differs, left_out, with_variants
 from .select import RUN_SECONDS, select
 from .table_meter import TableMeter
 
@@ -92,19 +102,19 @@ def profile_family(
     target = options.target(manifest)
     device = device_for(target.runtime)
     variants = _taken(manifest, target, progress)
-    sizes = {variant.name: variant.image_of(manifest.anatomy) for variant in variants}
-    files = {v.name: File(folder / v.file, v.sha256, sizes[v.name], v.precision) for v in variants}
-    if target.runtime != "onnxruntime":
-        progress.phase(f"comparing with ONNX Runtime: {', '.join(files)}")
-        for variant in variants:
-            images = noise(manifest, manifest.input.batch or GATE_IMAGES, sizes[variant.name])
-            require_same_in_runtime(
-                variant.name, folder / variant.file, in_precision(target, variant.precision), images
-            )
+    compared = compare_here(folder, manifest, variants, target, progress)
+    wrong = left_out(compared, manifest.dense, progress)
+    sizes = {variant.name: variant.image_of(manifest.anatomy) for variant in variants if variant.name not in wrong}
+    files = {v.name: File(folder / v.file, v.sha256, sizes[v.name], v.precision) for v in variants if v.name in sizes}
     progress.phase(f"timing {', '.join(files)}")
     timer = Timer(target, device, noise(manifest, target.batch), options.pause_ms)
     profiles = timer.time(files, seconds, live_report(progress, None), "p90", energy=True)
-    return FamilyProfile(model=manifest.model, target=MeasuredOn.of(target, device), profiles=profiles)
+    return FamilyProfile(
+        model=manifest.model,
+        target=MeasuredOn.of(target, device),
+        profiles={n: msgspec.structs.replace(found, compared=compared.get(n)) for n, found in profiles.items()},
+        failed={name: Failed(sha256=manifest.variant(name).sha256, compared=compared[name]) for name in wrong},
+    )
 
 
 def choose_in_family(
@@ -140,18 +150,20 @@ def choose_in_family(
             raise UsageError(
                 "latencies of a GPU decide alone: give --profile without --elastic, --data, --runtime, --batch, ..."
             )
-        return _choose_by_known(folder, manifest, budget, limits, known, strict)
+        return _choose_by_known(folder, manifest, budget, limits, known, strict, progress)
     target = options.target(manifest)
     device = device_for(target.runtime)
     packed = None if elastic is None else _same_ranking(Elastic.load(elastic), folder, manifest)
     used = None if packed is None else usable_levers(packed, target, levers, data is not None, progress)
-    names = [variant.name for variant in manifest.variants]
     timer = Timer(target, device, noise(manifest, target.batch), options.pause_ms)
     with alone_in(folder):
         remove_leftovers(folder)
     with writing(folder), temporary_folder(folder, "cut") as scratch:
         candidates = _candidates(folder, manifest, timer, packed, scratch, progress, data, prefer)
-        runnable = [variant.name for variant in _taken(manifest, target, progress)]
+        names = list(candidates.built)
+        refused = {} if known is None else not_to_choose(manifest, known)
+        taken = [each.name for each in _taken(manifest, target, progress) if each.name not in refused]
+        runnable = [name for name in taken if name in candidates.built]
         if known is not None:
             _require_taken_here(known, [candidates.built[name] for name in runnable], timer, limits.at)
             candidates.record({name: known.profiles[name] for name in runnable})
@@ -170,16 +182,30 @@ def choose_in_family(
         with unchanged(folder, manifest):
             for name in new:
                 candidates.update(adopt(folder, candidates.built[name]))
+            reference = with_variants(folder, manifest, target, [candidates.built[name] for name in new])
         kept = (*names, *new)
         chosen = msgspec.structs.replace(
             manifest,
             target=MeasuredOn.of(target, device),
-            variants=candidates.described(kept),
-            weights=candidates.weight_files(kept),
+            variants=_all_variants(manifest, candidates.described(kept)),
+            weights=_all_weights(manifest, candidates.weight_files(kept)),
+            reference=reference,
             choice=choice,
             seconds=candidates.progress.rounded(),
         )
     return _written(folder, manifest, chosen)
+
+
+def _all_variants(manifest: Manifest, described: Sequence[Variant]) -> tuple[Variant, ...]:
+    """Return the variants, and those that could not be candidates here, which have no latency then; densest first."""
+    names = {variant.name for variant in described}
+    others = [msgspec.structs.replace(v, profile=None) for v in manifest.variants if v.name not in names]
+    return tuple(sorted([*described, *others], key=lambda variant: (-variant.flops, variant.name)))
+
+
+def _all_weights(manifest: Manifest, weights: Sequence[WeightFile]) -> tuple[WeightFile, ...]:
+    files = {each.file for each in weights}
+    return (*weights, *(each for each in manifest.weights if each.file not in files))
 
 
 def _written(folder: Path, before: Manifest, manifest: Manifest) -> Manifest:
@@ -258,17 +284,29 @@ def _candidates(
     data: str | None,
     prefer: Prefer,
 ) -> Candidates:
-    """Return the variants of a family, with a builder if an Elastic folder came along; all pass the runtime gate."""
-    target, inputs = timer.target, partial(noise, manifest, manifest.input.batch or GATE_IMAGES)
-    built = {each.name: BuiltVariant.of(folder, each, manifest.anatomy) for each in manifest.variants}
+    """Return the variants of a family whose answers are right here, with a builder if an Elastic folder came along."""
+    target, inputs = timer.target, partial(gate_inputs, folder, manifest)
+    compared = compare_here(folder, manifest, taken_by(manifest, target.runtime), target, progress)
+    wrong = left_out(compared, manifest.dense, progress)
+    built = {
+        each.name: replace(BuiltVariant.of(folder, each, manifest.anatomy), compared=compared.get(each.name))
+        for each in manifest.variants
+        if each.name not in wrong
+    }
     dense, builder = built[manifest.dense], None
     if packed is not None:
-        builder = ElasticBuilder(packed, manifest, target, _format(folder, manifest), inputs, scratch, progress)
+        builder = ElasticBuilder(
+            packed,
+            manifest,
+            target,
+            _format(folder, manifest),
+            inputs,
+            scratch,
+            progress,
+            manifest.reference is not None,
+        )
         builder.require_same_model(folder, dense)
-    runnable = [built[variant.name] for variant in taken_by(manifest, target.runtime)]
-    for each in runnable:
-        images = inputs(manifest.anatomy.image_of(each.plan))
-        require_same_in_runtime(each.name, each.path, in_precision(target, each.precision), images)
+    runnable = [built[each.name] for each in taken_by(manifest, target.runtime) if each.name in built]
 
     def reference() -> Path:
         """Return the dense model in fp32: the family's, or one from the Elastic folder."""
@@ -304,9 +342,17 @@ def _require_taken_here(known: FamilyProfile, variants: Sequence[BuiltVariant], 
 
 
 def _choose_by_known(
-    folder: Path, manifest: Manifest, budget: Budget, limits: Limits, known: FamilyProfile, strict: bool
+    folder: Path,
+    manifest: Manifest,
+    budget: Budget,
+    limits: Limits,
+    known: FamilyProfile,
+    strict: bool,
+    progress: Progress,
 ) -> Manifest:
     """Choose by latencies that were taken on another device, which the manifest then names."""
+    for name, found in not_to_choose(manifest, known).items():
+        progress.note(f"{differs(name, found)}. It is not chosen")
     candidates = known_candidates(folder, manifest, known, limits.at)
     choice = select_among(candidates, budget, limits, strict=strict)
     variants = candidates.described(list(candidates.built))
@@ -325,6 +371,17 @@ def _same_ranking(packed: Elastic, folder: Path, manifest: Manifest) -> Elastic:
             "Leave --elastic out, or export them where the images are"
         )
     return packed
+
+
+def gate_inputs(folder: Path, manifest: Manifest, image: tuple[int, int]) -> npt.NDArray[Any]:
+    """Return the family's reference images as graphs of a height and width take them; noise where it has none.
+
+    Two forms of one graph must agree on anything, so there noise will do; a runtime is not compared on it.
+    """
+    if manifest.reference is None:
+        return noise(manifest, manifest.input.batch or GATE_IMAGES, image)
+    pixels = manifest.reference.pixels_at(folder, image)[:GATE_IMAGES]
+    return as_inputs(pixels, manifest.preprocessing, manifest.input.type == "uint8")
 
 
 def noise(manifest: Manifest, count: int, image: tuple[int, int] | None = None) -> npt.NDArray[Any]:

@@ -23,8 +23,10 @@ import numpy.typing as npt
 
 from ..calibration.images import Images
 from ..checks.activations import streams
+from ..checks.comparison import Compared
 from ..checks.gates import (
     BLOCK_TOLERANCE,
+    LEAST_COSINE,
     Streams,
     first_difference,
     require_close_elsewhere,
@@ -197,8 +199,13 @@ class VariantBuilder:
                 is_dense = plan == Plan.dense(self.anatomy)
                 written, cosine = self._in_reduced_precision(name, precision, written, image, write, is_dense)
             path, weights, size = written.graph, written.weights, written.size_bytes
-        if self.runs_target:
-            require_same_in_runtime(name, path, self._target(precision), gate.inputs)
+        compared = None
+        if self.quantises(precision) and cosine is not None:  # with fp32, when it was made
+            nearest, least = min(cosine, 1.0), LEAST_COSINE[precision]
+            compared = Compared(cosine=nearest, least_cosine=nearest, asked=least, images=len(gate.inputs), passed=True)
+        elif self.runs_target:
+            scores = self.anatomy.classes > 1
+            compared = require_same_in_runtime(name, path, self._target(precision), gate.inputs, scores)
         return BuiltVariant(
             name=name,
             path=path,
@@ -213,6 +220,7 @@ class VariantBuilder:
             parity=parity,
             # None for OpenVINO, whose int8 NNCF makes
             int8_sum_bits=None if self.quantises(precision) else self.writer(precision).int8_sum_bits,
+            compared=compared,
         )
 
     def write_samples(self, plans: Mapping[str, Plan], precision: Precision) -> SampleGraphs | None:

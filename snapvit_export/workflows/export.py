@@ -38,6 +38,7 @@ from ..selection.mixes import best_mix
 from ..selection.options import Options
 from ..selection.point import Point
 from ..selection.precisions import build_dense
+from ..selection.reference_check import write_reference
 from ..selection.select import select
 from ..selection.space import grids_for
 from ..selection.variant_builder import VariantBuilder
@@ -142,6 +143,16 @@ def _fill(
         asked = _build_requested(request, prepared, candidates)
         choice = _time_and_choose(request, budget, prepared, candidates)
     candidates.keep_only([*asked, *filter(None, (choice.variant, choice.next_denser) if choice else ())])
+    progress.phase("writing reference answers")
+    reference = write_reference(
+        stage,
+        anatomy,
+        request.target,
+        prepared.images.calibration,
+        request.takes_bytes,
+        candidates.built,
+        lambda: builder.write_probe(REFERENCE, Point(Plan.dense(anatomy), "fp32")).path,
+    )
     _remove_unread(stage, candidates)
     if request.save_torch:
         from .save_torch import save_torch
@@ -161,6 +172,7 @@ def _fill(
         choice=choice,
         input=Input.of(format),
         labels=prepared.labels,
+        reference=reference,
         command=request.command,
     )
 

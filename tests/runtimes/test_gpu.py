@@ -7,6 +7,7 @@ import json
 import subprocess
 from datetime import datetime, timezone
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,13 +16,14 @@ from helpers.models import make_model
 from helpers.rankings import random_ranking
 from helpers.shared import ROOT
 from snapvit_export.allocation.planner import Planner
-from snapvit_export.checks.gates import agreement
+from snapvit_export.checks.comparison import compare
 from snapvit_export.errors import SnapvitError
 from snapvit_export.graph.writer import GraphWriter
 from snapvit_export.model.plan import Plan
 from snapvit_export.profiling.sampling import time_together
 from snapvit_export.prune.pack import blueprint
-from snapvit_export.runtimes import cuda
+from snapvit_export.runtimes import cuda, jetson_agent
+from snapvit_export.runtimes.device import board
 from snapvit_export.runtimes.ort import OrtSession
 from snapvit_export.runtimes.session import open_session, version_of
 from snapvit_export.runtimes.tensorrt.engine_file import engine_path, record_path
@@ -30,7 +32,6 @@ from snapvit_export.target import TAKES, Target
 
 pytestmark = pytest.mark.gpu
 VIT = dict(img_size=224, patch_size=16, embed_dim=192, depth=12, num_heads=3, num_classes=1000)
-LEAST_COSINE = {"fp32": 0.99999, "fp16": 0.999, "int8-static": 0.98}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -81,6 +82,12 @@ def note(what: str, gpu: cuda.Cuda, **found: object) -> None:
         "gpu": gpu.name,
         "capability": gpu.capability,
         "driver": gpu.driver,
+        "sm_count": gpu.sm_count,
+        "memory_bytes": gpu.memory_bytes,
+        "board": board(),
+        "power_mode": jetson_agent.power_mode(),
+        "clocks_mhz": jetson_agent.clocks(),
+        "software": jetson_agent.software(jetson_agent.Version(0, 0, 0)),
         **found,
     }
     path = folder / f"{now:%Y-%m-%d}-{what}-{gpu.name.lower().replace(' ', '-')}.json"
@@ -95,17 +102,19 @@ def test_engines_agree_with_onnx_runtime_and_are_timed(tensorrt, gpu, drawn, tmp
     with OrtSession(graph, 4) as session:
         wanted = session.run(images(8))
     with TensorRTSession(graph, target) as session:
-        found = agreement(wanted, session.run(images(8)))
+        found = compare(wanted, session.run(images(8)), precision, scores=True)
+        taken = session.taken
         times = sorted(session.gpu_ms() for _ in range(200))
         told = session.layers()
-    assert found.cosine >= LEAST_COSINE[precision]
+    assert found.passed, found.told
     assert 0 < times[100] < 1000
     assert told["Layers"]
     note(
         f"tensorrt-{name}-{precision}",
         gpu,
         tensorrt=tensorrt.version,
-        cosine=found.cosine,
+        compared=msgspec.to_builtins(found),
+        taken=msgspec.to_builtins(taken),
         gpu_ms={"p50": times[100], "p99": times[198]},
     )
 
@@ -160,10 +169,10 @@ def test_onnx_runtime_really_runs_on_the_gpu(gpu, drawn, tmp_path, runtime, prec
     except SnapvitError as error:
         pytest.skip(str(error))
     with open_session(graph, Target(runtime=runtime, precision=precision, batch=4, threads=1)) as session:
-        found = agreement(wanted, session.run(images(4)))
+        found = compare(wanted, session.run(images(4)), precision, scores=True)
         taken = time_together({"s50": lambda: session.run(images(4))}, seconds=2.0)["s50"]
-    assert found.cosine >= LEAST_COSINE[precision]
-    note(f"{runtime}-{precision}", gpu, cosine=found.cosine, batch=4, wall_ms=taken.percentile(50))
+    assert found.passed, found.told
+    note(f"{runtime}-{precision}", gpu, compared=msgspec.to_builtins(found), batch=4, wall_ms=taken.percentile(50))
 
 
 def test_an_export_keeps_a_budget_on_this_gpu(tensorrt, gpu, snapvit, tmp_path):
@@ -185,4 +194,5 @@ def test_an_export_keeps_a_budget_on_this_gpu(tensorrt, gpu, snapvit, tmp_path):
     choice = manifest["choice"]
     measured = {m["variant"]: m for m in choice["measurements"]}
     assert measured[choice["variant"]]["latency_ms"] <= choice["budget_ms"]
+    assert choice["compared"] is True
     note("export-budget", gpu, choice={k: choice[k] for k in ("variant", "next_denser", "budget_ms", "decided")})

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,21 +23,26 @@ import pytest
 from onnx import TensorProto, helper
 
 from helpers.families import make_family
+from helpers.models import TINY
 from helpers.shared import ROOT
+from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.checks.inspect import inspect
 from snapvit_export.family.folder import read_family
+from snapvit_export.family.reference import as_inputs
 from snapvit_export.profiling.sampling import Samples
 from snapvit_export.report.terminal import print_profiles
 from snapvit_export.runtimes import jetson_agent as agent
 from snapvit_export.runtimes.device import DeviceCard
+from snapvit_export.selection import reference_check
 from snapvit_export.selection.known_profiles import FamilyProfile
 from snapvit_export.target import Target
 
 AGENT = Path(agent.__file__)
 FIXTURES = ROOT / "tests" / "fixtures" / "trtexec"
+IMAGENET = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 V10_3, V10_13, V11_0 = agent.Version(10, 3, 0), agent.Version(10, 13, 3), agent.Version(11, 0, 0)
 FAKE = r"""
-import json, os, signal, sys
+import hashlib, json, os, signal, sys
 from pathlib import Path
 
 here = Path(__file__).parent
@@ -60,15 +66,17 @@ if calls == how.get("stop_at"):
     os.kill(os.getppid(), signal.SIGINT)
     signal.pause()
 build = {"--onnx", "--saveEngine", "--skipInference", "--timingCacheFile", "--minShapes", "--optShapes", "--maxShapes",
-         "--memPoolSize", "--profilingVerbosity"}
+         "--memPoolSize", "--profilingVerbosity", "--noTF32"}
 run = {"--loadEngine", "--shapes", "--warmUp", "--duration", "--exportTimes"}
 layers = {"--loadEngine", "--shapes", "--duration", "--dumpProfile", "--exportProfile", "--exportLayerInfo"}
+compare = {"--loadEngine", "--shapes", "--loadInputs", "--exportOutput", "--iterations", "--warmUp", "--duration"}
 if version < 110000:
     build, layers = build | {"--stronglyTyped"}, layers | {"--separateProfileRun"}
     run |= {"--useCudaGraph", "--useSpinWait", "--noDataTransfers"}
 else:
     run |= {"--includeDataTransfers"}
 known = build if "--onnx" in given else layers if "--exportProfile" in given else run
+known = compare if "--exportOutput" in given else known
 if set(given) - known:
     fail(f"Unknown option: {sorted(set(given) - known)}")
 if "--onnx" in given:
@@ -85,6 +93,31 @@ if "--exportProfile" in given:
     Path(given["--exportLayerInfo"]).write_text(json.dumps(
         {"Layers": [{"Name": "fc1", "LayerType": "gemm", "Outputs": [{"Name": "h", "Format/Datatype": "Half"}]}]}))
     sys.exit(0)
+if "--exportOutput" in given:  # the reference answers of images that it knows, as the real one prints them
+    port, path = given["--loadInputs"].rsplit(":", 1)
+    images, size, wrong = Path(path).read_bytes(), how["bytes"], how.get("wrong", {}).get(name)
+    if port != "images" or len(images) % size:
+        fail("invented: no such input, or not whole images")
+    if "--shapes" in given and int(given["--shapes"].split(":")[1].split("x")[0]) * size != len(images):
+        fail("Unexpected file size for input file")
+    parts = [hashlib.sha256(images[at : at + size]).hexdigest() for at in range(0, len(images), size)]
+    if not set(parts) <= set(how["inputs"]):
+        fail("invented: these are no images of the family")
+    values = [list(how["answers"][name][how["inputs"][part]]) for part in parts]
+    for row in values:
+        best = row.index(max(row))
+        if wrong == "perturbed":
+            row[:] = [value * (1.2 if n % 2 else 0.8) for n, value in enumerate(row)]
+        if wrong == "swapped":
+            row[best], row[best - 1] = row[best - 1], row[best]
+        if wrong == "nan":
+            row[0] = float("nan")
+    flat = [value for row in values for value in row][: -1 if wrong == "short" else None]
+    shape = f"{len(values)}x{len(values[0])}"
+    text = '[\n  { "name" : "logits"\n  , "dimensions" : "' + shape + '"\n  , "values" : [ '
+    text += ", ".join(f"{value:.6g}" for value in flat) + " ]\n  }\n]\n"
+    Path(given["--exportOutput"]).write_text(text[:40] if wrong == "truncated" else text)
+    sys.exit(0)
 copies = "--includeDataTransfers" in given if version >= 110000 else "--noDataTransfers" not in given
 h2d, d2h = (0.25, 0.125) if copies and not how.get("never_copies") else (0.0, 0.0)
 rows = []
@@ -99,9 +132,11 @@ Path(given["--exportTimes"]).write_text(json.dumps(rows))
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
-    """A tiny family as it would be copied to a Jetson."""
+    """A tiny family as it would be copied to a Jetson, with two reference images: each is a start of trtexec."""
     folder = tmp_path_factory.mktemp("made")
-    return make_family(folder, "local", correct=False, sparsity=[0.3, 0.6], flavour="portable")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference_check, "IMAGES", 2)
+        return make_family(folder, "local", correct=False, head=30.0, sparsity=[0.3, 0.6], flavour="portable")
 
 
 @dataclass
@@ -160,29 +195,60 @@ class Device:
 @pytest.fixture
 def device(made, tmp_path) -> Device:
     shutil.copytree(made, tmp_path / "family")
-    fake = tmp_path / "bin" / "trtexec"
+    make_fake(tmp_path)
+    return Device(tmp_path, {"version": 100300, "ms": {"dense": 5.0, "s30": 4.0, "s60": 3.0}, **known_to_fake(made)})
+
+
+def make_fake(folder: Path) -> None:
+    """Write the fake trtexec."""
+    fake = folder / "bin" / "trtexec"
     fake.parent.mkdir()
     fake.write_text(f"#!{sys.executable}\n{FAKE}")
     fake.chmod(0o755)
-    return Device(tmp_path, {"version": 100300, "ms": {"dense": 5.0, "s30": 4.0, "s60": 3.0}})
 
 
-def test_it_is_one_file_in_the_grammar_of_python_3_8_with_the_standard_library_alone():
-    tree = ast.parse(AGENT.read_text(), feature_version=(3, 8))
+def known_to_fake(family: Path) -> dict:
+    """The images that a fake trtexec knows, by the hash of what a graph takes, and what it answers."""
+    manifest = read_family(family)
+    reference, size = manifest.reference, manifest.anatomy.image
+    inputs = as_inputs(reference.pixels_at(family, size), manifest.preprocessing, manifest.input.type == "uint8")
+    return {
+        "bytes": inputs[0].nbytes,
+        "inputs": {hashlib.sha256(image.tobytes()).hexdigest(): n for n, image in enumerate(inputs)},
+        "answers": {name: reference.answers_of(family, name).tolist() for name in reference.answers},
+    }
+
+
+def imported_by(path: Path, nodes: Callable[[ast.AST], Iterable[ast.AST]] = ast.walk) -> set[str]:
+    """The packages that a file of a board imports; it is in the grammar of Python 3.8."""
     imported = set()
-    for node in ast.walk(tree):
+    for node in nodes(ast.parse(path.read_text(), feature_version=(3, 8))):
         if isinstance(node, ast.Import):
             imported |= {name.name.split(".")[0] for name in node.names}
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, "nothing of snapvit is there on the device"
             imported.add((node.module or "").split(".")[0])
-    assert imported <= sys.stdlib_module_names
+    return imported
+
+
+def test_it_is_one_file_in_the_grammar_of_python_3_8_with_the_standard_library_alone():
+    assert imported_by(AGENT) <= sys.stdlib_module_names
+
+
+def test_what_is_tried_on_a_jetson_needs_what_a_board_has():
+    tests = Path(__file__).with_name("test_jetson.py")
+    assert imported_by(tests, ast.iter_child_nodes) <= sys.stdlib_module_names | {"pytest"}
+    alone = [sys.executable, "-m", "pytest", "-c", os.devnull, "--noconftest", "-q", "-m", "jetson", str(tests)]
+    done = subprocess.run(alone, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": ""})
+    assert done.returncode == 0, done.stdout
+    assert "3 skipped" in done.stdout or "3 passed" in done.stdout
 
 
 @pytest.mark.parametrize("version", [V10_3, V10_13, V11_0])
 def test_arguments_of_a_build_by_version(version):
     paths = Path("f/s30.onnx"), Path("e/s30.engine"), Path("e/timing.cache")
     least = ["--onnx=f/s30.onnx", "--saveEngine=e/s30.engine", "--skipInference", "--timingCacheFile=e/timing.cache"]
+    least.append("--noTF32")
     typed = ["--stronglyTyped"] if version < (11,) else []
     assert agent.build_arguments(version, *paths) == least + typed
     shape = "images:1x3x32x32"
@@ -480,7 +546,7 @@ def test_on_version_11_copying_must_be_asked_for(device):
     assert set(found.profiles) == {"dense", "s60"}  # others are compared with the dense one
     assert found.profiles["s60"].p50_ms == pytest.approx(3.375, rel=0.01)
     assert found.profiles["s60"].gpu_ms == pytest.approx(3.0, rel=0.01)
-    runs = [words for words in device.calls if words[0].startswith("--loadEngine")]
+    runs = [words for words in device.calls if any(word.startswith("--exportTimes") for word in words)]
     assert ["--includeDataTransfers" in words for words in runs[:2]] == [True, False]
 
 
@@ -495,7 +561,7 @@ def test_layers_go_into_the_record(device):
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(device):
-    stopped = device.run(stop_at=3 + 9)
+    stopped = device.run(stop_at=3 + 6 + 9)
     assert stopped.returncode == 130
     assert "The same command goes on where it stopped" in stopped.stderr
     assert not (device.folder / "orin.json").exists()
@@ -505,7 +571,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(device):
     done = device.run(stop_at=None)
     assert done.returncode == 0, done.stderr
     assert "going on after 4 of 9 visits" in done.stderr
-    assert len(device.calls) - before == 2 * 5  # no build, and no visit twice
+    assert len(device.calls) - before == 2 * 5  # no build, no comparison and no visit twice
     found = FamilyProfile.load(device.folder / "orin.json")
     assert all(profile.runs == 3 * profile.burst for profile in found.profiles.values())
     assert not (device.folder / "orin.partial.json").exists()
@@ -513,7 +579,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(device):
 
 
 def test_what_an_interrupted_run_left_is_not_used_for_another(device):
-    assert device.run(stop_at=3 + 5).returncode == 130
+    assert device.run(stop_at=3 + 6 + 5).returncode == 130
     done = device.run("--seconds", 0.9, stop_at=None)
     assert done.returncode == 0, done.stderr
     assert "is of another run and is begun anew" in done.stderr
@@ -541,6 +607,25 @@ def test_engines_are_kept_and_used_again_unless_stale(device):
     assert built_by() == 1
     assert built_by("--batch", 4) == 2
     assert built_by("--batch", 4, version=101303) == 2
+
+
+def test_engines_and_timings_of_another_board_are_not_used(device, monkeypatch):
+    (device.folder / "bin" / "how.json").write_text(json.dumps(device.how))
+    monkeypatch.chdir(device.folder)
+    monkeypatch.setenv("PATH", f"{device.folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    names = ["NVIDIA Jetson Orin Nano Developer Kit", "NVIDIA Jetson AGX Orin Developer Kit"]
+    built = []
+    for name, multiprocessors in ((names[0], 8), (names[0], 8), (names[0], 4), (names[1], 4)):
+        card = agent.device_card(V10_3, agent.look())
+        card["accelerator"].update(name=name, board=name, sm_count=multiprocessors)
+        monkeypatch.setattr(agent, "device_card", lambda *_, card=card: card)
+        before = len(device.calls)
+        few = ["--only", "dense", "--seconds", "0.3", "--rounds", "3", "--keep-engines", "engines"]
+        assert agent.main(["family", "--out", "orin.json", *few]) == 0
+        built.append(sum(words[0].startswith("--onnx") for words in device.calls[before:]))
+    assert built == [1, 0, 1, 1]
+    assert len(list(Path("engines").glob("timing-*.cache"))) == 3
+    assert FamilyProfile.load("orin.json").target.device.accelerator.sm_count == 4
 
 
 def test_what_cannot_be_relied_on_is_warned_of(device):
@@ -698,3 +783,232 @@ def test_requests_that_make_no_sense_get_one_line(device):
     assert "cannot be written" in device.refused("--out", "/proc/orin.json")
     device.edit(lambda manifest: manifest["input"].update(batch=4))
     assert "the family takes exactly 4 images. Give --batch 4" in device.refused(code=2)
+
+
+def compared_by(device: Device) -> list[str]:
+    """The variants that trtexec ran the reference images of, one for each of its runs."""
+    runs = [words for words in device.calls if any(word.startswith("--exportOutput") for word in words)]
+    return [Path(words[0].split("=")[1]).stem for words in runs]
+
+
+def test_every_engine_is_compared_with_the_reference_before_any_is_timed(device, snapvit, monkeypatch):
+    done = device.run("--keep-engines", "engines")
+    assert done.returncode == 0, done.stderr
+    assert compared_by(device) == ["dense", "dense", "s30", "s30", "s60", "s60"]  # two images, one at a time
+    kinds = [any(word.startswith("--exportTimes") for word in words) for words in device.calls]
+    assert kinds == sorted(kinds), "builds and comparisons come first"
+    monkeypatch.chdir(device.folder)
+    found = FamilyProfile.load("orin.json")
+    for name, profile in found.profiles.items():
+        told = profile.compared
+        assert (told.passed, told.images, told.asked, told.left_out) == (True, 2, 0.99999, 0)
+        assert told.least_cosine == pytest.approx(1, abs=1e-9)  # but for six digits
+        assert (told.dense_cosine > 1 - 1e-9) == (name == "dense")
+        assert f"{name}: compared, least cosine 1.000000 of 2 images" in done.stderr
+        how = profile.taken
+        assert (how.transfers, how.queue_depth, how.ahead, how.cuda_graph) == (True, 2, 1, True)
+        assert (how.spin_wait, how.tf32, how.pinned_memory) == (True, False, True)
+    assert found.failed == {}
+    record = json.loads(Path("orin.record.json").read_text())
+    assert record["builds"]["s30"]["compared"]["passed"]
+    outcome = snapvit("choose", "family", "--budget", "4.5ms", "--profile", "orin.json")
+    assert "Compared with its graph in ONNX Runtime: least cosine 1.000000 of 2 images" in outcome.out
+    assert "not compared" not in outcome.out
+    assert read_family("family").choice.compared is True
+    before = len(device.calls)
+    assert device.run("--keep-engines", "engines").returncode == 0
+    assert len(compared_by(device)) == 6, "what is known of an engine is not looked for again"
+    assert len(device.calls) > before
+    described = Path("engines", "s30.json")
+    described.write_text(json.dumps({**json.loads(described.read_text()), "compared": {"passed": True}}))
+    assert device.run("--keep-engines", "engines").returncode == 0
+    assert compared_by(device)[6:] == ["s30", "s30"]
+
+
+@pytest.mark.parametrize("batch", [2, 3])
+def test_a_batch_is_filled_up_with_images_that_are_compared_too(device, batch):
+    assert device.run("--only", "s30", "--batch", batch).returncode == 0
+    assert compared_by(device) == ["dense", "s30"]
+    assert FamilyProfile.load(device.folder / "orin.json").profiles["s30"].compared.images == batch
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("perturbed", "least cosine 0.9"),
+        ("swapped", "the same best class in 0 %"),
+        ("nan", "its answers to 2 images are not finite numbers"),
+    ],
+)
+def test_a_variant_that_answers_otherwise_is_neither_timed_nor_chosen(device, snapvit, monkeypatch, wrong, says):
+    done = device.run(wrong={"s30": wrong})
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "does not answer" in line]
+    assert line.startswith("warning: s30: its engine does not answer as its graph does: ")
+    assert says in line
+    assert line.endswith("at least 0.99999 and the same classes are asked. It is neither timed nor chosen")
+    assert {name for name, _ in device.timed} == {"dense", "s60"}
+    monkeypatch.chdir(device.folder)
+    found = FamilyProfile.load("orin.json")
+    assert set(found.profiles) == {"dense", "s60"}
+    assert not found.failed["s30"].compared.passed
+    assert found.failed["s30"].sha256 == read_family("family").variant("s30").sha256
+    assert any("s30" in text for text in json.loads(Path("orin.record.json").read_text())["warnings"])
+    outcome = snapvit("choose", "family", "--budget", "4.5ms", "--profile", "orin.json")
+    assert outcome.code == 0, outcome.err
+    assert "s30: does not answer as its graph does" in outcome.err
+    manifest = read_family("family")
+    assert manifest.choice.variant == "s60"  # s30 would have met the budget
+    assert "s30" not in {row.variant for row in manifest.choice.measurements}
+    assert manifest.variant("s30").profile is None
+    fleet = snapvit("fleet", "family", "--budget", "orin.json=4.5ms")
+    assert "orin.json: s30 is left out, since it does not answer there as its graph does." in fleet.out
+    pick = json.loads(snapvit("fleet", "family", "--budget", "orin.json=4.5ms", "--json").out)[0]
+    assert (pick["variant"], pick["compared"], pick["left_out"]) == ("s60", True, ["s30"])
+
+
+def test_without_a_dense_model_that_answers_rightly_nothing_is_timed(device):
+    line = device.refused(wrong={"dense": "perturbed"})
+    assert line.startswith("error: dense: its engine does not answer as its graph does: least cosine 0.9")
+    assert line.endswith("Nothing is timed without it: try another --precision or TensorRT")
+    assert device.timed == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [("truncated", "not what trtexec --exportOutput writes"), ("short", "4 values, and 5 were expected. Run again")],
+)
+def test_answers_that_are_not_whole_are_refused(device, wrong, says):
+    assert says in device.refused(wrong={"s30": wrong})
+    assert device.run(wrong={}).returncode == 0  # and goes on
+
+
+def test_a_family_without_a_reference_is_timed_and_every_answer_says_not_compared(device, snapvit, monkeypatch):
+    device.edit(lambda manifest: manifest.pop("reference"))
+    done = device.run()
+    assert done.returncode == 0, done.stderr
+    assert "warning: the family has no reference images, so no answer is compared" in done.stderr
+    assert compared_by(device) == []
+    monkeypatch.chdir(device.folder)
+    assert {profile.compared for profile in FamilyProfile.load("orin.json").profiles.values()} == {None}
+    outcome = snapvit("choose", "family", "--budget", "4.5ms", "--profile", "orin.json")
+    assert outcome.code == 0, outcome.err
+    assert "fits, not compared, chosen" in " ".join(outcome.out.split())
+    assert "; its answers there were not compared." in " ".join(outcome.out.split())
+    assert "Not compared: nobody has looked if s30 answers" in outcome.out
+    assert read_family("family").choice.compared is False
+    assert json.loads(snapvit("fleet", "family", "--budget", "orin.json=4.5ms", "--json").out)[0]["compared"] is False
+    assert "not compared" in snapvit("fleet", "family", "--budget", "orin.json=4.5ms").out
+    assert snapvit("report", "family", "--format", "html,md,json", "--out", "r").code == 0
+    for kind in ("html", "md"):
+        assert "not compared" in Path("r", f"report.{kind}").read_text().lower()
+    assert json.loads(Path("r", "report.json").read_text())["compared"] is False
+
+
+def test_a_reference_that_is_damaged_is_refused(device):
+    whole = json.loads((device.folder / "family" / "manifest.json").read_text())["reference"]
+    for change, says in (
+        (lambda m: m["reference"].update(images=3), "has not the"),
+        (lambda m: m["reference"].update(images=True), "images is not a whole number"),
+        (lambda m: m["reference"].update(pixels=[{**whole["pixels"][0], "image_size": [32]}]), "not the manifest"),
+        (lambda m: m["reference"]["dense"].update(file="../dense.answers"), "leaves the folder"),
+        (lambda m: m.update(reference=[]), "not the manifest of a family"),
+    ):
+        device.edit(lambda manifest: manifest.update(reference=json.loads(json.dumps(whole))))
+        device.edit(change)
+        assert says in device.refused()
+    device.edit(lambda manifest: manifest.update(reference=whole))
+    (device.folder / "family" / "s30.answers").write_bytes(b"others")
+    assert "family/s30.answers: damaged: it is not the file that manifest.json describes" in device.refused()
+
+
+@pytest.mark.parametrize("kind", ["bytes", "embeddings"])
+def test_images_as_bytes_and_models_without_classes_are_compared_too(tmp_path, kind):
+    asked = dict(takes_bytes=True) if kind == "bytes" else dict(kwargs={**TINY, "num_classes": 0})
+    family = make_family(tmp_path / "made", "local", correct=False, sparsity=[0.6], flavour="portable", **asked)
+    known = known_to_fake(family)
+    on = Device(tmp_path, {"version": 100300, "ms": {"dense": 5.0, "s60": 3.0}, **known})
+    family.rename(tmp_path / "family")
+    make_fake(tmp_path)
+    done = on.run("--batch", 8)
+    assert done.returncode == 0, done.stderr
+    found = FamilyProfile.load(tmp_path / "orin.json").profiles["s60"].compared
+    assert (found.passed, found.images) == (True, 8)
+    assert (found.top1 is None) == (kind == "embeddings")
+    (tmp_path / "orin.json").unlink()
+    shutil.rmtree(tmp_path / "orin.engines", ignore_errors=True)
+    assert "does not answer as its graph does" in on.refused("--batch", 8, wrong={"dense": "perturbed"})
+
+
+@pytest.mark.parametrize("steps", [IMAGENET, dict(mean=(0.5, 0.1, 0.0), std=(0.5, 0.3, 1.0))])
+def test_bytes_become_the_very_floats_of_the_workstation(steps):
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 16, 24, 3), np.uint8)
+    pixels[0, :, :16, 1] = np.arange(256).reshape(16, 16)
+    wanted = Preprocessing(input_size=(3, 16, 24), **steps).normalise(pixels)
+    assert agent.as_input(pixels.tobytes(), steps["mean"], steps["std"]) == wanted.tobytes()
+
+
+def test_images_go_into_whole_batches():
+    assert agent.in_runs(4, 1) == [[0], [1], [2], [3]]
+    assert agent.in_runs(4, 3) == [[0, 1, 2], [3, 0, 1]]
+    assert agent.in_runs(2, 5) == [[0, 1, 0, 1, 0]]
+
+
+def test_scores_are_centred_by_image_and_embeddings_by_the_set():
+    random = np.random.default_rng(0)
+    wanted = random.normal(size=(8, 50))
+    shifted = wanted + random.normal(size=(8, 1))
+    assert agent.compare(wanted.tolist(), shifted.tolist(), True, 0.99999)["least_cosine"] == pytest.approx(1)
+    found = wanted + 0.2 * random.normal(size=wanted.shape)
+    a, b = (x - x.mean(1, keepdims=True) for x in (wanted, found))
+    cosines = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+    told = agent.compare(wanted.tolist(), found.tolist(), True, 0.99999)
+    assert (told["least_cosine"], told["cosine"]) == (pytest.approx(cosines.min()), pytest.approx(cosines.mean()))
+    assert not told["passed"]
+    common = 100.0  # that all embeddings have, and that would hide any difference
+    told = agent.compare((wanted + common).tolist(), (found + common).tolist(), False, 0.99999)
+    a, b = wanted - wanted.mean(0), found - wanted.mean(0)
+    cosines = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+    assert (told["least_cosine"], told["top1"]) == (pytest.approx(cosines.min()), None)
+    assert agent.compare([[1.0, 2.0]], [[1.0, 2.0]], False, 0.9)["passed"]  # a single image has no set
+
+
+def test_near_ties_are_left_out_of_the_best_class_and_undecided_images_may_differ():
+    far, near = [9.0, 1.0, 0.0, 0.0], [5.001, 5.0, 0.0, 0.0]
+    swapped = [5.0, 5.001, 0.0, 0.0]
+    told = agent.compare([far, near], [far, swapped], True, 0.9995)
+    assert (told["passed"], told["top1"]) == (True, 1.0)
+    told = agent.compare([near], [swapped], True, 0.9995)
+    assert (told["passed"], told["top1"]) == (True, None)
+    rows, wrong = [far, far, far, far], [far, far, [0.0, 9.0, 1.0, 0.0], far]
+    assert not agent.compare(rows, wrong, True, 0.9995)["passed"]
+    told = agent.compare(rows, wrong, True, 0.9995, [False, False, True, False])
+    assert (told["passed"], told["left_out"]) == (True, 1)
+    assert not agent.compare(rows, wrong, True, 0.9995, [True, True, False, True])["passed"]
+    most = [wrong[2]] * 3 + [far]
+    assert not agent.compare(rows, most, True, 0.9995, [True] * 4)["passed"], "half of the images must agree"
+
+
+def test_what_is_asked_of_each_precision():
+    asked = {"fp32": 0.99999, "fp16": 0.9995, "int8-static": 0.99, "fp8": 0.99}
+    assert {name: agent.least_cosine(name) for name in asked} == asked
+
+
+@pytest.mark.parametrize("text", ["1, nan, 3", "-nan, 1, 2", "1, -inf, 2", "1, 2, nan(ind)"])
+def test_what_is_no_number_is_read_as_such(text):
+    values = agent.parse_output(f'[ {{ "name" : "y", "values" : [ {text} ] }} ]', "o.json", 3)
+    assert sum(np.isfinite(values)) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[]", "not what trtexec --exportOutput writes"),
+        ('[{"name": "y"}]', "no 'values' in it"),
+        ('[{"name": "y", "values": [1]}, {"name": "z", "values": [1]}]', "not what trtexec"),
+        ('[{"name": "y", "values": [1]}]', "o.json: 1 values, and 2 were expected"),
+    ],
+)
+def test_damaged_answers_are_refused(text, says):
+    with pytest.raises(agent.AgentError, match=says):
+        agent.parse_output(text, "o.json", 2)

@@ -101,6 +101,12 @@ def test_a_fixed_batch_needs_no_profile_and_takes_no_other(rtx, drawn, tmp_path)
         rtx.parse(graph).build(BuildSettings(batch=1))
 
 
+def test_batches_are_one_and_the_same_unless_more_are_asked_for():
+    assert BuildSettings(batch=4).batches == (4, 4, 4)
+    assert BuildSettings(batch=4, most_batch=4).batches == (4, 4, 4)
+    assert BuildSettings(batch=2, most_batch=8).batches == (1, 2, 8)
+
+
 def test_an_engine_for_several_batches_is_built(rtx, drawn, tmp_path):
     graph = graph_of(drawn, tmp_path, "fp16")
     assert rtx.parse(graph).build(BuildSettings(batch=1, most_batch=8)).engine
@@ -192,7 +198,8 @@ def test_a_stale_foreign_or_damaged_engine_is_refused(tmp_path):
     write_engine(graph, engine, record(engine_sha256=sha))
     assert read_engine(graph, record()) == engine
     others = dict(onnx_sha256="bb", version="10.13.0", device="RTX 4090", capability="8.9", batch=2, precision="fp32")
-    others |= dict(package="tensorrt_rtx", most_batch=8, workspace_bytes=2, level=5)
+    others |= dict(package="tensorrt_rtx", most_batch=8, workspace_bytes=2, level=5, least_batch=2)
+    others |= dict(board="NVIDIA Jetson AGX Orin Developer Kit", sm_count=16)  # both are Orin of 8.7
     for what, value in others.items():
         with pytest.raises(FileFormatError, match=f"built for another {what} .*Build it on this device"):
             read_engine(graph, record(**{what: value}))
@@ -209,6 +216,7 @@ def test_an_engine_that_was_built_without_a_gpu_is_for_any_card(tmp_path):
     made = dict(package="tensorrt_rtx", version="1.7", engine_sha256=hashlib.sha256(engine).hexdigest())
     write_engine(graph, engine, record(**made, device="any", capability="any"))
     assert read_engine(graph, record(**made)) == engine
+    assert read_engine(graph, record(**made, board="a board", sm_count=8)) == engine
     write_engine(graph, engine, record(**{**made, "package": "tensorrt"}, device="any", capability="any"))
     with pytest.raises(FileFormatError, match="another device"):
         read_engine(graph, record(**{**made, "package": "tensorrt"}))

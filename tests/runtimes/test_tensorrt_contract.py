@@ -51,7 +51,8 @@ def load(name: str) -> ModuleType:
 
 
 fetch, uses = load("fetch"), load("uses")
-NAMES = load("names").NAMES
+NAMES, OF_RTX = load("names").NAMES, load("names").OF_RTX
+RTX = next(version for version, package in VERSIONS.items() if "rtx" in package)
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +109,10 @@ def test_every_name_of_the_table_exists(ask, version):
     assert [name for name in NAMES if not found[name]] == []
 
 
+def test_what_is_used_of_rtx_alone_exists_there(ask):
+    assert ask(RTX, OF_RTX) == dict.fromkeys(OF_RTX, True)
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_11_removed_is_missing_there_and_only_there(ask, version):
     expected = version.startswith("10.")
@@ -119,12 +124,12 @@ def test_what_11_removed_is_missing_there_and_only_there(ask, version):
 
 
 def test_the_adapter_uses_nothing_outside_the_table():
-    assert uses.find_uses(ADAPTER).outside(NAMES, REMOVED_IN_11) == []
+    assert uses.find_uses(ADAPTER).outside((*NAMES, *OF_RTX), REMOVED_IN_11) == []
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_the_adapter_calls_its_own_is_not_of_tensorrt(ask, version):
-    excused = uses.find_uses(ADAPTER).excused(NAMES) - ALSO_OF_LISTS
+    excused = uses.find_uses(ADAPTER).excused((*NAMES, *OF_RTX)) - ALSO_OF_LISTS
     found = ask(version, tuple(f"*.{name}" for name in sorted(excused)))
     assert [name for name, there in found.items() if there] == [], (
         "list it in tensorrt_bindings/names.py, or rename ours"
@@ -152,7 +157,7 @@ def test_what_the_adapter_calls_its_own_is_not_of_tensorrt(ask, version):
 )
 def test_a_name_outside_the_table_is_found(line, told):
     source = f"{ADAPTER}\n\ndef more(self, trt, log, config, layer, name):\n    {line}\n"
-    found = uses.find_uses(source).outside(NAMES, REMOVED_IN_11)
+    found = uses.find_uses(source).outside((*NAMES, *OF_RTX), REMOVED_IN_11)
     assert len(found) >= len(told)
     for each in told:
         assert any(each in one for one in found), (each, found)

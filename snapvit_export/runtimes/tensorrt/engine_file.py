@@ -26,7 +26,7 @@ ANY = "any"  # device of an engine that was built without a GPU
 # Fields of a record that decide if an engine may be used.
 COMPARED = (
     *("onnx_sha256", "package", "version", "device", "capability", "precision", "batch", "most_batch"),
-    *("workspace_bytes", "level"),
+    *("workspace_bytes", "level", "board", "sm_count", "least_batch"),
 )
 
 
@@ -40,21 +40,24 @@ class EngineRecord(Value, frozen=True, kw_only=True):
     version: str  # of that package
     device: str  # the GPU; "any" where none was there to build for
     capability: str  # of the GPU, such as 8.7
+    board: str | None = None  # that carries it; None: a card, or an older record
+    sm_count: Count | None = None  # multiprocessors: Orins of one name and capability differ in it
     driver: str
     precision: Precision
     batch: Size
     most_batch: Size
+    least_batch: Size = 1
     workspace_bytes: Count
     level: Count
     products: dict[str, Count]  # matrix products by precision, counted in the parsed network
-    agreed: bool = False  # True: it ran on a GPU and its outputs agreed with ONNX Runtime's
+    agreed: bool = False  # True: it ran on a GPU and its answers to real images agreed with ONNX Runtime's
     kernels: KernelPlan | None = None  # that the compiler made, if it tells; older records do not have them
 
     def differs_from(self, other: EngineRecord) -> str | None:
         """Return the first field in which two records of one engine differ; None if they agree."""
         names = list(COMPARED)
         if self.package == "tensorrt_rtx" and self.device == ANY:  # made to be loaded by any card
-            names = [name for name in names if name not in ("device", "capability")]
+            names = [name for name in names if name not in ("device", "capability", "board", "sm_count")]
         for name in names:
             if getattr(self, name) != getattr(other, name):
                 return name

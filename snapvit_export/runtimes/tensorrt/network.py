@@ -29,6 +29,7 @@ from .plan_reader import SECTION, parse_layers, parse_log
 ERRORS = ("INTERNAL_ERROR", "ERROR")  # severities
 KEPT_LINES = 200  # of errors; thousands of other lines come with every build
 MOST_OF_A_PLAN = 1 << 24  # letters of a kernel plan: that of a ViT-L has half a million
+RTX = "tensorrt_rtx"  # the package that compiles kernels on the GPU itself
 Shape = tuple[int, ...]
 DTYPES = {
     "FLOAT": "fp32",
@@ -48,9 +49,15 @@ class BuildSettings:
     """Settings that an engine is built with."""
 
     batch: int = 1  # that it is fastest for; the only one, if the graph fixes it
-    most_batch: int | None = None  # None: `batch`
+    most_batch: int | None = None  # None: `batch`, and no other
     workspace_bytes: int = 1 << 30
     level: int = 3  # of the builder, 0 to 5: how long it looks for faster kernels
+
+    @property
+    def batches(self) -> tuple[int, int, int]:
+        """The least, the best and the largest batch: one and the same unless more are asked for."""
+        most = self.most_batch or self.batch
+        return (1 if most != self.batch else self.batch), self.batch, most
 
 
 class TensorRT:
@@ -190,10 +197,12 @@ class ParsedNetwork:
             raise SnapvitError(f"{self.path}: takes exactly {shape[0]} images, not {settings.batch}")
         if shape[0] == -1:
             profile = self.builder.create_optimization_profile()
-            least, best, most = ((n, *shape[1:]) for n in (1, settings.batch, settings.most_batch or settings.batch))
+            least, best, most = ((n, *shape[1:]) for n in settings.batches)
             profile.set_shape(name, least, best, most)
             if config.add_optimization_profile(profile) < 0:
-                raise SnapvitError(f"{self.path}: TensorRT {self.api.version} refuses batches from 1 to {most[0]}")
+                raise SnapvitError(
+                    f"{self.path}: TensorRT {self.api.version} refuses batches from {least[0]} to {most[0]}"
+                )
 
 
 @dataclass(frozen=True)
@@ -216,10 +225,22 @@ class LoadedEngine:
 
     def context(self) -> Context:
         """Make a context, in which one thread runs the engine."""
-        found = self.engine.create_execution_context()
+        found = self.engine.create_execution_context(*self._runtime_settings())
         if found is None:
             raise SnapvitError(f"{self.where}: no memory to run it: {self.api.log.cause}")
         return Context(self, found)
+
+    def _runtime_settings(self) -> tuple[Any, ...]:
+        """Return what a context is made with: on TensorRT-RTX, that kernels of a shape are compiled before it runs.
+
+        By itself it would run others first and compile beside them, while they are timed.
+        """
+        trt = self.api.trt
+        if trt.__name__ != RTX:
+            return ()
+        config = self.engine.create_runtime_config()
+        config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
+        return (config,)
 
     def layers(self) -> Any:
         """Return the layers that the builder made of the graph, from TensorRT's inspector."""

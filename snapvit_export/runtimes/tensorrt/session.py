@@ -19,8 +19,10 @@ from ...graph.read import read_graph
 from ...storage.atomic import sha256, write_atomically
 from ...storage.json import from_json
 from ...target import Precision, Target
-from ..cuda import Cuda, Graph, NoGPU, require_gpu
+from ..cuda import Cuda, Graph, NoGPU, PinnedArray, require_gpu
+from ..device import board
 from ..fixed_batch import in_batches
+from ..taken import Taken
 from .engine_file import ANY, EngineRecord, read_engine, timing_cache_path, write_engine
 from .matmul_dtypes import MatmulDtypes, require_precision
 from .network import BuildSettings, TensorRT
@@ -94,6 +96,7 @@ class TensorRTSession:
     def __init__(self, path: Path, target: Target, settings: BuildSettings | None = None) -> None:
         self._where = str(path)
         self._memory: dict[str, int] = {}  # addresses by tensor
+        self._pinned: list[PinnedArray] = []  # images and answers
         self._graph: Graph | None = None
         self._api, self._cuda = require_tensorrt()
         self._settings = settings or BuildSettings(batch=target.batch)
@@ -124,14 +127,26 @@ class TensorRTSession:
         source, result = self._names
         dims = [d.dim_value for d in read_graph(path).graph.input[0].type.tensor_type.shape.dim[1:]]
         self._context.set_shape(source, (self._batch, *dims))
-        self._input: npt.NDArray[Any] = np.zeros((self._batch, *dims), self._engine_object.numpy_type(source))
-        self._output = np.zeros(self._context.shape(result), self._engine_object.numpy_type(result))
+        self._input = self._page_locked((self._batch, *dims), source)
+        self._output = self._page_locked(self._context.shape(result), result)
         for name, size in ((source, self._input.nbytes), (result, self._output.nbytes)):
             self._memory[name] = self._cuda.allocate(size)
         self._context.bind(self._memory)
         self._context.enqueue(self._stream.address)  # the first run allocates, which a capture must not
         self._stream.wait()
         self._graph = self._stream.captured(lambda: self._context.enqueue(self._stream.address))
+
+    def _page_locked(self, shape: tuple[int, ...], tensor: str) -> npt.NDArray[Any]:
+        """Return an array of a tensor's type in memory that the GPU copies from and to directly."""
+        self._pinned.append(self._cuda.pinned(shape, self._engine_object.numpy_type(tensor)))
+        return self._pinned[-1].array
+
+    @property
+    def taken(self) -> Taken:
+        """How latencies of this session are taken."""
+        return Taken(
+            transfers=True, queue_depth=1, ahead=1, cuda_graph=True, spin_wait=True, tf32=False, pinned_memory=True
+        )
 
     def run(self, images: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """Run a batch and return the first output; copies to and from the GPU are part of it."""
@@ -150,7 +165,7 @@ class TensorRTSession:
         return self._output.astype(np.float32)  # a copy: the next run writes there
 
     def gpu_ms(self) -> float:
-        """Return the milliseconds that the GPU alone needs for one run."""
+        """Return the milliseconds that the GPU alone needs for one run, another one queued before it."""
         return self._stream.elapsed_ms(self._launch)
 
     def _launch(self) -> None:
@@ -167,7 +182,10 @@ class TensorRTSession:
             self._graph.close()
         for address in self._memory.values():
             self._cuda.free(address)
-        self._graph, self._memory = None, {}
+        for array in self._pinned:
+            array.close()
+        self._graph, self._memory, self._pinned = None, {}, []
+        self._input = self._output = np.empty(0)  # their memory is gone
         self._stream.close()
 
     def __enter__(self) -> TensorRTSession:
@@ -212,10 +230,13 @@ def _record(
         version=api.version,
         device=ANY if cuda is None else cuda.name,
         capability=ANY if cuda is None else cuda.capability,
+        board=None if cuda is None else board(),
+        sm_count=None if cuda is None else cuda.sm_count,
         driver="none" if cuda is None else cuda.driver,
         precision=precision,
+        least_batch=settings.batches[0],
         batch=settings.batch,
-        most_batch=settings.most_batch or settings.batch,
+        most_batch=settings.batches[2],
         workspace_bytes=settings.workspace_bytes,
         level=settings.level,
         products=dtypes.counts,
@@ -224,7 +245,8 @@ def _record(
 
 def _timings(record: EngineRecord) -> Path:
     version = f"{record.package} {record.version}"
-    return timing_cache_path(f"{record.device} {record.capability}", version, record.precision)
+    device = f"{record.device} {record.capability} {record.board} {record.sm_count}"
+    return timing_cache_path(device, version, record.precision)
 
 
 def _known_timings(record: EngineRecord) -> bytes:

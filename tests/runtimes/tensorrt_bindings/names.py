@@ -78,3 +78,9 @@ NAMES = (
     "Runtime.deserialize_cuda_engine",
     "TensorIOMode.INPUT",
 )
+# What is used of TensorRT-RTX alone, which compiles kernels where they run.
+OF_RTX = (
+    "DynamicShapesKernelSpecializationStrategy.EAGER",
+    "ICudaEngine.create_runtime_config",
+    "IRuntimeConfig.dynamic_shapes_kernel_specialization_strategy",
+)

@@ -1,0 +1,67 @@
+"""Comparison of a file's answers in its runtime with the reference answers of its graph in ONNX Runtime. Light: numpy.
+
+There is one definition, that of the Jetson agent (`jetson_agent.compare`), which has neither numpy nor this package:
+cosines of centred answers and the same best class, image by image. What is asked depends on the precision.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ..runtimes import jetson_agent
+from ..storage.json import Count, Ratio, Some, Value
+from ..target import Precision
+
+Cosine = Annotated[float, msgspec.Meta(ge=-1, le=1)]
+
+
+class Compared(Value, frozen=True, kw_only=True):
+    """How the answers of a file in its runtime compare with those of its graph in ONNX Runtime, on real images."""
+
+    cosine: Cosine | None  # mean of all images; None: answers that are not finite numbers
+    least_cosine: Cosine | None  # of one image: what is compared with `asked`
+    asked: Cosine
+    top1: Ratio | None = None  # share of the images with the same best class, near ties left out; None: no such images
+    images: Some
+    left_out: Count = 0  # images whose merges rounding decides, and that differ
+    passed: bool
+    dense_cosine: Cosine | None = None  # mean of all images to the dense model in fp32; None: not looked at
+
+    @property
+    def told(self) -> str:
+        """What was found, with its figures."""
+        return jetson_agent.told_of(msgspec.structs.asdict(self))
+
+
+def compare(
+    wanted: npt.NDArray[np.float32],
+    found: npt.NDArray[np.float32],
+    precision: Precision,
+    scores: bool,
+    undecided: npt.NDArray[np.bool_] | None = None,
+) -> Compared:
+    """Compare answers (images, features) with those that are wanted; `scores`: of classes, or else embeddings.
+
+    `undecided`: images that may differ, since rounding decides which of their tokens are merged.
+
+    >>> compare(dense_logits, dense_logits, "fp16", scores=True).passed
+    True
+    """
+    asked = jetson_agent.least_cosine(precision)
+    differ = [] if undecided is None else undecided.tolist()
+    told = jetson_agent.compare(
+        wanted.astype(np.float64).tolist(), found.astype(np.float64).tolist(), scores, asked, differ
+    )
+    return Compared(**told)
+
+
+def to_dense(dense: npt.NDArray[np.float32], found: npt.NDArray[np.float32], scores: bool) -> float | None:
+    """Return the mean cosine of answers to those of the dense model in fp32; None if they are not finite."""
+    rows = dense.astype(np.float64).tolist(), found.astype(np.float64).tolist()
+    cosine = jetson_agent.compare(*rows, scores, 1.0)["cosine"]
+    return None if cosine is None or not math.isfinite(cosine) else float(cosine)

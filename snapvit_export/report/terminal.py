@@ -188,7 +188,9 @@ def print_profiles(found: FamilyProfile) -> None:
     device = found.target.device
     by = f"{found.target.threads} thread(s)" if device.accelerator is None else device.accelerator.name
     say(f"{found.model} on {device.cpu}, {by}, batch {found.target.batch}")
-    columns = ("variant", "p50 ms", "between", "p90 ms", "p99 ms", "CPU ms", "mJ")
+    columns = ["variant", "p50 ms", "between", "p90 ms", "p99 ms", "CPU ms", "mJ"]
+    hot = any(p.steady_ms is not None for p in found.profiles.values())
+    columns += ["hot, p50 ms"] if hot else []
     rows = [
         (
             name,
@@ -197,11 +199,14 @@ def print_profiles(found: FamilyProfile) -> None:
             f"{p.p90_ms:.2f}",
             f"{p.p99_ms:.2f}",
             "-" if p.cpu_ms is None else f"{p.cpu_ms:.2f}",
-            "-" if p.energy_mj is None else f"{p.energy_mj:.0f}",
+            "-" if p.energy_mj is None else f"{p.energy_mj:.1f}" if p.energy_mj < 100 else f"{p.energy_mj:.0f}",
+            *(["-" if p.steady_ms is None else f"{p.steady_ms:.2f}"] if hot else []),
         )
         for name, p in found.profiles.items()
     ]
     print_rows(columns, rows, left={"variant", "between"})
+    for source in dict.fromkeys(p.energy_source for p in found.profiles.values() if p.energy_source is not None):
+        say(f"Energy of a run, in a row of many: {source}.")
     for warning in worst_warnings(p.conditions for p in found.profiles.values()):
         say(f"Beware: {warning}.")
 

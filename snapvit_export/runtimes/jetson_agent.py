@@ -1227,9 +1227,9 @@ def _held_clock(gpu: Path | None) -> float | None:
     return most if most and least == most else None
 
 
-def idle_watts(power: Power, seconds: float = IDLE_SECONDS) -> float | None:
+def idle_watts(power: Power) -> float | None:
     """Return the median power of the board while nothing of ours runs."""
-    end, found = time.monotonic() + max(seconds, LEAST_REFRESHES * power.refresh), []
+    end, found = time.monotonic() + max(IDLE_SECONDS, LEAST_REFRESHES * power.refresh), []
     while time.monotonic() < end:
         watts = power.watts()
         if watts is not None:
@@ -1667,7 +1667,7 @@ class Agent:
             "gpu_mhz": _mean_mhz(watch) or seen["clocks_mhz"].get("gpu"),
             **seen_in([watch], self.idle_w),
         }
-        say(f"soaking {name}: minute {number + 1} of {math.ceil(self.asked.soak or 0)}, {row['p50_ms']:.3f} ms")
+        say(f"soaking {name}: minute {number + 1} of {math.ceil(60 * (self.asked.soak or 0) / SOAK_STEP)}, {row['p50_ms']:.3f} ms")
         return row
 
     def heat(self, name: str, profile: dict[str, Any], visits: Sequence[Mapping[str, Any]]) -> None:

@@ -33,7 +33,7 @@ class Budget:
         latencies = [budget for budget in found if budget.unit != "mJ"]
         energies = [budget for budget in found if budget.unit == "mJ"]
         if len(latencies) > 1 or len(energies) > 1:
-            raise UsageError(f"budget '{text}' names one thing twice. Write a latency, an energy, or one of each")
+            raise UsageError(f"budget '{text}' is two of one kind. Write one, or one of each: 10ms,15mJ")
         if latencies and energies:
             return replace(latencies[0], most_mj=energies[0].value)
         return found[0]

@@ -49,13 +49,13 @@ if calls == how.get("stop_at"):
     signal.pause()
 copies = "--noDataTransfers" not in given
 rail = how.get("rail")
-if rail and copies:  # long enough on both sides that a slow machine reads nothing else in between
+if rail and copies:
     Path(rail).write_text(str(how["busy_ma"]))
-    time.sleep(0.1 + how["seconds"])
+    time.sleep(0.02 + how["seconds"])
     print(f"[11/18/2025-12:00:00] [I] Timing trace has {how['runs']} queries over {how['seconds']} s", flush=True)
     for name, text in how.get("throttles", {}).items():
         Path(name).write_text(text)
-    time.sleep(0.1)
+    time.sleep(0.3)  # a busy machine may see that line late, and must still read what was drawn before it
     Path(rail).write_text(str(how["idle_ma"]))
 d2h, ms = (0.1, how["ms"]) if copies else (0.0, how["ms"])
 row = {"h2dMs": d2h, "computeMs": ms, "d2hMs": d2h, "latencyMs": ms + 2 * d2h}

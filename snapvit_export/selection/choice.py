@@ -258,9 +258,9 @@ def _why_none(chooser: Chooser, timed: Sequence[str]) -> str:
         least = min(timed, key=lambda name: (chooser.latency(name).ms, candidates.built[name].size_bytes))
         return no_variant(candidates, least, chooser.latency(least), chooser.budget_ms, limits)
     least = min(small, key=lambda name: chooser.energy(name).mj)
-    among = f"of those that fit {chooser.budget_ms:.3g} ms " if chooser.budget.has_latency else ""
+    among = f" of those that fit {chooser.budget_ms:.3g} ms" if chooser.budget.has_latency else ""
     return (
-        f"no variant fits {most:.3g} mJ: {least}, the least {among}takes {chooser.energy(least).mj:.3g} mJ, dense "
+        f"no variant fits {most:.3g} mJ: {least}, the least{among}, takes {chooser.energy(least).mj:.3g} mJ, dense "
         f"{chooser.energy(DENSE).mj:.3g} mJ. Allow at least {rounded_up(chooser.energy(least).high)}mJ, or "
         f"{candidates.advice}"
     )

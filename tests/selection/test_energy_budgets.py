@@ -178,3 +178,34 @@ def test_where_nothing_measures_here_an_energy_is_refused_before_anything_is_tim
     assert outcome.code == 2
     assert "export cuts to a latency, and energy is compared among variants that exist" in outcome.error_line
     assert "snapvit choose FAMILY --budget 15mJ" in outcome.error_line
+
+
+def test_here_every_variant_is_measured_in_as_many_processes_as_a_decision_needs(snapvit, known, monkeypatch):
+    from snapvit_export.profiling.energy import ProcessorMeter
+    from snapvit_export.profiling.profile import Profile
+    from snapvit_export.selection import on_device
+    from snapvit_export.storage.json import from_json
+
+    known.energies(steady(30.0), steady(14.0), steady(9.0))
+    profiles = {
+        name: from_json(json.dumps(profile), Profile, name) for name, profile in known.written["profiles"].items()
+    }
+    calls = []
+
+    class FakeTimer(on_device.Timer):
+        """A fake timer: invented Profiles, in which a variant has the energy that the test gave it."""
+
+        def time(self, files, seconds, report, at, *, energy, fresh, least_runs):
+            calls.append((sorted(files), energy, fresh))
+            return {name: profiles[name] for name in files}
+
+    monkeypatch.setattr(on_device, "Timer", FakeTimer)
+    monkeypatch.setattr(on_device, "meter_for", lambda runtime: ProcessorMeter(None))
+    outcome = snapvit("choose", known.family, "--budget", "15mJ")
+    assert outcome.code == 0, outcome.err
+    assert calls == [(sorted(known.names), True, True)] * 3
+    assert known.choice["variant"] == known.names[1]
+    assert known.choice["measurements"][0]["energy_between_mj"] == [30.0, 30.0]  # three processes that agree
+    calls.clear()
+    assert snapvit("choose", known.family, "--budget", "1000ms").code == 0
+    assert not calls[0][1]  # energy takes time, and nobody asked for it

@@ -13,7 +13,9 @@ from .output import print_json
 
 def choose(
     family: Annotated[Path, typer.Argument(help="A family folder; the choice goes into its manifest.")],
-    budget: Annotated[str, typer.Option(help="Latency to meet: 10ms, 60% (of dense) or 100fps.")],
+    budget: Annotated[
+        str, typer.Option(help="To meet: 10ms, 60% (of dense) or 100fps; energy of a run, 15mJ; or both, 10ms,15mJ.")
+    ],
     at: Annotated[str, typer.Option(help="Percentile that must meet the budget: p50, p90 or p99.")] = "p50",
     max_size: Annotated[Optional[str], typer.Option(help="Also at most this size, graph and weights: 12MB.")] = None,
     max_params: Annotated[Optional[str], typer.Option(help="Also at most so many parameters: 3.5M.")] = None,

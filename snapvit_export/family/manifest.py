@@ -5,6 +5,7 @@ The keys are a contract with other programs. `folder` reads and writes the file.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -41,6 +42,15 @@ def verdict_on(between_ms: tuple[float, float], budget_ms: float, within_limits:
     if not within_limits or low > budget_ms:
         return "no"
     return "fits" if high <= budget_ms else "unsure"
+
+
+def worst(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return the verdict on several budgets at once: what surely misses one misses all.
+
+    >>> worst(["fits", "unsure"]), worst(["fits", "no"]), worst([])
+    ('unsure', 'no', 'fits')
+    """
+    return max(verdicts, key=("fits", "unsure", "no").index, default="fits")
 
 
 class WeightFile(Value, frozen=True, kw_only=True):
@@ -130,6 +140,8 @@ class Measurement(Value, frozen=True, kw_only=True):
     profile: Profile  # of the last timing run
     evaluation: Evaluation | None
     fits: bool  # in size too, and with its whole interval
+    energy_mj: Positive | None = None  # of one run; None: not measured, as in older files
+    energy_between_mj: tuple[NotNegative, Positive] | None = None
     verdict: Verdict | None = None  # on the budget and all limits; None in older files
     fidelity: Fidelity | None = None
     precision: Precision | None = None  # None in older files, as what follows: the family's, and that of its model
@@ -139,8 +151,9 @@ class Measurement(Value, frozen=True, kw_only=True):
     levers: tuple[Lever, ...] = ()  # that it uses
 
     def __post_init__(self) -> None:
-        if not self.between_ms[0] <= self.between_ms[1]:
-            raise ValueError(f"the interval of {self.variant} ends before it begins")
+        for between in (self.between_ms, self.energy_between_mj):
+            if between is not None and not between[0] <= between[1]:
+                raise ValueError(f"the interval of {self.variant} ends before it begins")
 
 
 class Limits(Value, frozen=True, kw_only=True):
@@ -176,7 +189,8 @@ class Choice(Value, frozen=True, kw_only=True):
     """
 
     variant: Name
-    budget_ms: Positive
+    budget_ms: Positive | None  # None: energy alone was limited
+    budget_mj: Positive | None = None  # energy of one run; None: not limited
     next_denser: Name | None  # the next better one, which did not fit; None: the dense model fits
     decided: bool  # False: the machine was too noisy to tell the two apart, and the sparser one was taken
     doubt: str | None = None  # the reason why it is not decided, and advice
@@ -193,12 +207,20 @@ class Choice(Value, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         measured = {measurement.variant for measurement in self.measurements}
+        if self.budget_ms is None and self.budget_mj is None:
+            raise ValueError("a choice has no budget")
         if len(measured) < len(self.measurements):
             raise ValueError("a choice has two measurements of one variant")
         next_better = () if self.next_denser is None else (self.next_denser,)
         for name in (self.variant, *next_better, *(each.variant for each in self.alternatives)):
             if name not in measured:
                 raise ValueError(f"{name} is chosen or compared, and not among the measurements")
+
+    @property
+    def budget(self) -> str:
+        """The budget as the command line takes it: 10ms, 15mJ or 10ms,15mJ."""
+        parts = [(self.budget_ms, "ms"), (self.budget_mj, "mJ")]
+        return ",".join(f"{value:.4g}{unit}" for value, unit in parts if value is not None)
 
 
 class Shipped(Value, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ from ..storage.atomic import sha256, write_atomically, writing
 from ..target import ON_CPU
 from .class_names import class_name
 from .layout import LABELS, README, RUN, SHIPPED
-from .manifest import Manifest, Measurement, Shipped, Variant, WeightFile
+from .manifest import Choice, Manifest, Measurement, Shipped, Variant, WeightFile
 
 TEMPLATE = Path(__file__).with_name("run.py.in")
 PROTOBUF_LIMIT = 2_000_000_000  # bytes
@@ -215,7 +215,8 @@ def _readme(manifest: Manifest, variant: Variant, shipped: Shipped, values: dict
         f"Latency   {row.latency_ms:.2f} ms ({row.between_ms[0]:.2f} to {row.between_ms[1]:.2f}) at {choice.limits.at}",
         f"          batch {target.batch}, threads {target.threads}, {target.runtime} {target.device.runtime_version}",
         f"          on {_plain(device)}",
-        f"Verdict   {row.verdict or 'unknown'}: the budget is {choice.budget_ms:.4g} ms",
+        *([f"Energy    {_energy(row)}"] if row.energy_mj is not None else []),
+        f"Verdict   {row.verdict or 'unknown'}: the budget is {_budget(choice)}",
         *([f"Fidelity  {_fidelity(row)}"] if row.fidelity is not None else []),
         f"Made by   snapvit {__version__}; sha256 of {shipped.file}: {shipped.sha256}",
     ]
@@ -225,6 +226,18 @@ def _readme(manifest: Manifest, variant: Variant, shipped: Shipped, values: dict
 def _plain(text: str) -> str:
     """Return a name in letters that cannot end a docstring of `run.py`, and that every editor shows."""
     return re.sub(r"[^A-Za-z0-9_.,:@()+/ -]", "?", line(text)).replace(MISSING, "?")
+
+
+def _budget(choice: Choice) -> str:
+    parts = [(choice.budget_ms, "ms"), (choice.budget_mj, "mJ")]
+    return " and ".join(f"{value:.4g} {unit}" for value, unit in parts if value is not None)
+
+
+def _energy(row: Measurement) -> str:
+    assert row.energy_mj is not None
+    low, high = row.energy_between_mj or (row.energy_mj, row.energy_mj)
+    source = _plain(row.profile.energy_source or "unknown")
+    return f"{row.energy_mj:.2f} mJ ({low:.2f} to {high:.2f}) of one run: {source}"
 
 
 def _fidelity(row: Measurement) -> str:

@@ -27,6 +27,7 @@ class Conditions(Value, frozen=True, kw_only=True):
     drift: Finite  # relative slowdown from the beginning to the end
     waited: Ratio  # share of the time in which the process did not run
     others: NotNegative | None  # cores that other processes and machines kept busy; None: unknown
+    throttled: Ratio | None = None  # share of the rounds in which heat or current throttled the chip; None: unknown
 
     def warnings(self) -> list[tuple[str, float, str]]:
         """Return warnings: the kind of disturbance, its size, and a clause that says what to do."""
@@ -40,6 +41,11 @@ class Conditions(Value, frozen=True, kw_only=True):
         if self.noise > NOISY:
             text = f"the same model differed by {100 * self.noise:.1f} % from itself; time it for longer"
             found.append(("noise", self.noise, text))
+        if self.throttled:
+            text = (
+                f"heat or current throttled it in {100 * self.throttled:.0f} % of its rounds; cool it or power it well"
+            )
+            found.append(("throttling", self.throttled, text))
         return found
 
 

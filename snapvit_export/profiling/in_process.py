@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,11 +17,11 @@ from ..graph.format import cropped
 from ..runtimes.device import DeviceCard
 from ..runtimes.session import Session, open_session
 from ..target import ON_CPU, Precision, Target
-from .conditions import EnergyCounter, LoadMonitor
+from .conditions import LoadMonitor
+from .energy import measure_in_turns
 from .profile import LEAST_RUNS, Method, Percentile, Profile, to_profile
 from .sampling import Report, time_together
 
-ENERGY_SECONDS = 1.0  # of runs between two readings of the counter
 GPU_RUNS = 50  # whose median is the time of the GPU alone
 
 
@@ -70,7 +69,7 @@ def time_in_process(
         gpu = {name: _gpu_ms(session) for name, session in sessions.items()}
         taken = {name: getattr(session, "taken", None) for name, session in sessions.items()}
         conditions = {name: monitor.conditions(taken, on_cpu) for name, taken in samples.items()}
-        spent = {name: _energy_mj(call) if job.energy and on_cpu else None for name, call in calls.items()}
+        spent = measure_in_turns(calls, job.target.runtime) if job.energy else {}
     return {
         name: to_profile(
             samples[name],
@@ -79,7 +78,8 @@ def time_in_process(
             device=job.device,
             conditions=conditions[name],
             pause_ms=job.pause_ms,
-            energy_mj=spent[name],
+            energy_rounds_mj=spent[name].rounds_mj if name in spent else (),
+            energy_source=spent[name].source if name in spent else None,
             gpu_ms=gpu[name],
             method=method,
             taken=taken[name],
@@ -96,16 +96,3 @@ def _gpu_ms(session: Session) -> float | None:
     """Return the median milliseconds of the GPU alone; None where there is no GPU, or it is not measured."""
     measure = getattr(session, "gpu_ms", None)
     return None if measure is None else median(measure() for _ in range(GPU_RUNS))
-
-
-def _energy_mj(call: Callable[[], object]) -> float | None:
-    """Return the millijoules of one run; None where no counter can be read."""
-    counter = EnergyCounter()
-    if not counter.known:
-        return None
-    before, end, runs = counter.read(), time.monotonic() + ENERGY_SECONDS, 0
-    while time.monotonic() < end:
-        call()
-        runs += 1
-    spent = counter.since(before)
-    return None if spent is None else spent / runs

@@ -12,7 +12,7 @@ from ..checks.comparison import Compared
 from ..errors import UsageError
 from ..runtimes.device import DeviceCard
 from ..runtimes.taken import Taken
-from ..storage.json import Finite, Size, Some, Value
+from ..storage.json import Finite, NotNegative, Size, Some, Value
 from ..target import ON_CPU, Precision, Target
 from .conditions import BUSY, Conditions
 from .sampling import Samples
@@ -22,6 +22,7 @@ Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_MS)]
 Duration = Annotated[float, msgspec.Meta(gt=0, le=MOST_MS)]  # of something that happened
 Percentile = Literal["p50", "p90", "p99"]
 Method = Annotated[str, msgspec.Meta(max_length=64)]  # such as "in-process" (our timer around a session), "trtexec"
+Source = Annotated[str, msgspec.Meta(max_length=200)]
 PERCENTILES: dict[Percentile, float] = {"p50": 50, "p90": 90, "p99": 99}
 # Runs that a percentile needs: at least ten beyond it.
 LEAST_RUNS: dict[Percentile, int] = {"p50": 40, "p90": 100, "p99": 1000}
@@ -38,8 +39,13 @@ class Profile(Value, frozen=True, kw_only=True):
     intervals_ms: dict[Percentile, tuple[Duration, Duration]]  # 95 % of these hold the percentile
     cpu_ms: Milliseconds | None  # CPU time of an undisturbed run, all threads: to compare files; None: a GPU worked
     gpu_ms: Milliseconds | None = None  # median that the GPU alone computed, without copying to and from it
-    # Of one run, with all that the processor did meanwhile; None: unknown, or a GPU ran.
+    # Of one run, in a row of many, by `energy_source`: never the processor alone where a GPU ran. None: unknown.
     energy_mj: Finite | None = None
+    energy_rounds_mj: tuple[NotNegative, ...] = ()  # of every round, of which `energy_mj` is the mean
+    energy_source: Source | None = None  # such as "VDD_IN by INA3221", "GPU by NVML"; None in older files: RAPL
+    energy_above_idle_mj: Finite | None = None  # without what the board draws anyway
+    power_w: NotNegative | None = None  # on average while it ran
+    steady_ms: Duration | None = None  # median after minutes without a pause, when it is hot; None: not tried
     method: Method | None = None  # None: unknown, in an older file
     taken: Taken | None = None  # how, on a GPU; None: on a processor, or unknown
     # The answers of the file in this runtime beside those of its graph in ONNX Runtime; None: not compared, or it is
@@ -62,6 +68,10 @@ class Profile(Value, frozen=True, kw_only=True):
         samples = np.asarray(self.samples_ms, np.float64)
         if not ((samples > 0) & (samples <= MOST_MS)).all():
             raise ValueError("a sample is not a duration")
+        if rounds := self.energy_rounds_mj:
+            mean = sum(rounds) / len(rounds)
+            if self.energy_mj is None or abs(self.energy_mj - mean) > 1e-6 * mean:
+                raise ValueError("its energy is not the mean of its rounds")
         if not self.p50_ms <= self.p90_ms <= self.p99_ms:
             raise ValueError("its percentiles do not rise")
         for name, found in zip(PERCENTILES, np.percentile(samples, list(PERCENTILES.values()))):
@@ -97,7 +107,8 @@ def to_profile(
     device: DeviceCard,
     conditions: Conditions,
     pause_ms: float = 0.0,
-    energy_mj: float | None = None,
+    energy_rounds_mj: tuple[float, ...] = (),
+    energy_source: Source | None = None,
     gpu_ms: float | None = None,
     method: Method | None = None,
     taken: Taken | None = None,
@@ -111,7 +122,9 @@ def to_profile(
         spread_ms=samples.percentile(75) - samples.percentile(25),
         intervals_ms={name: samples.interval(at) for name, at in PERCENTILES.items()},
         cpu_ms=samples.quiet_cpu_ms if target.runtime in ON_CPU else None,
-        energy_mj=energy_mj,
+        energy_mj=sum(energy_rounds_mj) / len(energy_rounds_mj) if energy_rounds_mj else None,
+        energy_rounds_mj=energy_rounds_mj,
+        energy_source=energy_source,
         gpu_ms=gpu_ms,
         method=method,
         taken=taken,

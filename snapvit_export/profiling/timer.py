@@ -42,9 +42,9 @@ class Timer:
     ) -> dict[str, Profile]:
         """Time files in turns, each for `seconds` and often enough for the percentile `at`, or so often.
 
-        `energy`: also run each alone for a while, to read the processor's counter; it does not include a GPU, so it is
-        not read where one works. `fresh`: in a new process. Where a process happens to put weights in memory makes a
-        file faster or slower for as long as it lives, so only several processes tell what a user will find.
+        `energy`: also run each alone for a while, in turns, to measure its energy (`profiling.energy`). `fresh`: in a
+        new process. Where a process happens to put weights in memory makes a file faster or slower for as long as it
+        lives, so only several processes tell what a user will find.
         """
         job = Job(self.target, self.device, files, seconds, at, self.pause_ms, energy, least_runs)
         return (time_in_new_process if fresh else time_in_process)(job, self.inputs, report)

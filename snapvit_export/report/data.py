@@ -7,6 +7,7 @@ profile's. Control characters of strings become visible here, before they reach 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,8 @@ class MeasurementRow(Value, frozen=True, kw_only=True):
     size_bytes: int
     latency_ms: float
     between_ms: tuple[float, float]
+    energy_mj: float | None = None  # of one run
+    energy_between_mj: tuple[float, float] | None = None
     quality: float | None
     error: float | None
     fidelity: Fidelity | None
@@ -167,6 +170,7 @@ class ReportData(Value, frozen=True, kw_only=True):
     judged: str | None  # the images that quality was measured on
     at: Percentile
     budget_ms: float | None
+    budget_mj: float | None = None  # energy of one run
     chosen: str | None
     next_denser: str | None
     decided: bool
@@ -240,6 +244,7 @@ def collect(own: LoadedFamily, beside: Sequence[LoadedFamily] = (), budget: Budg
         judged=_held_out(manifest) if by_fidelity else _evaluated_on(manifest, measure),
         at=at,
         budget_ms=budget_ms,
+        budget_mj=choice.budget_mj if choice else None,
         chosen=visible(choice.variant) if choice else None,
         next_denser=visible(choice.next_denser) if choice and choice.next_denser else None,
         decided=choice.decided if choice else True,
@@ -372,6 +377,8 @@ def _measurement_row(
         size_bytes=measurement.size_bytes,
         latency_ms=measurement.latency_ms,
         between_ms=measurement.between_ms,
+        energy_mj=measurement.energy_mj,
+        energy_between_mj=measurement.energy_between_mj,
         quality=quality,
         error=error,
         fidelity=fidelity,
@@ -409,7 +416,7 @@ def _alternative(found: Alternative, manifest: Manifest, choice: Choice) -> Alte
         latency_ms=found.latency_ms,
         between_ms=found.between_ms,
         fidelity=found.fidelity,
-        verdict=verdict_on(found.between_ms, choice.budget_ms)
+        verdict=verdict_on(found.between_ms, choice.budget_ms or math.inf)
         if measured is None
         else measured_verdict(measured, choice),
     )
@@ -436,12 +443,14 @@ def _budget_ms(manifest: Manifest, budget: Budget | None) -> float | None:
     if manifest.choice is not None:
         if budget is not None:
             raise UsageError(
-                f"the family was chosen for {manifest.choice.budget_ms:.4g}ms, which the report draws. "
+                f"the family was chosen for {manifest.choice.budget}, which the report draws. "
                 f"Leave --budget out, or choose again: snapvit choose FAMILY --budget {budget}"
             )
         return manifest.choice.budget_ms
     if budget is None:
         return None
+    if budget.energy_mj is not None:
+        raise UsageError(f"--budget {budget}: a report draws a latency. Give milliseconds, or choose by it first")
     profile = manifest.variant(manifest.dense).profile
     if profile is None and budget.is_relative:
         raise UsageError(

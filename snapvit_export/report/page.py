@@ -176,6 +176,9 @@ def _tiles(report: ReportData) -> list[dict[str, str]]:
     if report.budget_ms is not None:
         part = "" if not dense.latency_ms else f"{100 * report.budget_ms / dense.latency_ms:.0f} % of the dense latency"
         tiles.append(("budget", words.budget(report.budget_ms), part))
+    if report.budget_mj is not None:
+        spent = next((words.energy(row.energy_mj, None) for row in report.looks if row.is_chosen), words.UNKNOWN)
+        tiles.append(("energy of a run", spent, f"budget {report.budget_mj:.4g} mJ"))
     if report.measure is not None:
         value, _, error = words.quality(report.measure, shown.quality, shown.error).partition(" ± ")
         unit = " %" if error.endswith(" %") else ""

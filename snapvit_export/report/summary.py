@@ -82,6 +82,7 @@ def _columns(report: ReportData, rows: Sequence[Row]) -> list[Column]:
         Column("variant", tuple(folded(row.name, NAME) for row in rows), is_words=True),
         Column("levers", tuple(row.levers for row in rows), is_words=True),
         Column(title, tuple(_latency(row) for row in rows)),
+        *_energies(report, rows, covers),
         Column("MB", tuple(f"{row.size_bytes / 1e6:.1f}" for row in rows), left_out=1),
         Column(_two_lines(f"{words.same_title(report)}, %"), tuple(words.same(row.fidelity) for row in rows)),
         Column("divergence\n(KL)", tuple(words.divergence(row.fidelity) for row in rows), left_out=2),
@@ -90,10 +91,18 @@ def _columns(report: ReportData, rows: Sequence[Row]) -> list[Column]:
         cells = (words.quality(report.measure, row.quality, row.error).removesuffix(" %") for row in rows)
         found.append(Column(f"{measure}{unit and ', %'}", tuple(cells)))
     if report.looks:
-        assert report.budget_ms is not None
         verdicts = (f"{row.verdict}{_not_compared(row)}{', chosen' if row.is_chosen else ''}" for row in rows)
-        found.append(Column(f"verdict\n{words.budget(report.budget_ms)}", tuple(verdicts), is_words=True))
+        found.append(Column(f"verdict\n{words.limits(report)}", tuple(verdicts), is_words=True))
     return [column.with_cells(["-" if cell == words.UNKNOWN else cell for cell in column.cells]) for column in found]
+
+
+def _energies(report: ReportData, rows: Sequence[Row], covers: str) -> list[Column]:
+    """Return a column with the energy of every candidate, where it was limited."""
+    if report.budget_mj is None:
+        return []
+    by_name = {row.name: words.energy(row.energy_mj, row.energy_between_mj) for row in report.looks}
+    by_name = {name: text.replace(" mJ", "").replace(" to ", " – ") for name, text in by_name.items()}
+    return [Column(f"mJ\n({covers})", tuple(by_name.get(row.name, words.UNKNOWN) for row in rows))]
 
 
 def _not_compared(row: Row) -> str:

@@ -192,7 +192,9 @@ def print_profiles(found: FamilyProfile) -> None:
     by = f"{found.target.threads} thread(s)" if device.accelerator is None else device.accelerator.name
     say(f"{found.model} on {device.cpu}, {by}, batch {found.target.batch}")
     elsewhere = found.target.runtime != "onnxruntime"  # which gave the answers that others are compared with
-    columns = ("variant", "p50 ms", "between", "p90 ms", "p99 ms", "CPU ms", "mJ", *["compared"] * elsewhere)
+    hot = any(p.steady_ms is not None for p in found.profiles.values())
+    columns = ["variant", "p50 ms", "between", "p90 ms", "p99 ms", "CPU ms", "mJ"]
+    columns += ["hot, p50 ms"] * hot + ["compared"] * elsewhere
     rows = [
         (
             name,
@@ -201,7 +203,8 @@ def print_profiles(found: FamilyProfile) -> None:
             f"{p.p90_ms:.2f}",
             f"{p.p99_ms:.2f}",
             "-" if p.cpu_ms is None else f"{p.cpu_ms:.2f}",
-            "-" if p.energy_mj is None else f"{p.energy_mj:.0f}",
+            "-" if p.energy_mj is None else f"{p.energy_mj:.1f}" if p.energy_mj < 100 else f"{p.energy_mj:.0f}",
+            *["-" if p.steady_ms is None else f"{p.steady_ms:.2f}"] * hot,
             *[_compared(p)] * elsewhere,
         )
         for name, p in found.profiles.items()
@@ -209,6 +212,8 @@ def print_profiles(found: FamilyProfile) -> None:
     print_rows(columns, rows, left={"variant", "between", "compared"})
     for name, failed in found.failed.items():
         say(f"{name} was not timed: it does not answer as its graph does: {failed.compared.told}.")
+    for source in dict.fromkeys(p.energy_source for p in found.profiles.values() if p.energy_source is not None):
+        say(f"Energy of a run, in a row of many: {source}.")
     for warning in worst_warnings(p.conditions for p in found.profiles.values()):
         say(f"Beware: {warning}.")
 

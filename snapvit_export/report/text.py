@@ -47,6 +47,21 @@ def budget(value: float) -> str:
     return f"{value:.4g} ms"
 
 
+def energy(value: float | None, between: tuple[float, float] | None) -> str:
+    """Format millijoules with their interval: 12.30 mJ (12.10 to 12.60)."""
+    if value is None:
+        return UNKNOWN
+    text = f"{value:.2f} mJ" if value < 100 else f"{value:.0f} mJ"
+    return text if between is None else f"{text} ({interval(between)})"
+
+
+def limits(report: ReportData) -> str:
+    """Write the budget of a choice: 10 ms, 15 mJ, or 10 ms and 15 mJ."""
+    found = [] if report.budget_ms is None else [budget(report.budget_ms)]
+    found += [] if report.budget_mj is None else [f"{report.budget_mj:.4g} mJ"]
+    return " and ".join(found)
+
+
 def quality(measure: Measure | None, value: float | None, error: float | None) -> str:
     """Format a share in per cent with its standard error; a cosine as it is."""
     if value is None:
@@ -178,13 +193,11 @@ def best_variant(report: ReportData) -> Point | None:
 
 def _choice(report: ReportData) -> str:
     assert report.chosen is not None
-    assert report.budget_ms is not None
     chosen = report.point(report.chosen)
     dense = next(p for p in report.own if p.is_dense)
     at = "" if report.at == "p50" else f" at {report.at}"
     text = (
-        f"{chosen.name} takes {latency(chosen.latency_ms, chosen.between_ms)}{at} and "
-        f"{_fits(chosen)} {budget(report.budget_ms)}"
+        f"{chosen.name} takes {latency(chosen.latency_ms, chosen.between_ms)}{at} and {_fits(chosen)} {limits(report)}"
     )
     if chosen.is_dense:
         return f"{text}: it is the dense model, nothing had to be cut."
@@ -200,22 +213,21 @@ def decision(report: ReportData) -> str:
 
     Latencies are those that decided: of all runs, corrected for machine drift.
     """
-    assert report.budget_ms is not None
     by_name = {row.name: row for row in report.looks}
     if report.chosen not in by_name:
         return headline(report)  # by the profiles of the variants: how the choice came about is not recorded
     chosen, better = by_name[report.chosen], by_name.get(report.next_denser or "")
-    within = f"{budget(report.budget_ms)}{'' if report.at == 'p50' else f' at {report.at}'}"
+    within = f"{limits(report)}{'' if report.at == 'p50' else f' at {report.at}'}"
     if chosen.is_dense:
-        text = f"{chosen.name} takes {latency(chosen.latency_ms, chosen.between_ms)} and fits {within}"
+        text = f"{chosen.name} takes {_takes(chosen, report)} and fits {within}"
         text += ": it is the dense model, nothing had to be cut"
     else:
         text = f"{_with_levers(chosen)} is the {report.best} that {_fits(chosen)} {within}: "
-        text += f"{latency(chosen.latency_ms, chosen.between_ms)}{_kept(chosen, report)}"
+        text += f"{_takes(chosen, report)}{_kept(chosen, report)}"
     if better is not None:
         than = "denser" if report.best == "densest" else "better"
-        text += f"; the next {than}, {_with_levers(better)}, takes {latency(better.latency_ms, better.between_ms)}"
-        text += ", but is too large" if better.verdict == "no" and better.between_ms[1] <= report.budget_ms else ""
+        text += f"; the next {than}, {_with_levers(better)}, takes {_takes(better, report)}"
+        text += ", but is too large" if _is_too_large(better, report) else ""
         text += ", and may fit on an idle machine" if better.verdict == "unsure" and report.doubt is None else ""
     if report.doubt is not None:
         names = " and ".join(filter(None, [report.next_denser, report.chosen]))
@@ -232,6 +244,19 @@ def comparison(report: ReportData) -> str | None:
     if not report.compared:
         return f"Not compared: nobody has looked if {report.chosen} answers in its runtime as in ONNX Runtime."
     return f"Compared with its graph in ONNX Runtime: {report.comparison}."
+
+
+def _takes(row: MeasurementRow, report: ReportData) -> str:
+    """Write what decided about a candidate: its energy where that was limited, and its latency."""
+    spent = "" if report.budget_mj is None else f"{energy(row.energy_mj, row.energy_between_mj)}, "
+    return f"{spent}{latency(row.latency_ms, row.between_ms)}"
+
+
+def _is_too_large(row: MeasurementRow, report: ReportData) -> bool:
+    """Return True if a candidate meets the budget and was refused all the same."""
+    most_mj = math.inf if report.budget_mj is None else report.budget_mj
+    frugal = row.energy_between_mj is None or row.energy_between_mj[0] <= most_mj
+    return row.verdict == "no" and frugal and (report.budget_ms is None or row.between_ms[1] <= report.budget_ms)
 
 
 def _fits(row: Point | MeasurementRow) -> str:

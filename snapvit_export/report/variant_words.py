@@ -80,5 +80,7 @@ def measured_verdict(row: Measurement, choice: Choice) -> Verdict:
     within = (limits.max_size_bytes is None or row.size_bytes <= limits.max_size_bytes) and (
         limits.max_params is None or row.params <= limits.max_params
     )
+    if choice.budget_ms is None:  # of energy alone; such files hold their verdicts
+        return "no"
     surely_fast = row.between_ms[1] <= choice.budget_ms  # and yet it does not fit: it is too large
     return verdict_on(row.between_ms, choice.budget_ms, within and not surely_fast)

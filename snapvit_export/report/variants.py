@@ -51,7 +51,7 @@ def _columns(report: ReportData) -> list[tuple[str, bool, Reader]]:
     candidates: list[tuple[bool, str, bool, Reader]] = [
         (True, "variant", True, lambda p: (p.name, p.name)),
         (True, "levers", True, lambda p: (p.levers, p.levers)),
-        (report.budget_ms is not None, "verdict", True, _verdict),
+        (report.budget_ms is not None or report.budget_mj is not None, "verdict", True, _verdict),
         (len(report.families) > 1, "family", True, lambda p: (p.family, p.family)),
         (_any(report, "latency_ms"), report.at, False, lambda p: (p.latency_ms, words.ms(p.latency_ms))),
         (_any(report, "between_ms"), "interval, ms", False, _interval),
@@ -132,6 +132,11 @@ def measurement_rows(report: ReportData) -> dict[str, Any]:
         (True, "sparsity", lambda row: f"{row.sparsity:.3f}"),
         (True, f"latency {report.at}", lambda row: words.ms(row.latency_ms)),
         (True, f"{words.interval_title(report)}, ms", lambda row: words.interval(row.between_ms)),
+        (
+            any(row.energy_mj is not None for row in report.looks),
+            f"energy ({words.interval_title(report)})",
+            lambda row: words.energy(row.energy_mj, row.energy_between_mj),
+        ),
         (True, "size", lambda row: words.megabytes(row.size_bytes)),
         (compared, f"{words.same_title(report)}, %", lambda row: words.same(row.fidelity)),
         (compared, "divergence", lambda row: words.divergence(row.fidelity)),

@@ -91,6 +91,13 @@ class Cuda:
         return f"{value.value // 1000}.{value.value % 1000 // 10}"
 
     @property
+    def pci_address(self) -> str:
+        """The place of the GPU on the bus, by which other libraries know it: 0000:01:00.0."""
+        text = ctypes.create_string_buffer(32)
+        self._call("cuDeviceGetPCIBusId", text, 32, self._device)
+        return text.value.decode()
+
+    @property
     def memory_bytes(self) -> int:
         size = ctypes.c_size_t()
         self._call("cuDeviceTotalMem_v2", ctypes.byref(size), self._device)

@@ -17,6 +17,7 @@ us to it, with a fake trtexec: it tests the plumbing, and says nothing about Ten
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -33,9 +34,10 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, NoReturn, Sequence, TextIO, Tuple  # noqa: UP035 (Python 3.8)
@@ -1174,6 +1176,383 @@ def warnings_of(card: Mapping[str, Any], root: Path = ROOT) -> list[str]:
     return found
 
 
+# --- Power, energy and heat -------------------------------------------------------------------------------------------
+
+PERIOD = 0.05  # seconds between two readings of the power
+LEAST_READINGS = 8  # of the power in a run
+LEAST_REFRESHES = 4  # of the sensor in a run: it averages over the time between two of them
+IDLE_SECONDS = 3.0
+MOST_WATTS = 1e4  # a reading beyond is none
+LOWERED = 0.97  # of a clock that is held: less was lowered, not rounded
+SOAK_STEP = 60.0  # seconds of each row of a soak
+SETTLED = 0.02  # difference of the last two rows of a soak
+SENSORS = ("ina3221", "ina3221x", "ina238")
+# The rails whose sum is the whole module or board, by their labels; the first whose rails are all there is taken.
+TOTALS = (
+    ("VIN",),  # Thor: what the developer kit draws, by an INA238 on its carrier board (NVIDIA's forum, topic 366461)
+    ("VDD_IN",),  # Orin NX and Orin Nano: the module (Jetson Linux guide, forum topic 200883)
+    # AGX Orin: the module. A fourth rail, VDDQ_VDD2_1V8AO, reads 5 V too, so it is taken to be a part of VIN_SYS_5V0.
+    ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"),
+    ("VDD_GPU", "VDD_CPU_SOC_MSS", "VIN_SYS_5V0"),  # Thor on a carrier board without an INA238: the module
+)
+
+
+class Rail(NamedTuple):
+    """A supply that a sensor of the board measures."""
+
+    name: str
+    chip: str
+    volts: Path  # in millivolts
+    amperes: Path  # in milliamperes
+    power: Path | None  # in microwatts, where the chip multiplies itself
+    refresh: float  # seconds between two values of the sensor
+
+    def watts(self) -> float | None:
+        """Return the power now; None if it cannot be read."""
+        if self.power is not None:
+            found = number_of(self.power)
+            watts = math.nan if found is None else found / 1e6
+        else:
+            volts, amperes = number_of(self.volts), number_of(self.amperes)
+            watts = math.nan if volts is None or amperes is None else volts * amperes / 1e6
+        return watts if abs(watts) <= MOST_WATTS else None
+
+
+class Power(NamedTuple):
+    """The rails whose sum is the power of the whole module or board."""
+
+    rails: tuple[Rail, ...]
+
+    @property
+    def source(self) -> str:
+        """What measures, in words: VDD_IN by INA3221."""
+        chips = dict.fromkeys(rail.chip.upper() for rail in self.rails)
+        return f"{' + '.join(rail.name for rail in self.rails)} by {' and '.join(chips)}"
+
+    @property
+    def refresh(self) -> float:
+        """The seconds between two values of the slowest sensor."""
+        return max(rail.refresh for rail in self.rails)
+
+    def watts(self) -> dict[str, float] | None:
+        """Return the power of each rail now; None if one cannot be read."""
+        found = {rail.name: rail.watts() for rail in self.rails}
+        known = {name: watts for name, watts in found.items() if watts is not None}
+        return known if len(known) == len(found) else None
+
+
+def rails_of(root: Path = ROOT) -> dict[str, Rail]:
+    """Return all rails that sensors of this machine measure, by label; channels without one are not connected."""
+    patterns = ["sys/class/hwmon/hwmon*"]
+    patterns += [f"sys/bus/i2c/drivers/{chip}/*/hwmon/hwmon*" for chip in SENSORS]
+    found: dict[str, Rail] = {}
+    for folder in (place for pattern in patterns for place in sorted(root.glob(pattern), key=_by_number)):
+        chip = line_of(folder / "name")
+        if chip not in SENSORS:
+            continue
+        interval = number_of(folder / "update_interval")  # milliseconds
+        refresh = interval / 1000 if interval is not None and 0 < interval < 1e5 else PERIOD
+        for label in sorted(folder.glob("in[0-9]*_label"), key=_by_number):
+            number, name = _by_number(label), line_of(label)
+            if not name or name.startswith("NC") or name.startswith("sum of"):
+                continue
+            volts, amperes = folder / f"in{number}_input", folder / f"curr{number}_input"
+            power = folder / f"power{number}_input"
+            rail = Rail(name, chip.rstrip("x"), volts, amperes, power if power.exists() else None, refresh)
+            if name not in found and (power.exists() or (volts.exists() and amperes.exists())):
+                found[name] = rail
+    return found
+
+
+def power_of(root: Path = ROOT) -> tuple[Power | None, str]:
+    """Return what measures the power of the whole board, or None and the reason why nothing does."""
+    rails = rails_of(root)
+    for names in TOTALS:
+        if all(name in rails for name in names):
+            power = Power(tuple(rails[name] for name in names))
+            if power.watts() is None:
+                return None, f"{power.source} cannot be read"
+            return power, ""
+    if rails:
+        return None, f"the rails {', '.join(rails)} are not known to add up to the board's power"
+    return None, "no INA3221 or INA238 tells the power of this board"
+
+
+Sample = Tuple[float, float]  # noqa: UP006 (Python 3.8): moment in seconds, watts
+
+
+def joules(samples: Sequence[Sample], start: float, end: float) -> float:
+    """Integrate power over time: straight lines between readings, and beyond the first and last as they were."""
+    inside = [(at, watts) for at, watts in samples if start < at < end]
+    points = [(start, _watts_at(samples, start)), *inside, (end, _watts_at(samples, end))]
+    return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in zip(points, points[1:]))  # noqa: RUF007 (Python 3.8)
+
+
+def _watts_at(samples: Sequence[Sample], moment: float) -> float:
+    before = [sample for sample in samples if sample[0] <= moment]
+    after = [sample for sample in samples if sample[0] > moment]
+    if not before or not after:
+        return (before[-1:] or after[:1])[0][1]
+    (t0, w0), (t1, w1) = before[-1], after[0]
+    return w0 + (w1 - w0) * (moment - t0) / (t1 - t0)
+
+
+class Spent(NamedTuple):
+    """The energy of some runs of a model, or the reason why it is not known."""
+
+    energy_mj: float | None = None  # of one run
+    watts: float | None = None  # on average
+    seconds: float = 0.0  # from run to run
+    reason: str = ""
+
+    def above(self, idle_w: float | None) -> float | None:
+        """The energy of one run beyond what the board draws anyway."""
+        return None if self.energy_mj is None or idle_w is None else self.energy_mj - 1000 * idle_w * self.seconds
+
+
+def spent_in(samples: Sequence[Sample], start: float, end: float, runs: int, refresh: float) -> Spent:
+    """Return the energy of so many runs between two moments, or why readings of the power do not tell it."""
+    inside = [at for at, _ in samples if start <= at <= end]
+    needed = LEAST_REFRESHES * max(refresh, PERIOD)
+    if runs < 1 or end - start < needed:
+        return Spent(reason=f"it ran for {max(end - start, 0):.1f} s, and the sensor needs {needed:.1f}")
+    if len(inside) < LEAST_READINGS:
+        return Spent(reason=f"its power was read {len(inside)} times, and {LEAST_READINGS} are needed")
+    gap = max(b - a for a, b in zip([start, *inside], [*inside, end]))
+    if gap > max(needed, 10 * PERIOD):
+        return Spent(reason=f"its power could not be read for {gap:.1f} s")
+    if len({watts for _, watts in samples}) == 1:
+        return Spent(reason="the sensor told the same value all the time")
+    energy = joules(samples, start, end)
+    if energy <= 0:
+        return Spent(reason="the sensor told no power")
+    return Spent(1000 * energy / runs, energy / (end - start), (end - start) / runs)
+
+
+def over_currents(root: Path = ROOT) -> dict[str, int]:
+    """Return how often each over-current input of the chip has throttled it since it was started: oc1, oc2, oc3."""
+    found = {}
+    for path in sorted(root.glob("sys/class/hwmon/hwmon*/oc*_event_cnt")):
+        value = number_of(path)
+        if value is not None and 0 <= value < 1 << 32:
+            found[path.name.split("_")[0]] = int(value)
+    return found
+
+
+def alerts(root: Path = ROOT) -> list[str]:
+    """Return what the kernel throttles just now because it is hot; a fan that runs is not throttled."""
+    found = []
+    for device in sorted(root.glob("sys/class/thermal/cooling_device*"), key=_by_number):
+        kind = line_of(device / "type")
+        if kind.endswith("-alert") and (number_of(device / "cur_state") or 0) > 0:
+            found.append(kind)
+    return found
+
+
+class Watch:
+    """Watches the board while something runs: its power, its GPU clock, and what throttles it.
+
+    `log`: of a trtexec, whose lines tell when its runs began and ended. An older log there is removed.
+    """
+
+    def __init__(self, power: Power | None, root: Path = ROOT, log: Path | None = None) -> None:
+        self.power, self.root, self.log = power, root, log
+        self.samples: list[tuple[float, dict[str, float]]] = []  # moment, watts by rail
+        self.clocks: list[tuple[float, float]] = []  # moment, hertz
+        self.alerts: set[str] = set()
+        self.timed: tuple[float, float, int] | None = None  # beginning and end of the timed runs, and their number
+        self.counts: dict[str, int] = {}  # events of over-current meanwhile
+        self._gpu = next(iter(_gpu_places(root)), None)
+        self._stop = threading.Event()
+        # Reading a sensor may wait for its next value, and the log must not wait for that.
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._read_power, self._read_rest)]
+
+    def __enter__(self) -> Watch:
+        if self.log is not None:
+            self.log.unlink(missing_ok=True)
+        self._before, self._held = over_currents(self.root), _held_clock(self._gpu)
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        after = over_currents(self.root)  # the counters are of 32 bits, and begin again
+        self.counts = {name: (after[name] - n) % (1 << 32) for name, n in self._before.items() if name in after}
+
+    def _read_power(self) -> None:
+        while self.power is not None and not self._stop.is_set():
+            before, watts = time.monotonic(), self.power.watts()
+            if watts is not None:
+                self.samples.append(((before + time.monotonic()) / 2, watts))
+            self._stop.wait(PERIOD)
+
+    def _read_rest(self) -> None:
+        last = False
+        while not last:
+            last = self._stop.is_set()  # once more after the end: a log may have come late
+            self._read_log()
+            self.alerts.update(alerts(self.root))
+            clock = None if self._gpu is None else number_of(self._gpu / "cur_freq")
+            self.clocks += [] if clock is None else [(time.monotonic(), clock)]
+            self._stop.wait(PERIOD)
+
+    def _read_log(self) -> None:
+        """Note the moment at which trtexec tells of its timed runs, which is right after the last of them."""
+        if self.log is None or self.timed is not None:
+            return
+        found = re.search(r"Timing trace has (\d+) queries over (\d[\d.e+-]*) s\s", text_of(self.log))
+        if found is not None:
+            with contextlib.suppress(ValueError):
+                seconds, now = float(found.group(2)), time.monotonic()
+                self.timed = (now - seconds, now, int(found.group(1)))
+
+    def spent(self, timed: tuple[float, float, int] | None = None) -> Spent:
+        """Return the energy of runs: those that trtexec told of, or so many between two moments."""
+        if self.power is None:
+            return Spent(reason="nothing measures it")
+        told = timed or self.timed
+        if told is None:
+            return Spent(reason="trtexec did not tell when it timed")
+        totals = [(at, sum(watts.values())) for at, watts in self.samples]
+        return spent_in(totals, *told, self.power.refresh)
+
+    def rails_w(self) -> dict[str, float]:
+        """Return the mean power of each rail during the timed runs."""
+        start, end = self.timed[:2] if self.timed is not None else (-math.inf, math.inf)
+        inside = [watts for at, watts in self.samples if start <= at <= end]
+        return {name: round(statistics.mean(w[name] for w in inside), 3) for name in (inside[0] if inside else ())}
+
+    def throttled(self) -> list[str]:
+        """Return what has throttled the chip meanwhile, in words; nothing if nothing did."""
+        found = [f"over-current {name}, {count} times" for name, count in self.counts.items() if count]
+        found += sorted(self.alerts)
+        start, end = self.timed[:2] if self.timed is not None else (-math.inf, math.inf)
+        least = min((clock for at, clock in self.clocks if start <= at <= end), default=math.inf)
+        if self._held is not None and least < LOWERED * self._held:
+            found.append(f"GPU clock {least / 1e6:.0f} of {self._held / 1e6:.0f} MHz")
+        return found
+
+
+def _held_clock(gpu: Path | None) -> float | None:
+    """Return the GPU's clock if it is held (jetson_clocks); None if it may move, or is not known."""
+    if gpu is None:
+        return None
+    least, most = number_of(gpu / "min_freq"), number_of(gpu / "max_freq")
+    return most if most and least == most else None
+
+
+def idle_watts(power: Power) -> float | None:
+    """Return the median power of the board while nothing of ours runs."""
+    end, found = time.monotonic() + max(IDLE_SECONDS, LEAST_REFRESHES * power.refresh), []
+    while time.monotonic() < end:
+        watts = power.watts()
+        if watts is not None:
+            found.append(sum(watts.values()))
+        time.sleep(PERIOD)
+    return statistics.median(found) if found else None
+
+
+def seen_in(watches: Sequence[Watch], idle_w: float | None) -> dict[str, Any]:
+    """Return energy and heat of a visit: of its run with copying, which comes first, and what throttled any of them."""
+    spent = watches[0].spent()
+    reasons = [reason for watch in watches for reason in watch.throttled()]
+    return {
+        "energy_mj": spent.energy_mj,
+        "above_idle_mj": spent.above(idle_w),
+        "watts": spent.watts,
+        "rails_w": watches[0].rails_w(),
+        "no_energy": spent.reason,
+        "throttled": list(dict.fromkeys(reasons)),
+    }
+
+
+def energy_in_profile(visits: Sequence[Mapping[str, Any]], power: Power | None) -> dict[str, Any]:
+    """Return the keys of a Profile that tell its energy; fewer rounds with one than an interval needs tell none."""
+    known = [visit for visit in visits if visit.get("energy_mj") is not None]
+    if power is None or len(known) < LEAST_ROUNDS:
+        return {"energy_mj": None}
+    rounds = [visit["energy_mj"] for visit in known]
+    above = [visit["above_idle_mj"] for visit in known if visit.get("above_idle_mj") is not None]
+    watts = [visit["watts"] for visit in known if visit.get("watts") is not None]
+    return {
+        "energy_mj": statistics.mean(rounds),
+        "energy_rounds_mj": rounds,
+        "energy_source": power.source,
+        "energy_above_idle_mj": statistics.mean(above) if above else None,
+        "power_w": statistics.mean(watts) if watts else None,
+    }
+
+
+def steady_ms(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Return the latency after heat: the median of the medians in the last third of a soak."""
+    last = rows[-max(1, len(rows) // 3) :]
+    return statistics.median(row["p50_ms"] for row in last)
+
+
+def _energy_in(visit: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the checked energy and heat of a visit in the file of an interrupted run."""
+    found: dict[str, Any] = {"throttled": [str(reason) for reason in visit.get("throttled", [])]}
+    for key in ("energy_mj", "above_idle_mj", "watts"):
+        value = visit.get(key)
+        if value is not None and not (isinstance(value, (int, float)) and abs(value) < 1e9):
+            raise ValueError(f"{key} is no number")
+        found[key] = value
+    rails = {str(name): float(watts) for name, watts in dict(visit.get("rails_w", {})).items()}
+    return dict(found, rails_w=rails, no_energy=str(visit.get("no_energy", "")))
+
+
+# --- Power modes ------------------------------------------------------------------------------------------------------
+
+
+class NeedsRestart(AgentError):
+    """A power mode that only a restart of the board can set."""
+
+
+def current_mode(root: Path = ROOT) -> int | None:
+    """Return the number of the power mode that is set."""
+    asked = re.search(r"NV Power Mode:\s*\S+\s+(\d+)", output_of("nvpmodel", "-q"))
+    found = asked or re.search(r"pmode:(\d+)", text_of(root / "var/lib/nvpmodel/status"))
+    return int(found.group(1)) if found else None
+
+
+def set_mode(number: int, root: Path = ROOT) -> None:
+    """Set a power mode; one that asks for a restart is refused: nothing is answered, so nothing is restarted."""
+    try:
+        done = subprocess.run(
+            ["nvpmodel", "-m", str(number)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=120,
+            check=False,
+            start_new_session=True,  # Ctrl-C is for us: it must be able to set the mode back
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise AgentError(f"nvpmodel -m {number} cannot be run: {error}. Set the mode yourself") from error
+    text = done.stdout.decode("utf-8", "replace")
+    if re.search(r"reboot", text, re.IGNORECASE):
+        raise NeedsRestart(f"power mode {number} needs a restart of the board")
+    if current_mode(root) != number:
+        raise AgentError(f"nvpmodel -m {number} did not set the mode: {_last_line(text)[:200] or 'it gave no reason'}")
+
+
+def modes_of(text: str, known: Mapping[int, str]) -> list[int]:
+    """Return the numbers of the power modes that are named: all, 0,2 or 15W,MAXN."""
+    if text == "all":
+        return list(known)
+    found = []
+    for word in (word.strip() for word in text.split(",")):
+        number = next((n for n, name in known.items() if word in (str(n), name)), None)
+        if number is None:
+            there = ", ".join(f"{n} ({name})" for n, name in known.items())
+            raise UsageError(f"--power-modes {word}: no power mode is called that. There are: {there}")
+        found += [number] if number not in found else []
+    return found
+
+
 # --- The work ---------------------------------------------------------------------------------------------------------
 
 
@@ -1192,6 +1571,9 @@ class Asked:
     only: str | None = None
     batch: int | None = None
     layers: bool = False
+    soak: float | None = None  # minutes
+    power_modes: str | None = None
+    root: Path = ROOT  # of the files of the system; another one only in tests
 
     def beside(self, ending: str) -> Path:
         """A file or folder beside the one to write: orin.partial.json for orin.json."""
@@ -1250,9 +1632,14 @@ class Agent:
         refuse_untaken(self.family, self.version)
         self.batch = batch_of(self.family, asked.batch)
         self.variants = chosen(self.family, asked.only)
-        self.looks = [look()]
-        self.card = device_card(self.version, self.looks[0])
-        self.warnings = warnings_of(self.card)
+        self.looks = [look(asked.root)]
+        self.card = device_card(self.version, self.looks[0], asked.root)
+        self.warnings = warnings_of(self.card, asked.root)
+        self.power, self.no_power = power_of(asked.root)
+        if self.power is None and (asked.root / "etc/nv_tegra_release").exists():
+            self.warnings.append(f"no energy is measured: {self.no_power}")
+        self.idle_w: float | None = None
+        self.state: dict[str, Any] = {}
         self.builds: dict[str, Any] = {}
         self.failed: dict[str, dict[str, Any]] = {}  # comparisons that a variant did not pass
         _refuse_foreign(asked.out, {"profiles", "target"})
@@ -1270,6 +1657,7 @@ class Agent:
         engines = {variant.name: self.build(variant) for variant in self.variants}
         engines = self.compared(engines)
         visits = self.take_turns(engines)
+        self.soak(engines)
         layers = {name: self.layers(name, engine) for name, engine in engines.items()} if self.asked.layers else {}
         return self.write(visits, layers)
 
@@ -1431,8 +1819,9 @@ class Agent:
 
     def take_turns(self, engines: Mapping[str, Path]) -> dict[str, list[dict[str, Any]]]:
         """Visit the engines in turns; what was measured is kept at once, and not measured again."""
-        state = self.resumed()
+        state = self.state = self.resumed()
         self.looks = state["looks"]
+        self.idle_w = state["idle_w"] = self.idle()
         names = list(engines)
         with tempfile.TemporaryDirectory(prefix=".times-", dir=str(self.asked.engines)) as scratch:
             for number in range(self.asked.rounds):
@@ -1442,7 +1831,7 @@ class Agent:
                         continue
                     visit = self.visit(name, engines[name], Path(scratch))
                     state["visits"].append(dict(visit, round=number, variant=name))
-                    state["looks"].append(look())
+                    state["looks"].append(look(self.asked.root))
                     write_json(self.asked.partial, dict(state, warnings=self.warnings))
                     median = statistics.median(visit["latency_ms"])
                     say(f"round {number + 1} of {self.asked.rounds}: {name} {median:.3f} ms")
@@ -1452,11 +1841,13 @@ class Agent:
     def visit(self, name: str, engine: Path, scratch: Path) -> dict[str, Any]:
         """One turn of an engine: some seconds with copying, some without."""
         seconds, shape = self.asked.seconds / self.asked.rounds, self.shape(name)
-        found = []
+        found, watches = [], []
         for copying in (True, False):
             times, log = scratch / "times.json", self.asked.engines / f"{name}.run.log"
             arguments = run_arguments(self.version, engine, times, seconds, self.asked.warm_up, shape, copying)
-            text = self.run(f"{engine}: cannot be run", arguments, log, times)
+            with Watch(self.power, self.asked.root, log) as watch:
+                text = self.run(f"{engine}: cannot be run", arguments, log, times)
+            watches.append(watch)
             found.append(parse_times(times.read_text(encoding="utf-8", errors="replace"), f"{name}: {times.name}"))
             times.unlink()
             if copying and not found[-1].copied:  # then its options mean something else than they did
@@ -1466,6 +1857,7 @@ class Agent:
         return {
             "latency_ms": [max(round(ms, 4), RESOLUTION_MS) for ms in evenly(found[0].latency_ms, MOST_KEPT)],
             "gpu_ms": [round(ms, 4) for ms in evenly(found[1].compute_ms, MOST_KEPT)],
+            **seen_in(watches, self.idle_w),
         }
 
     def shape(self, name: str) -> str | None:
@@ -1483,6 +1875,7 @@ class Agent:
             same, warnings = state["key"] == begun["key"], [str(warning) for warning in state["warnings"]]
             known = [_visit(visit) for visit in state["visits"]]
             looks = [dict(seen, clocks_mhz=dict(seen["clocks_mhz"])) for seen in state["looks"]]
+            soaked = _soaked_in(state)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise AgentError(f"{path}: damaged: {_short(error)}. Remove it to begin anew") from error
         if not same:
@@ -1490,7 +1883,7 @@ class Agent:
             return begun
         say(f"going on after {len(known)} of {len(self.timed) * self.asked.rounds} visits")
         self.warnings += [warning for warning in warnings if warning not in self.warnings]
-        return dict(begun, visits=known, looks=[*looks, *self.looks])
+        return dict(begun, visits=known, looks=[*looks, *self.looks], **soaked)
 
     def layers(self, name: str, engine: Path) -> list[dict[str, Any]]:
         """Time of each layer, longest first; what cannot be read is a warning, since nothing else depends on it."""
@@ -1526,18 +1919,126 @@ class Agent:
         alone = {name: sorted(ms for visit in found for ms in visit["gpu_ms"]) for name, found in visits.items()}
         for name, profile in profiles.items():
             profile["gpu_ms"] = round(percentile(alone[name], 50), 4)
+            self.heat(name, profile, visits[name])
             self.beware(name, profile)
         gpu = {n: {at: round(percentile(ms, q), 4) for at, q in PERCENTILES.items()} for n, ms in alone.items()}
         written = {"format_version": 1, "model": family.model, "target": target, "profiles": profiles}
         written["failed"] = self.not_passed()
         write_json(asked.out, written)
         seen = {"looks": self.looks, "builds": self.builds, "gpu_ms": gpu, "layers": dict(layers)}
+        seen.update(self.energy_record(visits))
         write_json(asked.record, dict(seen, format_version=1, key=self.key(), device=self.card, warnings=self.warnings))
         asked.partial.unlink(missing_ok=True)
         if asked.keep_engines is None:
             self.clear()
         self.show(profiles, gpu)
+        self.show_energy(profiles, visits)
         return written
+
+    def idle(self) -> float | None:
+        """Measure the power of the board before anything of ours runs; None where nothing tells it."""
+        if self.power is None:
+            return None
+        say(f"measuring the power of the idle board, {self.power.source}")
+        return idle_watts(self.power)
+
+    def soak(self, engines: Mapping[str, Path]) -> None:
+        """Run engines for minutes without a pause, one after another, and keep what each minute was like.
+
+        Those that --only names, or all. One that was interrupted is begun anew: the board has cooled down since.
+        """
+        minutes, only = self.asked.soak, self.asked.only
+        if minutes is None:
+            return
+        named = None if only is None else {name.strip() for name in only.split(",")}
+        soaked = self.state.setdefault("soak", {})
+        with tempfile.TemporaryDirectory(prefix=".times-", dir=str(self.asked.engines)) as scratch:
+            for name, engine in engines.items():
+                known = soaked.get(name, {}).get("minutes") == minutes
+                if known or (named is not None and name not in named):
+                    continue
+                rows: list[dict[str, Any]] = []
+                while (left := 60 * minutes - sum(row["seconds"] for row in rows)) > 0.001:
+                    rows.append(self.soak_step(name, engine, min(SOAK_STEP, left), Path(scratch), len(rows)))
+                soaked[name] = {"minutes": minutes, "rows": rows}
+                write_json(self.asked.partial, dict(self.state, warnings=self.warnings))
+
+    def soak_step(self, name: str, engine: Path, seconds: float, scratch: Path, number: int) -> dict[str, Any]:
+        """Return one row of a soak: latencies, heat and power of up to a minute."""
+        times, log = scratch / "times.json", self.asked.engines / f"{name}.soak.log"
+        warm_up = self.asked.warm_up if number == 0 else 0.0
+        arguments = run_arguments(self.version, engine, times, seconds, warm_up, self.shape(name))
+        with Watch(self.power, self.asked.root, log) as watch:
+            self.run(f"{engine}: cannot be run", arguments, log, times)
+        found = parse_times(times.read_text(encoding="utf-8", errors="replace"), f"{name}: {times.name}")
+        times.unlink()
+        seen, ordered = look(self.asked.root), sorted(found.latency_ms)
+        row = {
+            "seconds": seconds,
+            "runs": len(ordered),
+            **{f"{at}_ms": round(percentile(ordered, q), 4) for at, q in PERCENTILES.items()},
+            "temperatures_c": seen["temperatures_c"],
+            "gpu_mhz": _mean_mhz(watch) or seen["clocks_mhz"].get("gpu"),
+            **seen_in([watch], self.idle_w),
+        }
+        say(
+            f"soaking {name}: minute {number + 1} of {math.ceil(60 * (self.asked.soak or 0) / SOAK_STEP)}, {row['p50_ms']:.3f} ms"
+        )
+        return row
+
+    def heat(self, name: str, profile: dict[str, Any], visits: Sequence[Mapping[str, Any]]) -> None:
+        """Add energy, throttling and the latency after heat to a Profile, and warn of what should not be relied on."""
+        profile.update(energy_in_profile(visits, self.power))
+        hit = [visit for visit in visits if visit["throttled"]]
+        profile["conditions"]["throttled"] = len(hit) / len(visits)
+        if hit:
+            why = "; ".join(dict.fromkeys(reason for visit in hit for reason in visit["throttled"]))
+            self.warn(
+                f"{name} was throttled in {len(hit)} of {len(visits)} rounds: {why[:300]}. "
+                "Cool the board, give it a stronger supply, or take a lower power mode"
+            )
+        reasons = [visit["no_energy"] for visit in visits if visit["no_energy"]]
+        if self.power is not None and profile["energy_mj"] is None and reasons:
+            self.warn(f"the energy of {name} is not known: {reasons[0]}. Give more --seconds")
+        soaked = self.state.get("soak", {}).get(name)
+        if soaked is not None:
+            rows = soaked["rows"]
+            profile["steady_ms"] = steady_ms(rows)
+            last = [row["p50_ms"] for row in rows[-2:]]
+            if abs(last[-1] / last[0] - 1) > SETTLED:
+                self.warn(f"{name} still changed in the last minute of its soak. Give more minutes to --soak")
+
+    def energy_record(self, visits: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+        """Return what the record keeps of power and heat: by visit, and of every soak."""
+        parts = ("round", "energy_mj", "above_idle_mj", "watts", "rails_w", "no_energy", "throttled")
+        told = {"source": None if self.power is None else self.power.source, "idle_w": self.idle_w}
+        return {
+            "power": dict(told, reason=self.no_power),
+            "visits": {
+                name: [{part: visit[part] for part in parts} for visit in all_] for name, all_ in visits.items()
+            },
+            "soak": self.state.get("soak", {}),
+        }
+
+    def show_energy(self, profiles: Mapping[str, Mapping[str, Any]], visits: Mapping[str, Any]) -> None:
+        """The energy of every variant and the rows of a soak, for people; nothing where nothing was measured."""
+        if any(profile["energy_mj"] is not None for profile in profiles.values()):
+            idle = "unknown" if self.idle_w is None else f"{self.idle_w:.2f} W"
+            say(
+                f"Energy of the board while it runs without a pause, {profiles_source(profiles)}; idle {idle}",
+                sys.stdout,
+            )
+            rows = [(name, *energy_cells(profile, visits[name], self.batch)) for name, profile in profiles.items()]
+            say_table(("variant", "W", "mJ per image", "of these above idle", "rounds throttled"), rows)
+        rows = [
+            (name, str(number + 1), *soak_cells(row, self.batch))
+            for name, soaked in self.state.get("soak", {}).items()
+            for number, row in enumerate(soaked["rows"])
+        ]
+        if rows:
+            say_table(
+                ("soak", "minute", "p50 ms", "p99 ms", "hottest", "GPU MHz", "W", "mJ per image", "throttled"), rows
+            )
 
     def clear(self) -> None:
         """Remove what was made on the way, and the folder if nothing else is in it."""
@@ -1606,6 +2107,214 @@ class Agent:
         say(f"Written to {self.asked.out}{kept}; what else was seen is in {self.asked.record}", sys.stdout)
 
 
+def profiles_source(profiles: Mapping[str, Mapping[str, Any]]) -> str:
+    """What measured the energy of some Profiles."""
+    return next((str(p["energy_source"]) for p in profiles.values() if p.get("energy_source")), UNKNOWN)
+
+
+def energy_cells(profile: Mapping[str, Any], visits: Sequence[Mapping[str, Any]], batch: int) -> tuple[str, ...]:
+    """Power, energy of an image, the part of it above idle, and throttled rounds, as text."""
+    above = profile.get("energy_above_idle_mj")
+    return (
+        _cell(profile.get("power_w"), 2),
+        _cell(None if profile["energy_mj"] is None else profile["energy_mj"] / batch, 2),
+        _cell(None if above is None else above / batch, 2),
+        f"{sum(bool(visit['throttled']) for visit in visits)} of {len(visits)}",
+    )
+
+
+def soak_cells(row: Mapping[str, Any], batch: int) -> tuple[str, ...]:
+    """One row of a soak, as text."""
+    heat = row["temperatures_c"]
+    hottest = max(heat, key=heat.__getitem__, default=None)
+    return (
+        f"{row['p50_ms']:.2f}",
+        f"{row['p99_ms']:.2f}",
+        "-" if hottest is None else f"{heat[hottest]:.0f} C {hottest}",
+        _cell(row["gpu_mhz"], 0),
+        _cell(row["watts"], 2),
+        _cell(None if row["energy_mj"] is None else row["energy_mj"] / batch, 2),
+        "; ".join(row["throttled"]) or "no",
+    )
+
+
+def _cell(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def say_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table: the first column to the left, the others to the right."""
+    widths = [max(len(row[n]) for row in [titles, *rows]) for n in range(len(titles))]
+    for row in [titles, *rows]:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]
+        say("  ".join(cells), sys.stdout)
+
+
+def _mean_mhz(watch: Watch) -> float | None:
+    return statistics.mean(clock for _, clock in watch.clocks) / 1e6 if watch.clocks else None
+
+
+def _soaked_in(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the checked soaks that an interrupted run has finished."""
+    found = {}
+    for name, soaked in dict(state.get("soak", {})).items():
+        rows = []
+        for row in soaked["rows"]:
+            times = {f"{at}_ms": _milliseconds(row[f"{at}_ms"]) for at in PERCENTILES}
+            heat = {str(zone): float(degrees) for zone, degrees in dict(row["temperatures_c"]).items()}
+            clock = None if row["gpu_mhz"] is None else float(row["gpu_mhz"])
+            told = {"seconds": float(row["seconds"]), "runs": int(row["runs"]), "gpu_mhz": clock}
+            rows.append(dict(times, **told, temperatures_c=heat, **_energy_in(row)))
+        if not rows:
+            raise ValueError("a soak has no rows")
+        found[str(name)] = {"minutes": float(soaked["minutes"]), "rows": rows}
+    return {"soak": found}
+
+
+class Sweep:
+    """A family in several power modes of one board, one after the other; the mode of before is set again at the end.
+
+    Every mode has Profiles of its own, orin.15W.json beside --out orin.json: a Profile is of one mode. Engines are
+    built once, in the first mode. Modes that only a restart could set are left out.
+    """
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked, self.root = asked, asked.root
+        self.known = power_modes(self.root)
+        if not self.known:
+            raise UsageError("--power-modes: no /etc/nvpmodel.conf tells the power modes of this machine. Leave it out")
+        wanted = modes_of(str(asked.power_modes), self.known)
+        if not is_root():
+            raise UsageError("--power-modes: only root can set them. Run it with sudo, or time the mode that is set")
+        now = current_mode(self.root)
+        if now is None:
+            raise AgentError("the power mode is unknown, so it could not be set again. Look yourself: nvpmodel -q")
+        _refuse_foreign(asked.beside(".modes.json"), {"modes"})
+        _check_writable(self.kept, "--out")
+        self.state = self.resumed(now)
+        self.modes = sorted(wanted, key=lambda number: number != now)  # that which is set first, for it needs no change
+        self.held = _held_clock(next(iter(_gpu_places(self.root)), None)) is not None
+
+    @property
+    def kept(self) -> Path:
+        """The file that says how far an interrupted sweep has come."""
+        return self.asked.beside(".modes.partial.json")
+
+    def resumed(self, now: int) -> dict[str, Any]:
+        """Return what an interrupted sweep has left, or a new beginning; also the mode to set again in the end."""
+        asked = self.asked
+        of_run = [asked.seconds, asked.warm_up, asked.rounds, asked.only, asked.batch, asked.soak]
+        key = [*of_run, sha256(asked.family / "manifest.json") if (asked.family / "manifest.json").is_file() else ""]
+        if not self.kept.exists():
+            return {"key": key, "mode_before": now, "done": {}}
+        try:
+            state = read_json(self.kept)
+            done = {str(number): dict(row) for number, row in state["done"].items()} if state["key"] == key else {}
+            before = state["mode_before"]  # None: it was set again
+            return {"key": key, "mode_before": now if before is None else int(before), "done": done}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise AgentError(f"{self.kept}: damaged: {_short(error)}. Remove it to begin anew") from error
+
+    def work(self) -> None:
+        """Time every mode, and set the mode of before again, whatever happens."""
+        write_json(self.kept, self.state)
+        try:
+            for number in self.modes:
+                if str(number) not in self.state["done"]:
+                    self.state["done"][str(number)] = self.one(number)
+                    write_json(self.kept, self.state)
+        finally:
+            self.set_again()
+        self.write()
+
+    def set_again(self) -> None:
+        """Set the power mode of before; a second Ctrl-C does not stop it."""
+        before = self.state["mode_before"]
+        handlers = {kind: signal.signal(kind, signal.SIG_IGN) for kind in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            if current_mode(self.root) != before:
+                set_mode(before, self.root)
+                self.hold()
+                say(f"the power mode is {self.known.get(before, before)} again")
+            write_json(self.kept, dict(self.state, mode_before=None))
+        except AgentError as error:
+            say(f"warning: {error}. Set it yourself: sudo nvpmodel -m {before}")
+        finally:
+            for kind, handler in handlers.items():
+                signal.signal(kind, handler)
+
+    def hold(self) -> None:
+        """Hold the clocks at the maximum of the mode that is set, if they were held before: a new mode frees them."""
+        if self.held:
+            output_of("jetson_clocks")
+
+    def one(self, number: int) -> dict[str, Any]:
+        """Time the family in one mode; what the table shows of it, or why it was left out."""
+        name = self.known[number]
+        try:
+            if current_mode(self.root) != number:
+                say(f"power mode {name}")
+                set_mode(number, self.root)
+                self.hold()
+                time.sleep(self.asked.warm_up)
+        except AgentError as error:
+            say(f"warning: {error}, so {name} is left out. Time it alone: sudo nvpmodel -m {number}")
+            return {"mode": name, "left_out": str(error), "rows": []}
+        out = self.asked.beside(f".{mode_in_name(name, number, self.known)}.json")
+        agent = Agent(replace(self.asked, out=out, keep_engines=self.asked.engines, power_modes=None))
+        agent.warnings = [text for text in agent.warnings if not text.startswith("the power mode is ")]
+        profiles = agent.work()["profiles"]
+        rows = {name: mode_row(profile, agent.batch) for name, profile in profiles.items()}
+        return {"mode": name, "left_out": None, "file": out.name, "rows": rows}
+
+    def write(self) -> None:
+        """Write and show the table, and remove what is of no more use."""
+        done = [dict(self.state["done"][str(number)], id=number) for number in sorted(self.modes)]
+        timed = [mode for mode in done if mode["left_out"] is None]
+        self.kept.unlink(missing_ok=True)
+        if self.asked.keep_engines is None and self.asked.engines.is_dir():
+            Agent(replace(self.asked, power_modes=None)).clear()
+        if not timed:
+            raise AgentError(
+                f"no power mode could be timed: {done[0]['left_out']}. Set one, and leave --power-modes out"
+            )
+        write_json(self.asked.beside(".modes.json"), {"format_version": 1, "modes": done})
+        cells = [
+            (mode["mode"], name, *(_cell(row[part], 2) for part in MODE_PARTS))
+            for mode in timed
+            for name, row in mode["rows"].items()
+        ]
+        say_table(("mode", "variant", "p50 ms", "p99 ms", "W", "mJ per image", "of these above idle"), cells)
+        files = ", ".join(mode["file"] for mode in timed)
+        say(f"Written to {files}; the table is in {self.asked.beside('.modes.json')}", sys.stdout)
+
+
+MODE_PARTS = ("p50_ms", "p99_ms", "watts", "image_mj", "above_idle_mj")
+
+
+def mode_row(profile: Mapping[str, Any], batch: int) -> dict[str, float | None]:
+    """Return what the table of a sweep shows of a variant in one mode."""
+    energy, above = profile["energy_mj"], profile.get("energy_above_idle_mj")
+    return {
+        "p50_ms": profile["p50_ms"],
+        "p99_ms": profile["p99_ms"],
+        "watts": profile.get("power_w"),
+        "image_mj": None if energy is None else energy / batch,
+        "above_idle_mj": None if above is None else above / batch,
+    }
+
+
+def mode_in_name(name: str, number: int, known: Mapping[int, str]) -> str:
+    """Return a power mode as a part of a file's name; its number where another mode has the same."""
+    plain = re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-") or str(number)
+    return plain if list(known.values()).count(name) == 1 else f"{plain}-{number}"
+
+
+def is_root() -> bool:
+    """True for the user who may change power modes."""
+    return hasattr(os, "geteuid") and os.geteuid() == 0
+
+
 def _described(path: Path) -> dict[str, Any] | None:
     """Return the record beside an engine; None if there is none that can be read."""
     try:
@@ -1624,7 +2333,7 @@ def _visit(visit: Mapping[str, Any]) -> dict[str, Any]:
     times = {part: [_milliseconds(ms) for ms in visit[part]] for part in ("latency_ms", "gpu_ms")}
     if not all(times.values()) or not all(times["latency_ms"]):
         raise ValueError("a visit has no times")
-    return dict(times, round=int(visit["round"]), variant=_text_in(visit, "variant"))
+    return dict(times, round=int(visit["round"]), variant=_text_in(visit, "variant"), **_energy_in(visit))
 
 
 def _is_file(path: Path, digest: str) -> bool:
@@ -1725,13 +2434,21 @@ def parse_arguments(words: Sequence[str] | None) -> Asked:
     parser.add_argument("--only", metavar="s30,dense", help="only these variants, and dense")
     parser.add_argument("--batch", type=_number(1, True), help="images in a run; as the family was made for")
     parser.add_argument("--layers", action="store_true", help="also time every layer, into the record")
+    parser.add_argument(
+        "--soak", type=_number(0.01), metavar="MINUTES", help="then run each of --only, or all, so long"
+    )
+    parser.add_argument(
+        "--power-modes", nargs="?", const="all", metavar="0,2", help="in these power modes, or all; needs root"
+    )
+    parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     return Asked(**vars(parser.parse_args(words)))
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Do what the command line says; the exit code."""
     try:
-        Agent(parse_arguments(words)).work()
+        asked = parse_arguments(words)
+        (Agent(asked) if asked.power_modes is None else Sweep(asked)).work()
     except AgentError as error:
         say(f"error: {str(error)[:1000]}")
         return error.exit_code

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from ..allocation.recipe import ADDS_BIASES
 from ..checks.comparison import Compared
 from ..family.evaluation import Evaluation
 from ..family.fidelity import Fidelity, NotFinite
-from ..family.manifest import Limits, Measurement, Variant, WeightFile, verdict_on
+from ..family.manifest import Limits, Measurement, Variant, Verdict, WeightFile, verdict_on, worst
 from ..graph.format import GraphFormat
 from ..graph.forward import can_reorder
 from ..graph.precision import GraphPrecision
@@ -33,6 +34,7 @@ from ..graph.writer import GraphWriter, is_shared
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
 from ..profiling.drift import DriftCorrection, Latency
+from ..profiling.energy import Energy, energy_of
 from ..profiling.latency_model import LatencyModel, fit
 from ..profiling.profile import Percentile, Profile
 from ..profiling.sample_plans import held_out_plans, sample_plans, with_least_heads
@@ -232,6 +234,7 @@ class Candidates:
         self.built = {variant.name: variant for variant in built}
         self.drift: Latencies = latencies or DriftCorrection(DENSE)
         self.meter, self._builder, self._timer = meter, builder, timer
+        self._taken: dict[str, list[Profile]] = defaultdict(list)  # by variant, one of every timing run
 
     def add(self, name: str, point: Point | Plan, keep: bool = False) -> None:
         """Build a variant and compare it, unless it exists already; `keep`: as well as can be, not only to be timed.
@@ -325,11 +328,12 @@ class Candidates:
         at: Percentile = "p50",
         budget_ms: float | None = None,
         fresh: bool = False,
+        energy: bool = False,
     ) -> None:
         """Time variants in turns with the dense one, each for `seconds` and often enough to tell the percentile `at`.
 
         A variant timed before gets the newer profile. `budget_ms` is shown beside the latencies while they come in.
-        `fresh`: in a new process, since one file's latency differs from process to process.
+        `fresh`: in a new process, since one file's latency differs from process to process. `energy`: measure that too.
         """
         if self._timer is None:
             return
@@ -338,15 +342,20 @@ class Candidates:
         with self.progress.stage("timing"):
             least = FRESH_RUNS if fresh and at == "p50" else None
             report = live_report(self.progress, budget_ms)
-            self.record(self._timer.time(files, seconds, report, at, fresh=fresh, least_runs=least))
+            self.record(self._timer.time(files, seconds, report, at, energy=energy, fresh=fresh, least_runs=least))
 
     def record(self, run: Mapping[str, Profile]) -> None:
         """Record the profiles of one timing run, the dense variant's among them."""
         self.drift.add(run)
         for name, profile in run.items():
+            self._taken[name].append(profile)
             built = self.built[name]
             told = profile if built.compared is None else msgspec.structs.replace(profile, compared=built.compared)
             self.built[name] = replace(built, profile=told)
+
+    def energy(self, name: str) -> Energy | None:
+        """Return the energy of one run of a variant's last file; None if it was not measured, or too rarely."""
+        return energy_of([profile for profile in self._taken[name] if profile.sha256 == self.built[name].sha256])
 
     def latency_model(
         self,
@@ -417,14 +426,20 @@ class Candidates:
         taken = {*self.built, *also}
         return name if name not in taken else next(n for i in count(2) if (n := f"{name}-{i}") not in taken)
 
-    def measurements(self, budget_ms: float, limits: Limits, relative: bool) -> tuple[Measurement, ...]:
+    def measurements(
+        self, budget_ms: float, limits: Limits, relative: bool, budget_mj: float | None = None
+    ) -> tuple[Measurement, ...]:
         """Return a Measurement of every variant that was built and timed, densest first."""
         found = []
         for built in self.built.values():
             if built.profile is None:
                 continue
             latency = self.drift.latency(built.name, limits.at, relative)
-            verdict = verdict_on((latency.low, latency.high), budget_ms, self.meets_limits(built.name, limits))
+            energy = self.energy(built.name)
+            verdicts = [verdict_on((latency.low, latency.high), budget_ms, self.meets_limits(built.name, limits))]
+            if budget_mj is not None and energy is not None:
+                verdicts.append(verdict_on((energy.low, energy.high), budget_mj))
+            verdict: Verdict = worst(verdicts)
             found.append(
                 Measurement(
                     variant=built.name,
@@ -439,6 +454,8 @@ class Candidates:
                     evaluation=built.evaluation,
                     fits=verdict == "fits",
                     verdict=verdict,
+                    energy_mj=None if energy is None else energy.mj,
+                    energy_between_mj=None if energy is None else (energy.low, energy.high),
                     fidelity=built.fidelity,
                     precision=built.precision,
                     tokens=self.anatomy.tokens_after(built.plan),

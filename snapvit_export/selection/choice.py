@@ -13,12 +13,13 @@ from types import MappingProxyType
 
 from ..allocation.levers import PUBLISHED, Lever, in_order
 from ..budget import Budget
-from ..errors import BudgetNotMet
+from ..errors import BudgetNotMet, UsageError
 from ..family.fidelity import is_worse
 from ..family.manifest import Alternative, Choice, DroppedPrecision, Limits, Measurement, Prefer
 from ..profiling.drift import Latency
+from ..profiling.energy import ADVICE, Energy
 from ..profiling.latency_model import LatencyModel
-from .candidates import BuiltVariant, Candidates
+from .candidates import DENSE, BuiltVariant, Candidates
 from .options import Options
 
 
@@ -37,8 +38,29 @@ class Chooser:
     def latency(self, name: str) -> Latency:
         return self.candidates.latency(name, self.limits, self.budget.is_relative)
 
+    def energy(self, name: str) -> Energy:
+        """Return the energy of a variant that was timed; one that was not measured is refused."""
+        found = self.candidates.energy(name)
+        if found is None:
+            raise UsageError(f"the energy of {name} was not measured, or in too few rounds. {ADVICE}")
+        return found
+
     def surely_fits(self, name: str) -> bool:
-        return self.runs(name) > 0 and self.latency(name).high <= self.budget_ms
+        if not self.runs(name) or not self.latency(name).high <= self.budget_ms:
+            return False
+        most = self.budget.energy_mj
+        return self.candidates.meets_limits(name, self.limits) and (most is None or self.energy(name).high <= most)
+
+    def may_fit(self, name: str) -> bool:
+        """Return True if a variant fits by what was measured, though its intervals may reach beyond the budget."""
+        if not self.runs(name) or not self.latency(name).ms <= self.budget_ms:
+            return False
+        most = self.budget.energy_mj
+        return self.candidates.meets_limits(name, self.limits) and (most is None or self.energy(name).mj <= most)
+
+    def cost(self, name: str) -> float:
+        """Return what variants that do not fit are compared by: milliseconds, or millijoules where they alone count."""
+        return self.measured_ms(name) if self.budget.has_latency else self.energy(name).mj
 
     def runs(self, name: str) -> int:
         """Return how often a variant was timed."""
@@ -90,26 +112,36 @@ class Chooser:
 
         The machine is too noisy to tell more, so whoever must be sure (`Options.strict`) gets an error instead.
         """
-        unsure = [name for name in names if self.runs(name) and self.latency(name).ms <= self.budget_ms]
+        unsure = [name for name in names if self.may_fit(name)]
         if not unsure:
             return None
         best = self.best(unsure)
         if self.options.strict:
-            found = self.latency(best)
-            raise BudgetNotMet(
-                f"no variant surely fits {self.budget_ms:.3g} ms: {best} takes {found.low:.2f} to {found.high:.2f} ms. "
-                f"Choose again when the machine is idle, allow {rounded_up(found.high)}ms, or leave --strict out"
-            )
+            raise BudgetNotMet(self._not_sure(best))
         return best
 
+    def _not_sure(self, name: str) -> str:
+        """Say that the best variant may fit and does not surely, and what would help."""
+        found, most = self.latency(name), self.budget.energy_mj
+        if most is not None and found.high <= self.budget_ms:
+            spent = self.energy(name)
+            return (
+                f"no variant surely fits {most:.3g} mJ: {name} takes {spent.low:.2f} to {spent.high:.2f} mJ. "
+                f"Measure for longer, allow {rounded_up(spent.high)}mJ, or leave --strict out"
+            )
+        return (
+            f"no variant surely fits {self.budget_ms:.3g} ms: {name} takes {found.low:.2f} to {found.high:.2f} ms. "
+            f"Choose again when the machine is idle, allow {rounded_up(found.high)}ms, or leave --strict out"
+        )
+
     def next_better(self, chosen: str) -> str | None:
-        """Return the fastest of the better variants, none of which fits."""
+        """Return the fastest of the better variants, none of which fits, or that of the least energy."""
         better = [
             name
             for name, built in self.candidates.built.items()
             if built.profile is not None and not self.surely_fits(name) and self._is_better(name, chosen)
         ]
-        return min(better, key=self.measured_ms, default=None)
+        return min(better, key=self.cost, default=None)
 
     def _is_better(self, name: str, than: str) -> bool:
         one, other = self.candidates.built[name], self.candidates.built[than]
@@ -130,13 +162,13 @@ class Chooser:
         `alternatives`: the best of each single lever; those that the budget allows are told.
         """
         budget_ms, limits, denser = self.budget_ms, self.limits, self.next_better(chosen)
-        target = self.candidates.target
-        measurements = self.candidates.measurements(budget_ms, limits, self.budget.is_relative)
+        target, most = self.candidates.target, self.budget.energy_mj
+        measurements = self.candidates.measurements(budget_ms, limits, self.budget.is_relative, most)
         found = {m.variant: m for m in measurements}
         beside = found[denser] if denser is not None and self.candidates.meets_limits(denser, limits) else None
         pair = [chosen] if beside is None else [chosen, beside.variant]
         contended = any(self.candidates.drift.is_contended(name) for name in pair)
-        doubt = _doubt(found[chosen], beside, budget_ms, contended)
+        doubt = _doubt(found[chosen], beside, budget_ms, contended) or _energy_doubt(found[chosen], beside, most)
         reached = [
             Alternative(
                 lever=lever,
@@ -150,7 +182,8 @@ class Chooser:
         ]
         return Choice(
             variant=chosen,
-            budget_ms=budget_ms,
+            budget_ms=budget_ms if self.budget.has_latency else None,
+            budget_mj=most,
             next_denser=denser,
             decided=doubt is None,
             doubt=doubt,
@@ -183,8 +216,7 @@ def select_among(
     timed = [name for name, built in candidates.built.items() if built.profile is not None]
     chosen = chooser.best(fitting) if fitting else chooser.best_unsure(timed)
     if chosen is None:
-        least = min(timed, key=lambda name: (chooser.latency(name).ms, candidates.built[name].size_bytes))
-        raise BudgetNotMet(no_variant(candidates, least, chooser.latency(least), chooser.budget_ms, limits))
+        raise BudgetNotMet(_why_none(chooser, timed))
     return chooser.choice(chosen)
 
 
@@ -193,12 +225,45 @@ def _doubt(chosen: Measurement, denser: Measurement | None, budget_ms: float, co
     if contended:
         return "other work kept the model from its cores. Stop it and choose again"
     unsure = chosen if chosen.between_ms[1] > budget_ms else denser
-    if unsure is None or unsure.latency_ms > budget_ms:
+    if unsure is None or unsure.latency_ms > budget_ms or unsure.verdict == "no":
+        return None
+    if unsure.between_ms[1] <= budget_ms:  # then its energy is in doubt
         return None
     low, high = unsure.between_ms
     return (
         f"{unsure.variant} takes {low:.2f} to {high:.2f} ms and may fit or not. Choose again when the machine is idle, "
         f"or allow {rounded_up(high)}ms"
+    )
+
+
+def _energy_doubt(chosen: Measurement, denser: Measurement | None, most: float | None) -> str | None:
+    """Return the reason why an energy leaves a choice in doubt, and advice; None if it does not."""
+    for row in (chosen, denser):
+        if row is None or row.energy_mj is None or row.energy_between_mj is None or most is None:
+            continue
+        low, high = row.energy_between_mj
+        if row.energy_mj <= most < high and row.verdict == "unsure":
+            return (
+                f"{row.variant} takes {low:.2f} to {high:.2f} mJ and may fit or not. Measure for longer, or allow "
+                f"{rounded_up(high)}mJ"
+            )
+    return None
+
+
+def _why_none(chooser: Chooser, timed: Sequence[str]) -> str:
+    """Say why no variant fits: too slow, too large, or too much energy."""
+    candidates, limits, most = chooser.candidates, chooser.limits, chooser.budget.energy_mj
+    fast = [name for name in timed if chooser.latency(name).ms <= chooser.budget_ms]
+    small = [name for name in fast if candidates.meets_limits(name, limits)]
+    if most is None or not small:
+        least = min(timed, key=lambda name: (chooser.latency(name).ms, candidates.built[name].size_bytes))
+        return no_variant(candidates, least, chooser.latency(least), chooser.budget_ms, limits)
+    least = min(small, key=lambda name: chooser.energy(name).mj)
+    among = f" of those that fit {chooser.budget_ms:.3g} ms" if chooser.budget.has_latency else ""
+    return (
+        f"no variant fits {most:.3g} mJ: {least}, the least{among}, takes {chooser.energy(least).mj:.3g} mJ, dense "
+        f"{chooser.energy(DENSE).mj:.3g} mJ. Allow at least {rounded_up(chooser.energy(least).high)}mJ, or "
+        f"{candidates.advice}"
     )
 
 

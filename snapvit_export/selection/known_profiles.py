@@ -178,7 +178,7 @@ class Pick(Value, frozen=True, kw_only=True):
     """The variant for one device."""
 
     device: str
-    budget_ms: float
+    budget_ms: float | None  # None: energy alone is limited
     variant: str
     latency_ms: float
     verdict: Verdict  # fits, or unsure where nothing surely does
@@ -186,18 +186,27 @@ class Pick(Value, frozen=True, kw_only=True):
     next_denser_ms: float | None
     compared: bool | None = None  # False: its answers on that device were not compared; None: ONNX Runtime on the CPU
     left_out: tuple[str, ...] = ()  # variants whose answers differ there, so that they are never chosen
+    budget_mj: float | None = None  # None: energy is not limited
+    energy_mj: float | None = None  # of one run; None: not measured
+    next_denser_mj: float | None = None
 
 
 def parse_budgets(text: str) -> dict[str, Budget]:
-    """Read cpu=40ms,orin.json=10ms."""
+    """Read cpu=40ms,orin.json=10ms; an energy may follow a latency: orin.json=10ms,15mJ."""
     found: dict[str, Budget] = {}
+    written: dict[str, str] = {}
+    last = None
     for part in text.split(","):
         name, equals, budget = part.strip().rpartition("=")
+        if not equals and last is not None:
+            written[last] += f",{budget}"  # beside the latency of the same device
+            found[last] = Budget.parse(written[last])
+            continue
         if not equals or not name:
             raise UsageError(f"--budget '{part}' does not name a device. Write it like cpu=40ms,orin.json=10ms")
         if name in found:
             raise UsageError(f"--budget names {name} twice. Give each device once")
-        found[name] = Budget.parse(budget)
+        found[name], written[name], last = Budget.parse(budget), budget, name
     return found
 
 
@@ -232,10 +241,10 @@ def pick(
     candidates = _timed_candidates(Path(), manifest, found.target.target, timed, profiles, latencies)
     try:
         choice = select_among(candidates, budget, *_as_chosen(device, manifest, at), strict=strict)
-    except BudgetNotMet as error:
-        raise BudgetNotMet(f"{device}: {error}") from error
+    except (BudgetNotMet, UsageError) as error:
+        raise type(error)(f"{device}: {error}") from error
     measured = {measurement.variant: measurement for measurement in choice.measurements}
-    chosen = measured[choice.variant]
+    chosen, denser = measured[choice.variant], measured.get(choice.next_denser or "")
     assert chosen.verdict is not None, "it was measured just now"
     return Pick(
         device=device,
@@ -244,7 +253,10 @@ def pick(
         latency_ms=chosen.latency_ms,
         verdict=chosen.verdict,
         next_denser=choice.next_denser,
-        next_denser_ms=None if choice.next_denser is None else measured[choice.next_denser].latency_ms,
+        next_denser_ms=None if denser is None else denser.latency_ms,
+        budget_mj=choice.budget_mj,
+        energy_mj=chosen.energy_mj,
+        next_denser_mj=None if denser is None else denser.energy_mj,
         compared=choice.compared,
         left_out=tuple(refused),
     )

@@ -37,6 +37,7 @@ from ..graph.format import OPSETS, Flavour, GraphFormat
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
 from ..model.ranking import Ranking
+from ..profiling.energy import ADVICE, meter_for
 from ..profiling.profile import Percentile
 from ..profiling.timer import File, Timer
 from ..progress import Progress
@@ -151,6 +152,7 @@ def choose_in_family(
                 "latencies of a GPU decide alone: give --profile without --elastic, --data, --runtime, --batch, ..."
             )
         return _choose_by_known(folder, manifest, budget, limits, known, strict, progress)
+    _check_energy(budget, options.target(manifest), elastic, known)
     target = options.target(manifest)
     device = device_for(target.runtime)
     packed = None if elastic is None else _same_ranking(Elastic.load(elastic), folder, manifest)
@@ -171,7 +173,8 @@ def choose_in_family(
         asked = candidates.named(_with_tokens(manifest.anatomy, tokens, resolution, merging))
         for name, plan in asked.items():
             candidates.add(name, plan, keep=True)
-        _time(candidates, [*runnable, *(name for name in asked if name not in runnable)], limits.at)
+        to_time = [*runnable, *(name for name in asked if name not in runnable)]
+        _time(candidates, to_time, limits.at, energy=budget.energy_mj is not None)
         if packed is None or used is None:
             choice = select_among(candidates, budget, limits, prefer, strict)
         else:
@@ -242,14 +245,27 @@ def _check_request(
     _with_tokens(manifest.anatomy, tokens, resolution, SCHEDULES[DEFAULT])
 
 
-def _time(candidates: Candidates, names: Sequence[str], at: Percentile) -> None:
+def _check_energy(budget: Budget, target: Target, elastic: Path | None, known: FamilyProfile | None) -> None:
+    """Refuse, before anything is timed, an energy budget that could not be decided here."""
+    if budget.energy_mj is None:
+        return
+    if elastic is not None:
+        raise UsageError(
+            "new variants are cut to a latency, and energy is compared among variants that exist. Leave --elastic out, "
+            "or give milliseconds"
+        )
+    if known is None and meter_for(target.runtime) is None:
+        raise UsageError(f"nothing that can be read here measures the energy of {target.runtime}. {ADVICE}")
+
+
+def _time(candidates: Candidates, names: Sequence[str], at: Percentile, energy: bool = False) -> None:
     """Time variants that were not yet, in as many new processes as a decision needs at least."""
     untimed = [name for name in names if candidates.built[name].profile is None]
     if not untimed:
         return
     candidates.progress.phase(f"timing {', '.join(untimed)}")
     for _ in range(decide.FEWEST_RUNS):
-        candidates.time(untimed, RUN_SECONDS, at, fresh=True)
+        candidates.time(untimed, RUN_SECONDS, at, fresh=True, energy=energy)
 
 
 def _taken(manifest: Manifest, target: Target, progress: Progress) -> list[Variant]:

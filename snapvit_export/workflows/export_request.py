@@ -195,6 +195,11 @@ def _check_runtime(request: Request, budget: Budget | None) -> None:
     runtime = request.target.runtime
     if runtime == "openvino" and request.target.precision != "fp32" and (request.single_file or request.flavour):
         raise UsageError("int8 for OpenVINO is written in its own format: leave --single-file and --flavour out")
+    if budget is not None and budget.energy_mj is not None:
+        raise UsageError(
+            "export cuts to a latency, and energy is compared among variants that exist. Export some, such as --flops "
+            f"0.8,0.6,0.4, and then: snapvit choose FAMILY --budget {budget}"
+        )
     if budget is not None and not request.is_timed:
         raise UsageError(
             "a budget is met by timing, which only the device can do. Leave --budget out: a spread of variants is "

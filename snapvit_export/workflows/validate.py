@@ -178,7 +178,7 @@ def _check(request: ValidateRequest, manifest: Manifest) -> None:
     if manifest.choice is not None and (request.known is not None or request.measure):
         raise UsageError(
             f"{request.family} was chosen by its latencies, and others would contradict the proof. Choose again with "
-            f"them (snapvit choose {request.family} --budget {manifest.choice.budget_ms:.4g}ms), or leave them out"
+            f"them (snapvit choose {request.family} --budget {manifest.choice.budget}), or leave them out"
         )
     if request.known is not None:
         _require_all(request.known, manifest)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from snapvit_export.errors import FileFormatError, SnapvitError, UsageError
-from snapvit_export.profiling import in_process, timer
+from snapvit_export.profiling import energy, in_process, timer
 from snapvit_export.profiling.conditions import Conditions, EnergyCounter, LoadMonitor
 from snapvit_export.profiling.profile import LEAST_RUNS, PERCENTILES, Profile, check_percentile, to_profile
 from snapvit_export.profiling.sampling import BURST, MIN_RUNS, Samples, time_together
@@ -287,11 +287,15 @@ def test_the_energy_of_the_processor_is_not_told_as_that_of_a_gpu(runtime, told,
             (zone / "energy_uj").write_text(str(int((zone / "energy_uj").read_text()) + 2000))
 
     monkeypatch.setattr(in_process, "open_session", lambda path, target: nullcontext(Works()))
-    monkeypatch.setattr(in_process, "EnergyCounter", lambda: EnergyCounter(tmp_path))
-    monkeypatch.setattr(in_process, "ENERGY_SECONDS", 0.01)
+    monkeypatch.setattr(energy, "EnergyCounter", lambda: EnergyCounter(tmp_path))
+    monkeypatch.setattr(energy, "RAPL_SECONDS", 0.002)
+    monkeypatch.setattr(energy.board, "power_of", lambda root: (None, "no sensor"))
+    monkeypatch.setattr(energy, "LIBRARY", "libno-such-thing.so")
     target = msgspec.structs.replace(TARGET, runtime=runtime)
     card = this_device("1", None if runtime == "onnxruntime" else GPU)
     files = {"dense": timer.File(tmp_path / "x.onnx", "ab")}
     found = timer.Timer(target, card, np.zeros(1)).time(files, 0.01, energy=True)["dense"]
     assert found.energy_mj == (pytest.approx(2.0) if told else None)
+    assert len(found.energy_rounds_mj) == (energy.ROUNDS if told else 0)
+    assert found.energy_source == ("processor packages by RAPL" if told else None)
     assert found.method == "in-process"

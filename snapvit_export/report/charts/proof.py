@@ -14,16 +14,19 @@ def proof(report: ReportData) -> Chart | None:
     by_name = {row.name: row for row in report.looks}
     wanted = dict.fromkeys((report.next_denser, report.chosen, *(found.name for found in report.alternatives)))
     names = [name for name in wanted if name in by_name]
-    if report.budget_ms is None or report.chosen not in by_name:
+    limit, unit = (report.budget_mj, "mJ") if report.budget_ms is None else (report.budget_ms, "ms")
+    if limit is None or report.chosen not in by_name:
         return None
     compared = [by_name[name] for name in names if name is not None]
-    ends = [ms for measured in compared for ms in measured.between_ms] + [report.budget_ms]
-    x = axis(ends, least=0.02 * report.budget_ms, pad=0.18, floor=0.0)
-    rows = [_row(measured, report) for measured in compared]
+    ends = [value for measured in compared for value in _interval(measured, unit)[1:]] + [limit]
+    x = axis(ends, least=0.02 * limit, pad=0.18, floor=0.0)
+    rows = [_row(measured, report, unit) for measured in compared]
+    what = f"latency {report.at}" if unit == "ms" else "energy of a run"
+    points = "latencies corrected for machine drift" if unit == "ms" else "energies of a run"
     position = {
         "type": "quantitative",
         "scale": x.scale,
-        "axis": {"values": list(x.ticks), "title": f"latency {report.at}, ms", "grid": False},
+        "axis": {"values": list(x.ticks), "title": f"{what}, {unit}", "grid": False},
     }
     y = {"field": "name", "type": "nominal", "sort": None, "axis": {"title": None, "ticks": False, "domain": False}}
     fits = {
@@ -36,7 +39,7 @@ def proof(report: ReportData) -> Chart | None:
     tooltip = tips(
         ("name", "variant"),
         ("levers", "levers"),
-        ("latency", "latency"),
+        ("latency", "latency" if unit == "ms" else "energy"),
         ("between", words.interval_title(report)),
         *([("same", f"{words.same_title(report)}, %"), ("divergence", "divergence")] if compares else []),
         ("fits", "verdict"),
@@ -55,7 +58,7 @@ def proof(report: ReportData) -> Chart | None:
                 "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
                 "encoding": {"x": {"field": "ms", **position}, "color": fits},
             },
-            *budget_layers(report.budget_ms, x),
+            *budget_layers(limit, x, unit=unit),
             *with_halo(
                 {
                     "mark": {"type": "text", "dy": -15, "color": INK, "fontSize": 12},
@@ -67,8 +70,8 @@ def proof(report: ReportData) -> Chart | None:
     return Chart(
         name="proof",
         title="Proof of the choice",
-        caption="The variants on both sides of the budget, timed side by side; points are latencies corrected for "
-        f"machine drift, bars their {words.interval_title(report)}s. "
+        caption=f"The variants on both sides of the budget, timed side by side; points are {points}, bars their "
+        f"{words.interval_title(report)}s. "
         f"A variant fits when its whole bar meets the budget, and does not when none of it does.{alone}",
         alt=" ".join(
             f"{row['name']}: {row['latency']}, interval {row['between']}, verdict: {row['fits']}." for row in rows
@@ -79,19 +82,29 @@ def proof(report: ReportData) -> Chart | None:
     )
 
 
-def _row(measured: MeasurementRow, report: ReportData) -> Spec:
+def _interval(measured: MeasurementRow, unit: str) -> tuple[float, float, float]:
+    """Return what the budget limits, with its interval: milliseconds or millijoules."""
+    if unit == "ms":
+        return measured.latency_ms, *measured.between_ms
+    energy = measured.energy_mj or 0.0
+    return energy, *(measured.energy_between_mj or (energy, energy))
+
+
+def _row(measured: MeasurementRow, report: ReportData, unit: str) -> Spec:
+    value, low, high = _interval(measured, unit)
+    text = words.ms(value) if unit == "ms" else words.energy(value, None)
     return {
         "name": measured.name,
-        "ms": measured.latency_ms,
-        "low": measured.between_ms[0],
-        "high": measured.between_ms[1],
-        "latency": words.ms(measured.latency_ms),
-        "between": f"{words.interval(measured.between_ms)} ms",
+        "ms": value,
+        "low": low,
+        "high": high,
+        "latency": text,
+        "between": f"{words.interval((low, high))} {unit}",
         "levers": measured.levers,
         "same": words.same(measured.fidelity),
         "divergence": words.divergence(measured.fidelity),
         "fits": measured.verdict,
-        "verdict": f"{words.ms(measured.latency_ms)}{_role(measured, report)}",
+        "verdict": f"{text}{_role(measured, report)}",
     }
 
 

@@ -12,8 +12,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import text as words
-
 Spec = dict[str, Any]
 
 LIGHT = {
@@ -158,11 +156,11 @@ def _step(about: float) -> float:
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= about * 0.999)
 
 
-def budget_layers(budget_ms: float | None, x_axis: Axis, dy: int = -4) -> list[Spec]:
+def budget_layers(budget_ms: float | None, x_axis: Axis, dy: int = -4, unit: str = "ms") -> list[Spec]:
     """Draw the budget as a dashed line with its name at the top; nothing if it lies outside the axis."""
     if budget_ms is None or not x_axis.low <= budget_ms <= x_axis.high:
         return []
-    text = f"budget {words.budget(budget_ms)}"
+    text = f"budget {budget_ms:.4g} {unit}"
     align = "left" if x_axis.at(budget_ms) < 0.25 else "right" if x_axis.at(budget_ms) > 0.75 else "center"
     data = {"values": [{"budget": budget_ms, "text": text}]}
     x = {"field": "budget", "type": "quantitative"}

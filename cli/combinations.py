@@ -148,6 +148,21 @@ RULES = (
         "is that of another machine, and --target is local. Give --target ssh://user@host, or leave it out",
         beside=("--target=local",),
     ),
+    *(
+        Rule(
+            "profile",
+            option,
+            "is not for --agent, which times in TensorRT alone. Leave one of them out",
+            beside=("--agent",),
+        )
+        for option in BY_ITSELF
+    ),
+    Rule(
+        "profile",
+        "--budget",
+        "is met in one power mode, and --power-modes times several. Leave one of them out",
+        beside=("--power-modes",),
+    ),
     Rule(
         "profile",
         "--agent",
@@ -168,15 +183,6 @@ RULES = (
         Rule(
             "profile",
             option,
-            "is not for --agent, which times in TensorRT alone. Leave one of them out",
-            beside=("--agent",),
-        )
-        for option in BY_ITSELF
-    ),
-    *(
-        Rule(
-            "profile",
-            option,
             "is for a board that the agent times. Give --target jetson://user@host, or leave it out",
             unless=(f"--target={JETSON}", "--agent"),
         )
@@ -185,15 +191,9 @@ RULES = (
     Rule(
         "profile",
         "--budget",
-        "chooses by what the agent measures on a board. Give --target jetson://user@host too; to choose on this machine: "
-        "snapvit choose FAMILY --budget 10ms",
+        "chooses by what the agent measures on a board. Give --target jetson://user@host too; to choose on this "
+        "machine: snapvit choose FAMILY --budget 10ms",
         unless=(f"--target={JETSON}", "--agent"),
-    ),
-    Rule(
-        "profile",
-        "--budget",
-        "is met in one power mode, and --power-modes times several. Leave one of them out",
-        beside=("--power-modes",),
     ),
     Rule(
         "profile",

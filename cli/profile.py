@@ -68,7 +68,8 @@ class Choosing:
 def profile(
     family: Annotated[Path, typer.Argument(help="A family folder.")],
     target: Annotated[
-        str, typer.Option(help="Where to time: local, ssh://user@host[:port], or TensorRT on jetson://user@host[:port].")
+        str,
+        typer.Option(help="Where to time: local, ssh://user@host[:port], or TensorRT on jetson://user@host[:port]."),
     ] = "local",
     agent: Annotated[
         bool, typer.Option("--agent", help="On ssh://, time in TensorRT by trtexec there, as on jetson://.")
@@ -88,7 +89,8 @@ def profile(
     pause: options.Pause = 0.0,
     pin: options.Pin = None,
     soak: Annotated[
-        Optional[float], typer.Option(min=0.1, max=1440, help="On a board: then run each variant so many minutes, and watch its heat.")
+        Optional[float],
+        typer.Option(min=0.1, max=1440, help="On a board: then run each variant so many minutes, and watch its heat."),
     ] = None,
     power_modes: Annotated[
         Optional[str], typer.Option(help="On a board, as root: time in these power modes, by number: 0,2; or all.")

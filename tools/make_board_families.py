@@ -2,8 +2,8 @@
 
     python tools/make_board_families.py
 
-They are committed, since a board has neither torch nor onnx to make them with. Make them again when the format of graphs
-or families changes; tests/runtimes/test_board_families.py tells when they can no longer be read.
+They are committed, since a board has neither torch nor onnx to make them with. Make them again when the format of
+graphs or families changes; tests/runtimes/test_board_families.py tells when they can no longer be read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ KEPT = ("manifest.json",)  # beside the files that it lists
 def main() -> None:
     sys.path.insert(0, str(ROOT / "tests"))
     from helpers.families import make_family
-
     from snapvit_export.family.folder import files_to_time, read_family
     from snapvit_export.target import Target
 

@@ -11,7 +11,8 @@ A connection can end in three ways: closed, which ends standard input; cut off, 
 with the death of this process, which the kernel tells the agent. Each of them ends the agent and its trtexec, and
 nothing else: they are a process group of their own.
 
-May import: the standard library, nothing of snapvit; grammar of Python 3.8. tests/selection/test_remote_agent.py runs it.
+May import: the standard library, nothing of snapvit; grammar of Python 3.8. tests/selection/test_remote_agent.py
+holds us to it.
 """
 
 from __future__ import annotations

@@ -51,12 +51,12 @@ SETTINGS: dict[str, dict[str, str]] = {
 }
 REMEDIES = {
     CUDA: "Try: pip install 'snapvit-export[ort-gpu]'",
-    TENSORRT: "Try: pip install 'snapvit-export[ort-gpu,trt]'",
+    TENSORRT: "Try: pip install 'snapvit-export[ort-trt]'",
 }
 EXTRAS: dict[Runtime, str] = {
     "onnxruntime": "ort",
     "onnxruntime-cuda": "ort-gpu",
-    "onnxruntime-tensorrt": "ort-gpu,trt",
+    "onnxruntime-tensorrt": "ort-trt",
 }
 BATCH = "batch"  # the name of that size in graphs
 TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}

@@ -6,9 +6,11 @@ asks so. What stops a runtime is told in one line, beside the command that cures
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
+import platform
 import signal
 import subprocess
 import sys
@@ -25,15 +27,22 @@ from .tensorrt.session import PACKAGES
 SECONDS = 120  # loading takes some; nothing that works takes so long
 ANSWER = "snapvit-probe "  # before the line of JSON: libraries print what they like
 TRY = ". Try: "  # in our own errors, before the command
-WITHOUT_GPU = "without a GPU, use --runtime onnxruntime or openvino"
+WITHOUT_GPU = "--runtime onnxruntime or openvino, which need none"
 # By runtime: the packages that bring it, and how to install it.
 NEEDS: dict[Runtime, tuple[tuple[str, ...], str]] = {
     "onnxruntime": (("onnxruntime", "onnxruntime-gpu"), "pip install 'snapvit-export[ort]'"),
     "openvino": (("openvino",), "pip install 'snapvit-export[openvino]'"),
     "tensorrt": (("tensorrt", "tensorrt-rtx"), "pip install 'snapvit-export[rtx]' to build, [trt] or [trt11] to run"),
     "onnxruntime-cuda": (("onnxruntime-gpu",), "pip install 'snapvit-export[ort-gpu]' instead of [ort]"),
-    "onnxruntime-tensorrt": (("onnxruntime-gpu",), "pip install 'snapvit-export[ort-gpu,trt]' instead of [ort]"),
+    "onnxruntime-tensorrt": (("onnxruntime-gpu",), "pip install 'snapvit-export[ort-trt]' instead of [ort]"),
 }
+# Where these extras bring nothing (pyproject.toml has the same): on ARM, as of a Jetson.
+ON_ARM: dict[Runtime, str] = {
+    "tensorrt": "sudo apt install nvidia-jetpack, on a Jetson: docs/jetson.md",
+    "onnxruntime-tensorrt": "--runtime tensorrt: no package has this provider for ARM",
+}
+ON_OLD_ARM = "--runtime tensorrt: no package is made for ARM before Python 3.11"
+DISTRIBUTIONS = {"tensorrt": ("tensorrt", "tensorrt-cu12", "tensorrt-cu13"), "tensorrt_rtx": ("tensorrt-rtx",)}
 
 
 class Probe(Value, frozen=True, kw_only=True):
@@ -46,11 +55,18 @@ class Probe(Value, frozen=True, kw_only=True):
 
 def absent(runtime: Runtime, root: Path = Path("/")) -> Probe | None:
     """Return why a runtime is not there at all; None if one of its packages is."""
-    packages, remedy = NEEDS[runtime]
-    if any(_installed(name) for name in packages):
+    if any(_installed(name) for name in NEEDS[runtime][0]):
         return None
     hidden = _hidden_tensorrt(root) if runtime == "tensorrt" else None
-    return hidden or Probe(works=False, detail="not installed", remedy=remedy)
+    return hidden or Probe(works=False, detail="not installed", remedy=_how_to_install(runtime))
+
+
+def _how_to_install(runtime: Runtime) -> str:
+    if platform.machine() != "aarch64":
+        return NEEDS[runtime][1]
+    if runtime == "onnxruntime-cuda" and sys.version_info < (3, 11):
+        return ON_OLD_ARM
+    return ON_ARM.get(runtime, NEEDS[runtime][1])
 
 
 def _installed(package: str) -> bool:
@@ -139,7 +155,7 @@ def _imports_of_tensorrt() -> list[str]:
     found = []
     for name in PACKAGES:
         try:
-            found.append(f"{name} {importlib.import_module(name).__version__} loads")
+            found.append(f"{name} {importlib.import_module(name).__version__} loads and builds")
         except (ImportError, OSError) as error:
             if isinstance(error, ModuleNotFoundError) and error.name == name:
                 continue
@@ -151,10 +167,11 @@ def _imports_of_tensorrt() -> list[str]:
 
 
 def _version(package: str) -> str:
-    try:
-        return metadata.version(package.replace("_", "-"))
-    except metadata.PackageNotFoundError:
-        return ""
+    """Return the version that is installed of a package, by whichever distribution brings it; empty if none does."""
+    for name in DISTRIBUTIONS.get(package.replace("-", "_"), (package,)):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return ""
 
 
 def _run_a_node(runtime: Runtime) -> None:

@@ -166,8 +166,8 @@ def _copy(host: Host, key: str, files: Mapping[str, Path], progress: Progress) -
     size = sum(files[name].stat().st_size for name in missing)
     if size > seen.free_bytes:
         raise SnapvitError(
-            f"{host.name}: the family needs {size / 1e6:.0f} MB in {seen.folder}, and {seen.free_bytes / 1e6:.0f} MB are "
-            "free. Make room there"
+            f"{host.name}: the family needs {size / 1e6:.0f} MB in {seen.folder}, and {seen.free_bytes / 1e6:.0f} MB "
+            "are free. Make room there"
         )
     if missing:
         progress.phase(f"copying {size / 1e6:.1f} MB to {host.name}", len(missing))
@@ -175,14 +175,11 @@ def _copy(host: Host, key: str, files: Mapping[str, Path], progress: Progress) -
     return seen.folder
 
 
-def _send(
-    host: Host, folder: str, files: Mapping[str, Path], hashes: Mapping[str, str], progress: Progress
-) -> None:
+def _send(host: Host, folder: str, files: Mapping[str, Path], hashes: Mapping[str, str], progress: Progress) -> None:
     """Send files in one stream, each with its hash."""
     with tempfile.TemporaryFile() as said, _started(host.command(*_call(host, "take", folder)), said) as ssh:
-        assert ssh.stdin is not None, "it is a pipe"
         with contextlib.suppress(BrokenPipeError):  # its exit code says more
-            with tarfile.open(fileobj=ssh.stdin, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+            with tarfile.open(fileobj=_pipe(ssh.stdin), mode="w|", format=tarfile.PAX_FORMAT) as archive:
                 for name, path in files.items():
                     with open(path, "rb") as file:
                         info = archive.gettarinfo(arcname=name, fileobj=file)
@@ -190,7 +187,7 @@ def _send(
                         info.pax_headers = {board_side.HASH: hashes[name]}
                         archive.addfile(info, file)
                     progress.advance()
-            ssh.stdin.close()
+            _pipe(ssh.stdin).close()
         if code := ssh.wait():
             said.seek(0)
             raise host.failure(code, said.read(), host.python)
@@ -205,7 +202,7 @@ def _work(host: Host, folder: str, stem: str, options: Sequence[str], progress: 
     told = ""
     with tempfile.TemporaryFile() as said, _started(command, said) as ssh, _signs_of_life(ssh):
         try:
-            for line in _lines(ssh.stdout):
+            for line in _lines(_pipe(ssh.stdout)):
                 told = line
                 _report(line, progress)
             code = ssh.wait()
@@ -222,9 +219,8 @@ def _work(host: Host, folder: str, stem: str, options: Sequence[str], progress: 
         raise kind(f"{host.name}: {text.removeprefix('error: ')}")
 
 
-def _lines(stream: IO[bytes] | None) -> Iterator[str]:
+def _lines(stream: IO[bytes]) -> Iterator[str]:
     """Yield the lines of a stream as they come, without empty ones."""
-    assert stream is not None, "it is a pipe"
     while raw := stream.readline(LONGEST_LINE):
         if line := raw.decode(errors="replace").strip():
             yield line
@@ -247,15 +243,19 @@ def _started(command: Sequence[str], said: IO[bytes]) -> Iterator[subprocess.Pop
     try:
         yield ssh
     finally:
-        assert ssh.stdin is not None and ssh.stdout is not None, "they are pipes"
         with contextlib.suppress(OSError):
-            ssh.stdin.close()
+            _pipe(ssh.stdin).close()
         try:
             ssh.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             ssh.terminate()
             ssh.wait()
-        ssh.stdout.close()
+        _pipe(ssh.stdout).close()
+
+
+def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
+    assert stream is not None, "it was asked for as a pipe"
+    return stream
 
 
 @contextmanager
@@ -264,11 +264,10 @@ def _signs_of_life(ssh: subprocess.Popen[bytes]) -> Iterator[None]:
     over = threading.Event()
 
     def send() -> None:
-        assert ssh.stdin is not None, "it is a pipe"
         with contextlib.suppress(OSError):  # the connection is over: whoever reads from it is told why
             while not over.wait(LIFE_SECONDS):
-                ssh.stdin.write(b"\n")
-                ssh.stdin.flush()
+                _pipe(ssh.stdin).write(b"\n")
+                _pipe(ssh.stdin).flush()
 
     thread = threading.Thread(target=send, name="signs of life", daemon=True)
     thread.start()
@@ -288,19 +287,14 @@ def _fetched(host: Host, folder: str, stem: str, manifest: Manifest, family: Pat
     texts = from_json(_there(host, "give", folder, stem), dict[Name, str], where)
     table = texts.pop(stem + board_side.TABLE, "")
     found = {name.removeprefix(stem): text for name, text in texts.items() if name.startswith(f"{stem}.")}
-    profiles = {ending: from_json(found[ending], FamilyProfile, where) for ending in found if _has_profiles(found[ending])}
+    read = {ending: from_json(text, dict[str, Any], where) for ending, text in found.items()}
+    profiles = {e: from_json(found[e], FamilyProfile, where) for e, value in read.items() if "profiles" in value}
+    if not profiles:
+        raise SnapvitError(f"{where}: it has no profile. Run the command again")
     for profile in profiles.values():
         _require_same_files(host, profile, manifest, family)
     others = {ending: text.encode() for ending, text in found.items() if ending not in profiles}
-    for text in others.values():
-        from_json(text, dict[str, Any], where)
-    if not profiles:
-        raise SnapvitError(f"{host.name}: the agent has written no profile. Run the command again")
     return BoardResults(profiles, others, table, f"{folder}/{board_side.ENGINES}")
-
-
-def _has_profiles(text: str) -> bool:
-    return "profiles" in from_json(text, dict[str, Any], "a file of the board")
 
 
 def _require_same_files(host: Host, found: FamilyProfile, manifest: Manifest, family: Path) -> None:

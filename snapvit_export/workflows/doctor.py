@@ -16,7 +16,7 @@ from ..target import Runtime
 
 PACKAGES = (
     *("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "torch", "timm", "scikit-learn"),
-    *("openvino", "nncf", "tensorrt", "tensorrt-rtx"),
+    *("openvino", "nncf", "tensorrt", "tensorrt-cu12", "tensorrt-cu13", "tensorrt-rtx"),
     *("vl-convert-python", "jinja2"),
 )
 # By command: modules that it imports, and the extra that installs them.

@@ -47,7 +47,7 @@ def test_tensorrt_11_does_not_serve_the_provider_and_one_line_says_so(libraries,
     monkeypatch.setattr("snapvit_export.runtimes.ort._why_not_loaded", lambda _: missing)
     line = _why_not_open(TENSORRT, RuntimeError("it fell back"))
     assert line == f"{TENSORRT} does not load: the installed TensorRT {says}. {REMEDIES[TENSORRT]}"
-    assert "'snapvit-export[ort-gpu,trt]'" in line
+    assert "'snapvit-export[ort-trt]'" in line
 
 
 def test_a_library_that_does_not_load_is_told_by_the_loaders_words(libraries, monkeypatch):

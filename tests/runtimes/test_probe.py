@@ -27,14 +27,42 @@ def test_onnx_runtime_and_openvino_work_here():
         ("import sys; sys.exit('gone')", "loading it ends the process: gone"),
         ("import os; os._exit(3)", "loading it ends the process: it gave no reason"),
         ("raise RuntimeError('half installed')", "RuntimeError: half installed"),
-        ("__import__('time').sleep(600)", "it did not answer within 5 s"),
     ],
 )
-def test_a_package_that_ends_its_process_is_told_with_the_command_that_puts_it_right(fakes, monkeypatch, code, says):
-    monkeypatch.setattr(probe, "SECONDS", 5)
+def test_a_package_that_ends_its_process_is_told_with_the_command_that_puts_it_right(fakes, code, says):
     fakes.add("tensorrt", "10.13.3", code)
     found = probe_in_child("tensorrt")
     assert found == Probe(works=False, detail=says, remedy="pip install --force-reinstall --no-deps tensorrt")
+
+
+def test_a_package_that_never_answers_is_given_up(fakes, monkeypatch):
+    monkeypatch.setattr(probe, "SECONDS", 1)
+    fakes.add("tensorrt", "10.13.3", "__import__('time').sleep(600)")
+    assert probe_in_child("tensorrt").detail == "it did not answer within 1 s"
+
+
+def test_where_there_is_no_gpu_the_packages_are_imported_all_the_same(fakes):
+    fakes.add("tensorrt", "10.13.3", "__version__ = '10.13.3'")
+    found = probe_in_child("tensorrt")
+    assert found.works or "tensorrt 10.13.3 loads and builds; " in found.detail
+
+
+@pytest.mark.parametrize(
+    ("runtime", "python", "says"),
+    [
+        ("tensorrt", (3, 10), "sudo apt install nvidia-jetpack"),
+        ("onnxruntime-cuda", (3, 10), "no package is made for ARM before Python 3.11"),
+        ("onnxruntime-cuda", (3, 12), "pip install 'snapvit-export[ort-gpu]'"),
+        ("onnxruntime-tensorrt", (3, 12), "no package has this provider for ARM"),
+        ("onnxruntime", (3, 10), "pip install 'snapvit-export[ort]'"),
+    ],
+)
+def test_on_arm_nothing_is_advised_that_pip_does_not_have(monkeypatch, tmp_path, runtime, python, says):
+    monkeypatch.setattr(probe, "_installed", lambda name: False)
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr(sys, "version_info", (*python, 0, "final", 0))
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    assert says in absent(runtime, tmp_path).remedy
 
 
 @pytest.mark.parametrize(("version", "extra"), [("10.13.3", "trt"), ("11.1.0", "trt11")])

@@ -13,6 +13,7 @@ from snapvit_export.family.folder import read_family
 from snapvit_export.progress import Silent
 from snapvit_export.selection.remote import Host, profile_there
 
+
 @pytest.fixture
 def host(tmp_path):
     with serving(tmp_path / "server") as made:

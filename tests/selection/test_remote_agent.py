@@ -71,7 +71,9 @@ def timed(board: FakeBoard, family: Path, progress: Heard | None = None) -> remo
 
 
 @needs_sshd
-def test_a_family_is_built_and_timed_there_and_the_same_command_copies_and_builds_nothing_again(board, family, tmp_path):
+def test_a_family_is_built_and_timed_there_and_the_same_command_copies_and_builds_nothing_again(
+    board, family, tmp_path
+):
     heard = Heard()
     found = timed(board, family, heard)
     wanted = {variant.name: variant.sha256 for variant in read_family(family).variants}
@@ -166,7 +168,7 @@ def test_however_the_command_ends_so_does_what_it_started_there_and_nothing_else
 @needs_sshd
 def test_a_connection_that_is_lost_is_told_and_ends_the_work(board, family):
     board.behave(hang_at={"--onnx": 1})
-    failed: list[SnapvitError] = []
+    processes: list[int] = []
 
     def cut(line: str) -> None:
         if line != "dense: building":
@@ -175,14 +177,11 @@ def test_a_connection_that_is_lost_is_told_and_ends_the_work(board, family):
         for pid in _children(os.getpid(), "ssh"):
             os.kill(pid, signal.SIGKILL)
 
-    processes: list[int] = []
     heard = Heard()
     heard.describe = cut
-    with pytest.raises(SnapvitError, match=r"127\.0\.0\.1: .*") as error:
+    with pytest.raises(SnapvitError, match=r"127\.0\.0\.1: the connection was lost: .*goes on where it stopped"):
         timed(board, family, heard)
-    failed.append(error.value)
     wait_until(lambda: not any(map(is_alive, processes)))
-    assert "The same command goes on where it stopped" in str(failed[0])
     board.behave(hang_at={})
     assert timed(board, family).profile.profiles
 
@@ -263,7 +262,7 @@ def test_what_the_agent_refuses_is_one_line_with_its_exit_code(board, family, tm
     asked = ("profile", family, "--target", board.target, "--python", sys.executable, "--out", tmp_path / "orin.json")
     outcome = snapvit(*asked)
     assert outcome.code == 1
-    assert "cannot build it: [TRT] invented: no kernel for blocks.1.fc1" in outcome.error_line
+    assert "cannot build it: invented: no kernel for blocks.1.fc1" in outcome.error_line
     assert outcome.err.count("error: ") == 1
     assert not (tmp_path / "orin.json").exists()
 
@@ -288,6 +287,8 @@ def test_a_full_disk_there_is_told_before_anything_is_sent(board, family, monkey
         ({"board.record.json": "[]"}, "not a valid dict"),
         ({"../board.json": ""}, "a name of letters"),
         ([], "not a valid"),
+        ({}, "it has no profile. Run the command again"),
+        ({"board.record.json": "{}"}, "it has no profile. Run the command again"),
     ],
 )
 def test_answers_that_are_no_profile_of_this_family_are_refused(made, monkeypatch, answer, says):
@@ -300,7 +301,9 @@ def test_a_file_that_no_agent_wrote_is_not_written_over(tmp_path):
     out = tmp_path / "orin.json"
     check_board_places(out)
     (tmp_path / "orin.record.json").write_text('{"diary": 1}')
-    with pytest.raises(SnapvitError, match=r"orin\.record\.json: is there already, and not a profile or a record that snapvit made"):
+    with pytest.raises(
+        SnapvitError, match=r"orin\.record\.json: is there already, and not a profile or a record that snapvit made"
+    ):
         check_board_places(out)
     check_board_places(out, force=True)
     (tmp_path / "orin.record.json").write_text('{"looks": [], "builds": {}}')

@@ -32,7 +32,7 @@ def jetson() -> None:
 def test_the_agent_times_a_family_with_the_real_trtexec(tmp_path, precision):
     out, family = tmp_path / "jetson.json", FAMILIES / precision
     call = [sys.executable, str(AGENT), str(family), "--out", str(out), "--seconds", "3"]
-    done = subprocess.run(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, check=False)
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found, manifest = json.loads(out.read_text()), json.loads((family / "manifest.json").read_text())
     _keep(out, precision)

@@ -39,7 +39,7 @@ MEANS_BOTH = frozenset(
     for name in (
         *("data", "on", "by", "classes", "features", "ranking", "checkpoint", "profile", "elastic", "target"),
         *("sparsity", "flops", "params", "pair", "pairs", "recipes", "rounds", "ignore", "format", "budget"),
-        *("tokens", "resolution"),
+        *("tokens", "resolution", "power-modes"),
     )
 )
 ENDLESS = frozenset(["--most-moved"])  # options that may be inf: for never

@@ -39,6 +39,8 @@ class Rule:
 UNCORRECTED = "--recipe=paper|snapvit|local|idap"  # recipes that correct nothing unless asked
 CUTS = ("--budget", "--sparsity", "--flops", "--params", "--pair", "--for", "--build-only")
 MIXES = ("--budget", "--for", "--build-only", "--levers=*tokens*|all")
+JETSON = "jetson://*"  # a --target
+BY_ITSELF = ("--runtime", "--threads", "--pause", "--pin")  # of what the agent on a board does as it does
 
 RULES = (
     Rule(
@@ -145,6 +147,65 @@ RULES = (
         "--python",
         "is that of another machine, and --target is local. Give --target ssh://user@host, or leave it out",
         beside=("--target=local",),
+    ),
+    *(
+        Rule(
+            "profile",
+            option,
+            "is not for --agent, which times in TensorRT alone. Leave one of them out",
+            beside=("--agent",),
+        )
+        for option in BY_ITSELF
+    ),
+    Rule(
+        "profile",
+        "--budget",
+        "is met in one power mode, and --power-modes times several. Leave one of them out",
+        beside=("--power-modes",),
+    ),
+    Rule(
+        "profile",
+        "--agent",
+        "is for another machine. Give --target ssh://user@host, or leave it out",
+        beside=("--target=local",),
+    ),
+    Rule("profile", "--agent", "is what --target jetson:// says. Leave it out", beside=(f"--target={JETSON}",)),
+    *(
+        Rule(
+            "profile",
+            option,
+            "is not for --target jetson://, which the agent times in TensorRT alone. Leave it out",
+            beside=(f"--target={JETSON}",),
+        )
+        for option in BY_ITSELF
+    ),
+    *(
+        Rule(
+            "profile",
+            option,
+            "is for a board that the agent times. Give --target jetson://user@host, or leave it out",
+            unless=(f"--target={JETSON}", "--agent"),
+        )
+        for option in ("--trtexec", "--soak", "--power-modes")
+    ),
+    Rule(
+        "profile",
+        "--budget",
+        "chooses by what the agent measures on a board. Give --target jetson://user@host too; to choose on this "
+        "machine: snapvit choose FAMILY --budget 10ms",
+        unless=(f"--target={JETSON}", "--agent"),
+    ),
+    Rule(
+        "profile",
+        "--at",
+        "is the percentile that meets a budget. Give --budget 10ms too, or leave it out",
+        unless=("--budget",),
+    ),
+    Rule(
+        "profile",
+        "--strict",
+        "is about meeting a budget. Give --budget 10ms too, or leave it out",
+        unless=("--budget",),
     ),
     Rule(
         "evaluate",

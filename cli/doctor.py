@@ -30,10 +30,14 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
         ("cpu", f"{device.cpu}, {device.cores} usable cores, governor {device.governor}"),
         ("memory", f"{device.memory_bytes / 2**30:.1f} GiB"),
         *((name, version or "not installed") for name, version in found.packages.items()),
-        *((f"runtime {r.runtime}", f"{r.state} ({r.detail})") for r in found.runtimes),
+        *((f"runtime {r.runtime}", f"{r.state} ({r.detail}){_advice(r.remedy)}") for r in found.runtimes),
         *(
-            (f"snapvit {c.command}", "ready" if c.works else f"lacks {', '.join(c.missing)}. Try: {c.remedy}")
+            (f"snapvit {c.command}", "ready" if c.works else f"lacks {', '.join(c.missing)}{_advice(c.remedy)}")
             for c in found.commands
         ),
     ]
     print_rows(("what", "state"), rows, left={"what", "state"})
+
+
+def _advice(remedy: str) -> str:
+    return f". Try: {remedy}" if remedy else ""

@@ -181,13 +181,9 @@ def next_on_device(card: Card, family: Path) -> list[str]:
     """Return the commands that go on from a family for another device."""
     where, name = shlex.quote(str(family)), shlex.quote(family.name)
     if card.name.startswith("jetson"):
-        from ..runtimes import jetson_agent
-
         return [
-            "Next, copy it to the board with the agent, which needs only JetPack, time it there, and choose:",
-            f"  scp -r {where} {shlex.quote(str(jetson_agent.__file__))} user@board:",
-            f"  ssh user@board python3 jetson_agent.py {name} --out board.json",
-            f"  scp user@board:board.json . && snapvit choose {where} --budget 10ms --profile board.json",
+            "Next, build, time and choose on the board, which needs only JetPack (or by hand: docs/jetson.md):",
+            f"  snapvit profile {where} --target jetson://user@board --budget 10ms",
         ]
     return [
         "Next, copy it to the device and choose there, or time it from here over ssh:",

@@ -92,6 +92,13 @@ def _listed(manifest: Manifest) -> list[Listed]:
     return listed
 
 
+def files_to_time(manifest: Manifest) -> dict[str, str]:
+    """Return the files beside the manifest that a device needs to time its variants, with their hashes."""
+    shipped = manifest.shipped
+    left_out = set() if shipped is None else {each.file for each in (shipped, *shipped.also)}
+    return {each.file: each.sha256 for each in _listed(manifest) if each.file not in left_out}
+
+
 def _check_graph(path: Path, listed: Sequence[str]) -> None:
     """Refuse a graph that points into files which the manifest does not list for it."""
     if undeclared := sorted(files_read_by(path) - set(listed)):

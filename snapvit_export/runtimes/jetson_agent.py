@@ -1981,9 +1981,8 @@ class Agent:
             "gpu_mhz": _mean_mhz(watch) or seen["clocks_mhz"].get("gpu"),
             **seen_in([watch], self.idle_w),
         }
-        say(
-            f"soaking {name}: minute {number + 1} of {math.ceil(60 * (self.asked.soak or 0) / SOAK_STEP)}, {row['p50_ms']:.3f} ms"
-        )
+        steps = math.ceil(60 * (self.asked.soak or 0) / SOAK_STEP)
+        say(f"soaking {name}: minute {number + 1} of {steps}, {row['p50_ms']:.3f} ms")
         return row
 
     def heat(self, name: str, profile: dict[str, Any], visits: Sequence[Mapping[str, Any]]) -> None:

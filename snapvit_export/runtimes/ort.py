@@ -29,6 +29,7 @@ from ..target import Runtime
 from .cuda import NoGPU, require_gpu
 from .device import board
 from .fixed_batch import in_batches
+from .ort_tensorrt import preload_tensorrt, why_not_tensorrt
 
 CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
 PROVIDERS: dict[Runtime, str] = {"onnxruntime": CPU, "onnxruntime-cuda": CUDA, "onnxruntime-tensorrt": TENSORRT}
@@ -50,9 +51,13 @@ SETTINGS: dict[str, dict[str, str]] = {
     },
 }
 REMEDIES = {
-    CUDA: "Try: pip install 'onnxruntime-gpu[cuda,cudnn]'",
-    TENSORRT: "Install TensorRT 10 where the loader finds it (LD_LIBRARY_PATH) and: pip install "
-    "'onnxruntime-gpu[cuda,cudnn]'",
+    CUDA: "Try: pip install 'snapvit-export[ort-gpu]'",
+    TENSORRT: "Try: pip install 'snapvit-export[ort-trt]'",
+}
+EXTRAS: dict[Runtime, str] = {
+    "onnxruntime": "ort",
+    "onnxruntime-cuda": "ort-gpu",
+    "onnxruntime-tensorrt": "ort-trt",
 }
 BATCH = "batch"  # the name of that size in graphs
 TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
@@ -80,7 +85,7 @@ def require_provider(runtime: Runtime) -> str:
     if provider not in ort.get_available_providers():
         raise SnapvitError(
             f"{runtime} needs {provider}, which the installed onnxruntime {found} does not have. "
-            "Try: pip uninstall -y onnxruntime && pip install 'snapvit-export[ort-gpu]'"
+            f"Try: pip uninstall -y onnxruntime && pip install 'snapvit-export[{EXTRAS[runtime]}]'"
         )
     if provider == TENSORRT:
         os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")  # its own switch for TF32; read when CUDA starts
@@ -116,6 +121,8 @@ class OrtSession:
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
             options.add_free_dimension_override_by_name(BATCH, batch)
             with _quiet(ort):
+                if provider == TENSORRT:
+                    preload_tensorrt()
                 made_by = _made_by() if provider == TENSORRT else ""
                 self._session = self._open(source, options, provider, _settings(provider, path, batch, made_by))
             self._require_known_shapes()
@@ -246,6 +253,7 @@ def _why_not_open(provider: str, error: Exception) -> str:
     if provider == CPU:
         return f"ONNX Runtime cannot open it: {first_line(error)}"
     if missing := _why_not_loaded(provider):
+        missing = (why_not_tensorrt() if provider == TENSORRT else None) or missing
         return f"{provider} does not load: {missing}. {REMEDIES[provider]}"
     if "fallback to CPU EP has been explicitly disabled" in str(error):
         return f"{provider} would leave parts of it to the CPU. Export it with --flavour portable"

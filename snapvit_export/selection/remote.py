@@ -24,7 +24,10 @@ from ..storage.json import from_json
 from .known_profiles import FamilyProfile, taken_by
 
 CONNECT_SECONDS = 15
-_ADDRESS = re.compile(r"ssh://(?:(?P<user>[\w.-]+)@)?(?P<host>\[[0-9a-fA-F:]+\]|[\w.-]+)(?::(?P<port>\d+))?/?")
+_ADDRESS = re.compile(
+    r"(?:ssh|jetson)://(?:(?P<user>[\w.-]+)@)?"
+    r"(?P<host>\[[0-9a-fA-F:]+\]|[\w.-]+)(?::(?P<port>\d+))?/?"
+)
 ALIVE_SECONDS = 15  # between two signs of life; after three without one the connection is given up
 UNPACK = """
 import os, sys, tarfile
@@ -50,11 +53,12 @@ class Host:
 
     @staticmethod
     def parse(text: str, python: str = "python3") -> Host:
-        """Read ssh://user@host:port."""
+        """Read ssh://user@host:port, or jetson:// likewise."""
         match = _ADDRESS.fullmatch(text)
         if match is None or match["host"].startswith("-"):
             raise UsageError(
-                f"--target '{text}' is neither local nor ssh://user@host. Write it like ssh://pi@192.168.1.5"
+                f"--target '{text}' is neither local nor ssh://user@host nor jetson://user@host. Write it like "
+                "ssh://pi@192.168.1.5"
             )
         if python.startswith("~"):
             raise UsageError(f"--python {python}: the other machine's shell does not expand it. Write the whole path")
@@ -80,14 +84,18 @@ class Host:
             done = subprocess.run(self.command(*words), input=given, capture_output=True, check=False)
         except FileNotFoundError:
             raise SnapvitError("there is no ssh program here. Install an OpenSSH client") from None
-        if done.returncode == 0:
-            return done.stdout
-        reason = _last_line(done.stderr)
-        if done.returncode == NO_CONNECTION:
-            raise SnapvitError(f"{self.name}: no connection: {reason}. Try it by hand: {self.by_hand}")
-        if done.returncode == NO_PROGRAM:
-            raise SnapvitError(f"{self.name}: no program is called {words[0]} there. Give --python PATH")
-        raise SnapvitError(f"{self.name}: {reason.removeprefix('error: ')}")
+        if done.returncode != 0:
+            raise self.failure(done.returncode, done.stderr, words[0])
+        return done.stdout
+
+    def failure(self, code: int, said: bytes, program: str) -> SnapvitError:
+        """Return the error for a command that ended with another code than 0; `said`: on its standard error."""
+        reason = last_line(said)
+        if code == NO_CONNECTION:
+            return SnapvitError(f"{self.name}: no connection: {reason}. Try it by hand: {self.by_hand}")
+        if code == NO_PROGRAM:
+            return SnapvitError(f"{self.name}: no program is called {program} there. Give --python PATH")
+        return SnapvitError(f"{self.name}: {reason.removeprefix('error: ')}")
 
 
 def profile_there(family: Path, host: Host, options: Sequence[str], progress: Progress) -> FamilyProfile:
@@ -150,6 +158,6 @@ def _packed(family: Path) -> bytes:
     return buffer.getvalue()
 
 
-def _last_line(text: bytes) -> str:
+def last_line(text: bytes) -> str:
     lines = [line for line in text.decode(errors="replace").splitlines() if line.strip()]
     return lines[-1].strip() if lines else "it gave no reason"

@@ -28,7 +28,7 @@ ALWAYS = {
     "--save-torch --json --quiet",
     "rank": "--out --recipe --allocation --depth --seed --rounds --force --json --quiet",
     "pack": "--model --ranking --out --no-correct --no-fidelity --classes --json --quiet",
-    "profile": "--target --out --runtime --threads --batch --seconds --pause --pin --force --json --quiet",
+    "profile": "--target --out --batch --seconds --force --json --quiet",
     "choose": "--budget --at --max-size --max-params --strict --profile --json --quiet",
     "evaluate": "--by --data --images --seed --force --json --quiet",
     "fleet": "--budget --at --strict --json",

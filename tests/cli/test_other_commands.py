@@ -6,6 +6,7 @@ import pytest
 from typer.main import get_command
 
 import snapvit_export
+from helpers.fake_packages import FakePackages
 from snapvit_export.cli.app import MEANS_BOTH, app
 
 
@@ -63,7 +64,7 @@ def test_doctor_tells_what_works(snapvit):
     assert states["openvino"]["state"] == "works"
     if found["packages"]["onnxruntime-gpu"] is None:
         assert states["onnxruntime-cuda"]["state"] == "absent"
-        assert "ort-gpu" in states["onnxruntime-cuda"]["detail"]
+        assert "ort-gpu" in states["onnxruntime-cuda"]["remedy"]
 
 
 def test_doctor_tells_what_is_missing(snapvit, monkeypatch):
@@ -74,11 +75,12 @@ def test_doctor_tells_what_is_missing(snapvit, monkeypatch):
     assert "lacks timm. Try: pip install 'snapvit-export[prune]'" in snapvit("doctor").out
 
 
-def test_doctor_says_when_a_runtime_is_broken(snapvit, monkeypatch):
-    monkeypatch.setattr("snapvit_export.runtimes.ort._is_installed", lambda name: True)
+def test_doctor_says_when_a_runtime_is_broken_and_what_cures_it(snapvit, tmp_path, monkeypatch):
+    FakePackages(tmp_path / "fakes", monkeypatch).add("onnxruntime-gpu", "1.23.0")  # its metadata alone
     runtime = json.loads(snapvit("doctor", "--json").out)["runtimes"][0]
     assert runtime["state"] == "broken"
     assert "both installed" in runtime["detail"]
+    assert runtime["remedy"].startswith("pip uninstall -y onnxruntime onnxruntime-gpu && pip install")
 
 
 def test_version_and_help(snapvit):

@@ -76,7 +76,8 @@ def test_no_gpu_is_a_refusal_in_one_line_and_never_the_cpu(runtime, tmp_path, ca
     if PROVIDERS[runtime] in onnxruntime.get_available_providers():
         says = f"{runtime} needs an NVIDIA GPU: .*. Use --runtime onnxruntime here"
     else:
-        says = rf"{runtime} needs {PROVIDERS[runtime]}, which the installed onnxruntime .*'snapvit-export\[ort-gpu\]'"
+        extra = ort.EXTRAS[runtime]
+        says = rf"{runtime} needs {PROVIDERS[runtime]}, which the installed onnxruntime .*'snapvit-export\[{extra}\]'"
     for ask in (lambda: open_session(path, target), lambda: version_of(runtime)):
         with pytest.raises(SnapvitError, match=f"^{says}$") as error:
             ask()

@@ -1,62 +1,23 @@
 """Timing on another machine over ssh: a real sshd on this one, with keys made here."""
 
-import getpass
-import os
-import shutil
-import socket
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from helpers.ssh_server import needs_sshd, serving
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.family.folder import read_family
 from snapvit_export.progress import Silent
 from snapvit_export.selection.remote import Host, profile_there
 
-SSHD = shutil.which("sshd") or next((p for p in ("/usr/sbin/sshd", "/usr/local/sbin/sshd") if os.path.exists(p)), None)
-needs_sshd = pytest.mark.skipif(
-    SSHD is None or shutil.which("ssh") is None, reason="needs an OpenSSH client and server"
-)
-
 
 @pytest.fixture
 def host(tmp_path):
-    """A server that lets only our key in, on a port of its own."""
-    for name in ("host", "user"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
-    (tmp_path / "authorized").write_text((tmp_path / "user.pub").read_text())
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    settings = ["Port", port, "ListenAddress", "127.0.0.1", "HostKey", tmp_path / "host", "PidFile", "none"]
-    settings += ["AuthorizedKeysFile", tmp_path / "authorized", "StrictModes", "no", "UsePAM", "no"]
-    settings += ["PasswordAuthentication", "no", "PermitRootLogin", "prohibit-password"]
-    pairs = zip(settings[::2], settings[1::2])
-    (tmp_path / "sshd_config").write_text("".join(f"{key} {value}\n" for key, value in pairs))
-    os.makedirs("/run/sshd", exist_ok=True) if os.access("/run", os.W_OK) else None
-    server = subprocess.Popen([SSHD, "-D", "-e", "-f", tmp_path / "sshd_config"], stderr=subprocess.PIPE)
-    key = (tmp_path / "host.pub").read_text().split()
-    (tmp_path / "known").write_text(f"[127.0.0.1]:{port} {key[0]} {key[1]}\n")
-    options = ("-i", str(tmp_path / "user"), "-o", f"UserKnownHostsFile={tmp_path / 'known'}", "-F", "none")
-    made = Host("127.0.0.1", getpass.getuser(), port, sys.executable, options)
-    _wait_for(port, server)
-    yield made
-    server.terminate()
-    server.communicate()
-
-
-def _wait_for(port: int, server: subprocess.Popen) -> None:
-    for _ in range(100):
-        with socket.socket() as there:
-            if there.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        assert server.poll() is None, server.stderr.read().decode()
-        time.sleep(0.05)
-    raise AssertionError("the server did not begin to listen")
+    with serving(tmp_path / "server") as made:
+        yield made
 
 
 @needs_sshd

@@ -573,8 +573,7 @@ def test_a_family_for_a_board_is_a_spread_in_its_precisions_that_nothing_times(s
     assert manifest.choice is None
     assert all(variant.profile is None and variant.fidelity is not None for variant in manifest.variants)
     assert all(inspect(tmp_path / "family" / variant.file).opset == 17 for variant in manifest.variants)
-    assert "jetson_agent.py family --out board.json" in outcome.out
-    assert "snapvit choose" in outcome.out
+    assert f"snapvit profile {tmp_path / 'family'} --target jetson://user@board --budget 10ms" in outcome.out
 
 
 def test_for_says_what_other_options_would(snapvit, tmp_path):

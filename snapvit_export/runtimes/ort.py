@@ -247,7 +247,8 @@ def _why_not_open(provider: str, error: Exception) -> str:
     if missing := _why_not_loaded(provider):
         return f"{provider} does not load: {missing}. {REMEDIES[provider]}"
     if "fallback to CPU EP has been explicitly disabled" in str(error):
-        return f"{provider} would leave parts of it to the CPU. Export it with --flavour portable"
+        flavour = "tensorrt" if provider == TENSORRT else "portable"
+        return f"{provider} would leave parts of it to the CPU. Export it with --flavour {flavour}"
     return f"ONNX Runtime cannot open it with {provider}: {first_line(error)}"
 
 

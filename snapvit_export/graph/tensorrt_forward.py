@@ -1,0 +1,68 @@
+"""The forward pass in the forms that TensorRT makes the fewest kernels of: what differs from `forward`. Light.
+
+    q, k, v     one Gemm of a weight in the order (heads, 3, h), so that any number of heads is a prefix; Split by parts
+    proj, fc2   parts of their own for float16: if only what they add to the stream is too large for it, they alone
+                compute in float32, and the attention before them stays one kernel
+    last block  keys and values of all tokens are needed, and so few queries would not be fused: attention is computed of
+                all tokens, and those that are read are taken from its output
+    int8, fp8   with float16 around the products (`layers.about_zero`)
+
+What TensorRT-RTX makes of each was read from its kernel plan: docs/runtimes.md has the counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..elastic.format import Wiring
+from ..model.anatomy import Anatomy
+from .format import GraphFormat
+from .forward import Forward
+from .layers import about_zero
+from .nodes import Nodes
+from .precision import OF_TENSORRT, GraphPrecision
+
+
+def emit_for_tensorrt(
+    anatomy: Anatomy, wiring: Wiring, biased: Mapping[str, bool], format: GraphFormat, precision: GraphPrecision
+) -> Nodes:
+    """Return the nodes of a model, as `forward.emit_nodes`; `biased` also has each "blocks.0.qkv"."""
+    return ForTensorRT(anatomy, wiring, biased, format, precision).run()
+
+
+class ForTensorRT(Forward):
+    """Writes one graph for TensorRT."""
+
+    def attention(self, x: str, i: int, read: int) -> str:
+        """Attention of all tokens to all; the first `read` of each image go on."""
+        name, block = f"blocks.{i}", self.anatomy.blocks[i]
+        q, k, v = self.parts(self.layer(x, f"{name}.qkv", self.biased[f"{name}.qkv"], in_first=False), i)
+        q, self.keys = self.placed(q, k, i, self.tokens)
+        z = self.over_heads(q, self.keys, v, i, self.bias(self.tokens))
+        return self.project(z if read == self.tokens else self.first(z, read, block.heads * block.head_dim), i)
+
+    def parts(self, qkv: str, i: int) -> list[str]:
+        """(B*T, heads*3*h) to queries, keys and values of (B, heads, T, h)."""
+        n, block = self.n, self.anatomy.blocks[i]
+        whole = n.reshape(qkv, [-1, self.tokens, block.heads, 3 * block.head_dim])
+        return n.split(n.add("Transpose", whole, perm=[0, 2, 1, 3]), axis=-1, parts=3)
+
+    def keys_by_head(self, i: int) -> bool:
+        """Return True: keys are never by token."""
+        return True
+
+    def output(self, x: str, name: str) -> str:
+        """proj or fc2, in a type of its own; the result is of the stream."""
+        n, before = self.n, self.n.float_type
+        block, _, layer = name.rpartition(".")
+        kind = self.precision.float_type(f"{block}.{OF_TENSORRT[layer]}")
+        with n.part(layer), n.floats(kind):
+            return super().output(n.cast(x, before, kind), name)
+
+    def layer(self, x: str, name: str, bias: bool, in_first: bool) -> str:
+        """Add a linear layer in its precision."""
+        precision = self.precision
+        if precision.precision == "int8-dynamic" or not precision.quantises(name):
+            return super().layer(x, name, bias, in_first)
+        self.n.layer_inputs[name] = x
+        return about_zero(self.n, x, name, bias, in_first, precision.ranges[name], precision.precision)

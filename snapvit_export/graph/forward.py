@@ -176,12 +176,12 @@ class Forward:
         with n.floats(wider):
             return n.cast(self.norm(n.cast(x, self.stream, wider), name), wider, kind)
 
-    def first(self, x: str, count: int, width: int | None = None) -> str:
-        """The first tokens of each image: (B*T, E) to (B*count, E), or of another width."""
-        n, width = self.n, width or self.e
-        whole = n.reshape(x, [-1, self.tokens, width])
+    def first(self, x: str, count: int) -> str:
+        """The first tokens of each image: (B*T, E) to (B*count, E)."""
+        n = self.n
+        whole = n.reshape(x, [-1, self.tokens, self.e])
         cut = n.add("Slice", whole, n.ints([0]), n.ints([count]), n.ints([1]))
-        return n.reshape(cut, [-1, width])
+        return n.reshape(cut, [-1, self.e])
 
     def attention(self, x: str, i: int, read: int) -> str:
         """Attention of the first `read` tokens of each image to all of its tokens; the result is of the stream."""

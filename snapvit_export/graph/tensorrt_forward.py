@@ -3,8 +3,8 @@
     q, k, v     one Gemm of a weight in the order (heads, 3, h), so that any number of heads is a prefix; Split by parts
     proj, fc2   parts of their own for float16: if only what they add to the stream is too large for it, they alone
                 compute in float32, and the attention before them stays one kernel
-    last block  keys and values of all tokens are needed, and so few queries would not be fused: attention is computed of
-                all tokens, and those that are read are taken from its output
+    last block  queries are made of all tokens too, in the one Gemm, and then those of the tokens that are read are taken:
+                attention stays one kernel, and proj and MLP work on these tokens alone, as elsewhere
     int8, fp8   with float16 around the products (`layers.about_zero`)
 
 What TensorRT-RTX makes of each was read from its kernel plan: docs/runtimes.md has the counts.
@@ -34,12 +34,13 @@ class ForTensorRT(Forward):
     """Writes one graph for TensorRT."""
 
     def attention(self, x: str, i: int, read: int) -> str:
-        """Attention of all tokens to all; the first `read` of each image go on."""
-        name, block = f"blocks.{i}", self.anatomy.blocks[i]
+        """Attention of the first `read` tokens of each image to all; queries of the others are made and dropped."""
+        n, name = self.n, f"blocks.{i}"
         q, k, v = self.parts(self.layer(x, f"{name}.qkv", self.biased[f"{name}.qkv"], in_first=False), i)
-        q, self.keys = self.placed(q, k, i, self.tokens)
-        z = self.over_heads(q, self.keys, v, i, self.bias(self.tokens))
-        return self.project(z if read == self.tokens else self.first(z, read, block.heads * block.head_dim), i)
+        if read < self.tokens:
+            q = n.add("Slice", q, n.ints([0]), n.ints([read]), n.ints([2]))
+        q, self.keys = self.placed(q, k, i, read)
+        return self.project(self.over_heads(q, self.keys, v, i, self.bias(read)), i)
 
     def parts(self, qkv: str, i: int) -> list[str]:
         """(B*T, heads*3*h) to queries, keys and values of (B, heads, T, h)."""

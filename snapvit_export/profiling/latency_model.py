@@ -29,7 +29,7 @@ from .nonnegative import nonnegative_least_squares
 from .token_costs import TokenCosts, merge_shares
 
 KEYS_AND_VALUES = 0.5  # of a head's work
-ALL_BUT_PROJ = 0.75
+ALL_BUT_PROJ = 0.75  # queries too
 THERE = 0.5  # of an attention's constant cost, where it computes one token: its norm runs over all
 # The numbers of a fit, each in milliseconds: always, where samples lack sub-layers, and where some have fewer tokens.
 WIDTH = ("fixed", "head", "neuron")

@@ -178,6 +178,7 @@ def export(
         target=target,
         width_multiple=max(map(known.width_multiple, (target.precision, *others))),
         card_precisions=known.precisions_for(used),
+        least_heads=known.least_heads_for(target),
         clock=known.clock,
         settings=settings,
         depth=depth,

@@ -8,6 +8,8 @@ from ..errors import UsageError
 from ..storage.json import Size, Value, from_json
 from ..target import Precision, Runtime, Target
 
+IN_TENSORRT: tuple[Runtime, ...] = ("tensorrt", "onnxruntime-tensorrt")
+
 
 class Card(Value, frozen=True, kw_only=True):
     """A kind of device, the target that it defaults to, and how to hold it still while timing."""
@@ -17,6 +19,7 @@ class Card(Value, frozen=True, kw_only=True):
     target: Target
     width_multiples: dict[Precision, Size]  # MLPs keep a multiple of so many neurons: what it would round up to anyway
     precisions: tuple[Precision, ...] = ()  # that a choice may try; empty: those of the runtime (`target.FASTER`)
+    least_heads: Size = 1  # at batch 1 a block keeps none or so many: fewer are not computed in one kernel
     clock: str  # advice: what to do with its clocks before timing
     sources: tuple[str, ...]  # of the above
     measured: bool  # True: this project has timed something on such a device
@@ -34,6 +37,10 @@ class Card(Value, frozen=True, kw_only=True):
     def width_multiple(self, precision: Precision) -> int:
         """Return the number of neurons of which an MLP keeps a multiple in that precision."""
         return self.width_multiples.get(precision, 1)
+
+    def least_heads_for(self, target: Target) -> int:
+        """Return the heads that a block keeps at least, unless it keeps none; more than 1 only where TensorRT runs."""
+        return self.least_heads if target.batch == 1 and target.runtime in IN_TENSORRT else 1
 
 
 def load(name: str) -> Card:

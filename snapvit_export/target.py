@@ -10,7 +10,7 @@ from .errors import UsageError
 from .storage.json import Size, Value
 
 Runtime = Literal["onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt", "openvino", "tensorrt"]
-Precision = Literal["fp32", "fp16", "fp8", "int8-dynamic", "int8-static"]
+Precision = Literal["fp32", "fp16", "int8-dynamic", "int8-static", "fp8"]
 SumBits = Literal[16, 32]  # width in which a CPU must add two int8 products, or it computes something else
 
 # The precisions that each runtime really computes in; `int8` means the first int8 kind of the runtime.

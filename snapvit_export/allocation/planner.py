@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from ..errors import SnapvitError, UsageError
 from ..model.anatomy import Anatomy
-from ..model.plan import Part, Plan, Protection
+from ..model.plan import DeviceProtection, Part, Plan, Protection
 from ..model.ranking import Ranking
 from .costs import Costs, CostsByLast, flops_costs, params_costs, prunable_costs
 from .depth import DepthAllocator, Removal
@@ -84,7 +84,7 @@ class Planner:
         self._heads = _CutOrder(ranking.head_scores, protection.kept_heads)
         self._neurons = _CutOrder(ranking.neuron_scores, protection.kept_neurons)
         self._allocators: dict[CostsOf, AnyAllocator] = {}
-        self._beside = "" if tokens is None else tokens.beside(anatomy)
+        self._beside = ("" if tokens is None else tokens.beside(anatomy)) + protection.also
 
     def with_tokens(
         self,
@@ -100,6 +100,11 @@ class Planner:
         return Planner(self.ranking, self.anatomy, self.protection, self.multiple, self.corrected, target)
 
     @property
+    def least_heads(self) -> int:
+        """The heads that a block keeps at least on the device that is planned for, unless it keeps none."""
+        return self.protection.least_heads if isinstance(self.protection, DeviceProtection) else 1
+
+    @property
     def dense(self) -> Plan:
         """The Plan that keeps all heads and neurons."""
         return self._with_own_tokens(Plan.dense(self.anatomy))
@@ -110,7 +115,7 @@ class Planner:
     def pair(self, mlp: float, head: float) -> Plan:
         """Cut int(total * ratio) of all neurons and of all heads, the smallest scores first."""
         plan = Plan(
-            heads=self._heads.counts_at_ratio(head, "heads"),
+            heads=self._heads.counts_at_ratio(head, "heads", self.protection.also),
             neurons=self._neurons.counts_at_ratio(mlp, "neurons"),
         )
         return self._with_own_tokens(plan)
@@ -351,12 +356,12 @@ class _CutOrder:
         removed = np.bincount(self.blocks[:cut], minlength=len(self.sizes))
         return tuple(int(n) for n in self.sizes - removed)
 
-    def counts_at_ratio(self, ratio: float, kind: str) -> tuple[int, ...]:
+    def counts_at_ratio(self, ratio: float, kind: str, also: str = "") -> tuple[int, ...]:
         check_ratio(kind, ratio)
         cut = int(self.total * ratio)
         if cut > len(self.blocks):
             raise SnapvitError(
-                f"cutting {ratio:g} of the {kind} leaves less than the protected part of each block. "
+                f"cutting {ratio:g} of the {kind} leaves less than the protected part of each block{also}. "
                 f"The largest ratio possible is {self._largest_ratio():.4f}"
             )
         return self.counts(cut)
@@ -381,7 +386,7 @@ def check_reach(
     """
     if tokens is not None:
         tokens.check(anatomy)
-    beside = "" if tokens is None else tokens.beside(anatomy)
+    beside = ("" if tokens is None else tokens.beside(anatomy)) + protection.also
 
     def least(cost: Callable[[Plan], int]) -> int:
         return min(cost(plan) for plan in _smallest(anatomy, protection, tokens, cost))

@@ -148,6 +148,11 @@ class Protection(Value, frozen=True, kw_only=True):
         """The protection under which a sub-layer is kept whole, or removed whole where that is allowed."""
         return msgspec.structs.replace(self, heads=1.0, neurons=1.0)
 
+    @property
+    def also(self) -> str:
+        """What is demanded beside the shares, in words to stand beside a target: nothing."""
+        return ""
+
     def kept_neurons(self, total: int) -> int:
         return min(total, max(1, int(total * self.neurons)))  # 0 where the model lacks the sub-layer
 
@@ -175,3 +180,30 @@ class Protection(Value, frozen=True, kw_only=True):
         """Return the Plan that keeps only what is protected."""
         heads = tuple(self.kept_heads(n) for n in anatomy.heads)
         return Plan(heads=heads, neurons=tuple(self.kept_neurons(n) for n in anatomy.neurons))
+
+
+class DeviceProtection(Protection, frozen=True, kw_only=True):
+    """The protection for a device that computes an attention of few heads badly: a block keeps none, or so many.
+
+    A block that has fewer in the first place keeps what it has. It is of a device, not of a model, so no ranking holds
+    it.
+
+    >>> DeviceProtection(least_heads=2).kept_heads(3), DeviceProtection(least_heads=2).kept_heads(1)
+    (2, 1)
+    """
+
+    least_heads: Size = 1
+
+    @staticmethod
+    def of(protection: Protection, least_heads: int) -> Protection:
+        """Return a protection with this rule; the same one where the rule demands nothing."""
+        if least_heads <= 1:
+            return protection
+        return DeviceProtection(**msgspec.structs.asdict(protection), least_heads=least_heads)
+
+    def kept_heads(self, total: int) -> int:
+        return min(total, max(self.least_heads, Protection.kept_heads(self, total)))
+
+    @property
+    def also(self) -> str:
+        return f" (0 or at least {self.least_heads} heads in a block)"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+
+import msgspec
 
 from ..allocation.tokens import merging_blocks
 from ..model.anatomy import Anatomy
@@ -25,6 +28,15 @@ def sample_plans(anatomy: Anatomy, removable: bool = False, tokens: bool = False
     if tokens:
         found |= dict.fromkeys(_with_fewer_tokens(anatomy))
     return list(found)
+
+
+def with_least_heads(anatomy: Anatomy, plans: Sequence[Plan], least: int) -> list[Plan]:
+    """Return the Plans with at least so many heads in every attention, as far as the model has them.
+
+    A device that computes fewer heads in another way would be described by samples of what is never made for it.
+    """
+    more = (tuple(kept and min(have, max(kept, least)) for kept, have in zip(p.heads, anatomy.heads)) for p in plans)
+    return list(dict.fromkeys(msgspec.structs.replace(plan, heads=heads) for plan, heads in zip(plans, more)))
 
 
 def held_out_plans(anatomy: Anatomy) -> list[Plan]:

@@ -33,7 +33,7 @@ from ..model.plan import Plan
 from ..profiling.drift import DriftCorrection, Latency
 from ..profiling.latency_model import ALL_BUT_PROJ, KEYS_AND_VALUES, LatencyModel, fit
 from ..profiling.profile import Percentile, Profile
-from ..profiling.sample_plans import held_out_plans, sample_plans
+from ..profiling.sample_plans import held_out_plans, sample_plans, with_least_heads
 from ..profiling.sampling import Report, Samples
 from ..profiling.timer import File, Timer
 from ..progress import Progress, Stages
@@ -345,16 +345,22 @@ class Candidates:
             self.built[name] = replace(self.built[name], profile=profile)
 
     def latency_model(
-        self, precision: Precision, removable: bool = False, budget_ms: float | None = None, tokens: bool = False
+        self,
+        precision: Precision,
+        removable: bool = False,
+        budget_ms: float | None = None,
+        tokens: bool = False,
+        least_heads: int = 1,
     ) -> LatencyModel | None:
         """Fit a model of a precision to sample configurations, which are timed side by side and then removed.
 
         `removable`: also to some that lack sub-layers, which show the cost of having one. `tokens`: also to some that
-        merge tokens or take smaller images.
+        merge tokens or take smaller images. `least_heads`: of every attention in them.
         """
         assert self._builder is not None
         assert self._timer is not None
-        samples, unseen = sample_plans(self.anatomy, removable, tokens), held_out_plans(self.anatomy) if tokens else []
+        samples = with_least_heads(self.anatomy, sample_plans(self.anatomy, removable, tokens), least_heads)
+        unseen = with_least_heads(self.anatomy, held_out_plans(self.anatomy) if tokens else [], least_heads)
         plans = {f".fit{n}": plan for n, plan in enumerate([*samples, *unseen])}
         self.progress.phase(f"timing {len(plans)} sample configurations for a latency model of {precision}")
         graphs = self._builder.write_samples(plans, precision)

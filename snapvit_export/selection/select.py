@@ -132,6 +132,7 @@ class Selection(Chooser):
                 removable="depth" in levers and not self.planner.protection.sublayers,
                 budget_ms=self.budget_ms,
                 tokens="tokens" in levers,
+                least_heads=self.planner.least_heads,
             )
             if model is not None and model.is_sound:
                 self.models[precision] = model

@@ -48,7 +48,7 @@ from .export_request import Request as Request
 from .export_request import check
 from .inputs import checkpoint_of, is_onnx
 from .prepared import PreparedModel, split_images
-from .requested_plans import mixed_flops, note_same
+from .requested_plans import mixed_flops, note_least_heads, note_same
 
 # The steps of an export, and the share of its time that each took with a budget (docs/benchmarks.md, three models).
 STEPS = {"reading": 3, "ranking": 24, "merging": 9, "building": 9, "latency model": 10, "race": 9, "deciding": 36}
@@ -72,6 +72,7 @@ def export(request: Request, progress: Progress | None = None) -> Manifest:
     with staged_folder(request.out, replaceable=own_files(request.out)) as stage:
         prepared = prepare(request, given, split, progress)
         note_same(prepared.plans, prepared.planner, progress)
+        note_least_heads(request, prepared, progress)
         manifest = _fill(stage, request, budget, prepared, device, progress)
         if manifest.choice is not None:
             progress.phase("writing the chosen model as one file")

@@ -69,6 +69,7 @@ class Request:
     limits: Limits = field(default_factory=Limits)  # beside the budget
     width_multiple: int = 1  # of the neurons that an MLP keeps
     card_precisions: tuple[Precision, ...] = ()  # that a choice may try; none: those of the runtime
+    least_heads: int = 1  # that an attention keeps, unless it is removed
     clock: str | None = None  # advice on the clocks of the device before timing; only shown
     command: str | None = None  # that asks for this, kept in the manifest
     build_only: bool = False  # True: build engines for a GPU that is not here, and time nothing

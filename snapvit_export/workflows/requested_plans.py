@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -13,12 +14,13 @@ from ..allocation.token_target import TokenTarget, token_targets
 from ..allocation.tokens import DEFAULT, SCHEDULES, Schedule
 from ..errors import SnapvitError
 from ..model.anatomy import Anatomy
-from ..model.plan import Plan, Protection
+from ..model.plan import DeviceProtection, Plan, Protection
 from ..model.ranking import Ranking
 from ..progress import Progress
 from ..selection.candidates import DENSE
 from ..selection.mixes import SPREAD
 from .export_request import Request
+from .prepared import PreparedModel
 
 
 def refuse_early(request: Request, given: Ranking | None, anatomy: Anatomy, name: str, has_one_size: bool) -> None:
@@ -30,13 +32,14 @@ def refuse_early(request: Request, given: Ranking | None, anatomy: Anatomy, name
     if given is not None:
         requested_plans(request, planner_of(request, given, anatomy), SCHEDULES[DEFAULT])
         return
-    flat = Planner(Ranking.flat(anatomy), anatomy)
+    protection = DeviceProtection.of(Protection(sublayers=not settings.depth), request.least_heads)
+    flat = Planner(Ranking.flat(anatomy), anatomy, DeviceProtection.of(Protection(), request.least_heads))
     for mlp, head in request.pairs:
         flat.pair(mlp, head)
     for tokens in _tokens(request, anatomy).values():
         check_reach(
             anatomy,
-            Protection(sublayers=not settings.depth),
+            protection,
             sparsity=request.sparsity,
             flops=request.flops,
             params=request.params,
@@ -55,7 +58,7 @@ def planner_of(request: Request, ranking: Ranking, anatomy: Anatomy) -> Planner:
     return Planner(
         ranking,
         anatomy,
-        protection,
+        DeviceProtection.of(protection, request.least_heads),
         corrected=request.settings.correction in recipe.ADDS_BIASES,
         multiple=request.width_multiple,
     )
@@ -79,6 +82,24 @@ def note_same(plans: Mapping[str, Plan], planner: Planner, progress: Progress) -
     for name, plan in plans.items():
         if (same := named.setdefault(plan, name)) != name:
             progress.note(f"{name} keeps the same heads, neurons and tokens as {same}")
+
+
+def note_least_heads(request: Request, prepared: PreparedModel, progress: Progress) -> None:
+    """Say which of the requested Plans differ since the device wants more heads in a block, and why."""
+    if request.least_heads <= 1 or not request.asks_for_plans:
+        return
+    free = planner_of(replace(request, least_heads=1), prepared.ranking, prepared.anatomy)
+    for name, plan in requested_plans(request, free, prepared.merging).items():
+        few = [i for i, kept in enumerate(plan.heads) if 0 < kept < min(request.least_heads, prepared.anatomy.heads[i])]
+        if few:
+            progress.note(
+                f"{name}: {_blocks(few)} would keep fewer than {request.least_heads} heads, whose attention TensorRT "
+                "does not compute in one kernel at batch 1: on this device every block keeps that many, or none"
+            )
+
+
+def _blocks(numbers: Sequence[int]) -> str:
+    return f"block{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 def _widths(request: Request, planner: Planner) -> dict[str, Plan]:

@@ -19,6 +19,7 @@ from ...errors import FileFormatError
 from ...storage.atomic import cache_folder, sha256, write_atomically
 from ...storage.json import Count, Size, Value, read_json, write_json
 from ...target import Precision
+from .kernel_plan import KernelPlan
 
 SUFFIX = ".engine"
 ANY = "any"  # device of an engine that was built without a GPU
@@ -47,6 +48,7 @@ class EngineRecord(Value, frozen=True, kw_only=True):
     level: Count
     products: dict[str, Count]  # matrix products by precision, counted in the parsed network
     agreed: bool = False  # True: it ran on a GPU and its outputs agreed with ONNX Runtime's
+    kernels: KernelPlan | None = None  # that the compiler made, if it tells; older records do not have them
 
     def differs_from(self, other: EngineRecord) -> str | None:
         """Return the first field in which two records of one engine differ; None if they agree."""
@@ -94,6 +96,21 @@ def read_engine(graph: Path, wanted: EngineRecord) -> bytes:
     if sha256(path) != found.engine_sha256:
         raise FileFormatError(f"{path}: damaged: it is not the engine that its record describes. Build it again")
     return path.read_bytes()
+
+
+def read_record(path: Path) -> EngineRecord:
+    """Return the record of an engine file after comparing its hash; nothing is loaded or run."""
+    if not path.is_file():
+        raise FileFormatError(f"{path}: there is no such engine. Give a file that ends in {SUFFIX}")
+    record = path.with_name(f"{path.name}.json")
+    if not record.is_file():
+        raise FileFormatError(
+            f"{path}: has no record {record.name} beside it, so nothing is known of it. Build it again"
+        )
+    found = read_json(record, EngineRecord)
+    if sha256(path) != found.engine_sha256:
+        raise FileFormatError(f"{path}: it is not the engine that {record.name} describes. Build it again")
+    return found
 
 
 def mark_agreed(graph: Path) -> None:

@@ -12,7 +12,8 @@ Parsing and building need no GPU with TensorRT-RTX; everything after `load` does
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,17 +21,21 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import SnapvitError
-from .matmul_dtypes import MatmulDtypes, Product
+from ...errors import FileFormatError, SnapvitError
+from .kernel_plan import KernelPlan
+from .matmul_dtypes import MatmulDtypes, Product, kind_of_product
+from .plan_reader import SECTION, parse_layers, parse_log
 
 ERRORS = ("INTERNAL_ERROR", "ERROR")  # severities
 KEPT_LINES = 200  # of errors; thousands of other lines come with every build
+MOST_OF_A_PLAN = 1 << 24  # letters of a kernel plan: that of a ViT-L has half a million
 Shape = tuple[int, ...]
 DTYPES = {
     "FLOAT": "fp32",
     "HALF": "fp16",
     "BF16": "bf16",
     "INT8": "int8",
+    "FP8": "fp8",
     "INT32": "int32",
     "INT64": "int64",
     "UINT8": "uint8",
@@ -62,6 +67,11 @@ class TensorRT:
     def version(self) -> str:
         """The version of the package, such as 10.3.0."""
         return str(self.trt.__version__)
+
+    @property
+    def compiler(self) -> str:
+        """The package and its version, as a kernel plan names them: tensorrt_rtx 1.7.1."""
+        return f"{self.trt.__name__} {self.version}"
 
     def parse(self, path: Path) -> ParsedNetwork:
         """Read a graph, with the weights beside it, into a strongly typed network."""
@@ -113,23 +123,33 @@ class ParsedNetwork:
         made_by = {layer.get_output(n).name: layer for layer in layers for n in range(layer.num_outputs)}
 
         def origin(tensor: Any, through: Any) -> Any:
-            """Return the type of the layer that a value comes from, looking through layers of some types."""
+            """Return the layer that a value comes from, looking through layers of some types; None: from the images."""
             layer = made_by.get(tensor.name)
             while layer is not None and layer.type in through:
                 layer = made_by.get(layer.get_input(0).name)
-            return None if layer is None else layer.type
+            return layer
+
+        def type_of(tensor: Any) -> str:
+            return names.get(tensor.dtype, str(tensor.dtype))
+
+        def behind(tensor: Any) -> str | None:
+            """Return the type that a value was dequantised from; None if it was not."""
+            layer = origin(tensor, shapes)
+            dequantised = layer is not None and layer.type == trt.LayerType.DEQUANTIZE
+            return type_of(layer.get_input(0)) if dequantised else None
+
+        def is_stored(tensor: Any) -> bool:
+            layer = origin(tensor, {*shapes, trt.LayerType.DEQUANTIZE, trt.LayerType.CAST})
+            return layer is not None and layer.type == trt.LayerType.CONSTANT
 
         shapes = {trt.LayerType.SHUFFLE}
-        stored = {*shapes, trt.LayerType.DEQUANTIZE, trt.LayerType.CAST}
 
         found = []
         for layer in layers:
             if layer.type == trt.LayerType.MATRIX_MULTIPLY:
                 read = [layer.get_input(n) for n in range(layer.num_inputs)]
-                whole = all(origin(tensor, shapes) == trt.LayerType.DEQUANTIZE for tensor in read)
-                kind = "int8" if whole else names.get(read[0].dtype, str(read[0].dtype))
-                of_weight = any(origin(tensor, stored) == trt.LayerType.CONSTANT for tensor in read)
-                found.append(Product(str(layer.name), kind, of_weight))
+                kind = kind_of_product(type_of(read[0]), [behind(tensor) for tensor in read])
+                found.append(Product(str(layer.name), kind, any(map(is_stored, read))))
         return MatmulDtypes(tuple(found))
 
     def build(self, settings: BuildSettings, timing_cache: bytes | None = None) -> SerialisedEngine:
@@ -150,11 +170,19 @@ class ParsedNetwork:
             if not config.set_timing_cache(known, False):  # of another device or version: begin anew
                 config.set_timing_cache(config.create_timing_cache(b""), False)
         self._add_profile(config, settings)
-        plan = self.builder.build_serialized_network(self.network, config)
+        with log.keeping_plan() as told:
+            plan = self.builder.build_serialized_network(self.network, config)
         if plan is None:
             raise SnapvitError(f"{self.path}: TensorRT {self.api.version} cannot build it: {log.cause}")
         learnt = b"" if timing_cache is None else bytes(config.get_timing_cache().serialize())
-        return SerialisedEngine(bytes(plan), learnt)
+        return SerialisedEngine(bytes(plan), learnt, self._kernels(told))
+
+    def _kernels(self, told: list[str]) -> KernelPlan | None:
+        """Return the plan that TensorRT-RTX has told while it built; None if it did not, and of TensorRT itself."""
+        try:
+            return parse_log(told[-1], self.api.compiler) if told else None
+        except FileFormatError:  # of a release that tells it in another way
+            return None
 
     def _add_profile(self, config: Any, settings: BuildSettings) -> None:
         name, shape = self.inputs
@@ -170,10 +198,11 @@ class ParsedNetwork:
 
 @dataclass(frozen=True)
 class SerialisedEngine:
-    """A serialised engine, and the timing cache that its build gave."""
+    """A serialised engine, the timing cache that its build gave, and the kernels that were made, if they were told."""
 
     engine: bytes
     timing_cache: bytes
+    kernels: KernelPlan | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,6 +227,13 @@ class LoadedEngine:
             self.api.trt.LayerInformationFormat.JSON
         )
         return json.loads(described)
+
+    def kernels(self) -> KernelPlan | None:
+        """Return the kernels of the engine; None if it does not tell them."""
+        try:
+            return parse_layers(self.layers(), self.api.compiler)
+        except (FileFormatError, ValueError):  # no JSON
+            return None
 
     def tensors(self) -> tuple[str, str]:
         """Return the names of the input and of the first output."""
@@ -247,10 +283,23 @@ def _logger(trt: Any) -> Any:
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
             self.errors: list[str] = []
+            self.plan: list[str] | None = None  # kept while a build wants it
 
         def log(self, severity: Any, text: str) -> None:
             if str(severity).rpartition(".")[2] in ERRORS and len(self.errors) < KEPT_LINES:
                 self.errors.append(" ".join(text.split())[:300])
+
+            elif self.plan is not None and text.startswith(SECTION) and len(text) <= MOST_OF_A_PLAN:
+                self.plan[:] = [text]
+
+        @contextmanager
+        def keeping_plan(self) -> Iterator[list[str]]:
+            """Within the block, keep the last kernel plan that is told."""
+            self.plan = told = []
+            try:
+                yield told
+            finally:
+                self.plan = None
 
         @property
         def cause(self) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -77,7 +78,10 @@ def build_engine(
     built = parsed.build(settings, _known_timings(record) if learns else None)
     if learns:
         write_atomically(_timings(record), built.timing_cache)
-    write_engine(graph, built.engine, record)
+    kernels = built.kernels
+    if kernels is None and cuda is not None:
+        kernels = api.load(built.engine, str(graph)).kernels()
+    write_engine(graph, built.engine, msgspec.structs.replace(record, kernels=kernels))
     return dtypes
 
 

@@ -16,6 +16,7 @@ NAMES = (
     "BuilderFlag.TF32",
     "DataType.BF16",
     "DataType.FLOAT",
+    "DataType.FP8",
     "DataType.HALF",
     "DataType.INT32",
     "DataType.INT64",

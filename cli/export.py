@@ -97,8 +97,8 @@ def export(
     flavour: Annotated[
         Optional[str],
         typer.Option(
-            help="ort (ONNX Runtime 1.23 or newer), tensorrt (opset 19) or portable (opset 17); otherwise what suits the "
-            "runtime."
+            help="ort (ONNX Runtime 1.23 or newer), tensorrt (opset 19) or portable (opset 17); "
+            "otherwise what suits the runtime."
         ),
     ] = None,
     static_batch: Annotated[

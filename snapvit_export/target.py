@@ -21,8 +21,8 @@ TAKES: dict[Runtime, tuple[Precision, ...]] = {
     "openvino": ("fp32", "int8-static"),  # fp16 would be computed in fp32
     "tensorrt": ("fp32", "fp16", "int8-static", "fp8"),  # it has no dynamic quantisation
 }
-# What a choice may try beside fp32: the precisions that the kind of device computes in, not only stores. Cards of devices
-# may have others (`profiles`): not every GPU has fp8.
+# What a choice may try beside fp32: the precisions that the kind of device computes in, not only stores. The card of a
+# device may say more (`profiles`): not every GPU has fp8.
 FASTER: dict[Runtime, tuple[Precision, ...]] = {
     "onnxruntime": ("int8-dynamic", "int8-static"),  # its CPU kernels compute fp16 in fp32
     "onnxruntime-cuda": ("fp16",),

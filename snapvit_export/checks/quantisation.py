@@ -38,10 +38,11 @@ CLIPS = np.linspace(0.3, 1.0, 29)  # shares of the full range that are tried
 def calibrate(
     precision: Precision, written: WrittenGraph, images: Sequence[Any], flavour: Flavour = "ort", threads: int = 1
 ) -> GraphPrecision:
-    """Return the precision of a variant, from its fp32 graph: one for TensorRT if `flavour` is that, else a portable one.
+    """Return the precision of a variant that is written in a flavour, from its fp32 graph.
 
-    (Those for ONNX Runtime hide values.) Images are single ones, (1, 3, H, W): the values of all blocks are in memory at
-    once. `flavour`: of the graph to write; only that for ONNX Runtime has ranges that are not about zero.
+    That must be a portable one, which hides no values, or one for TensorRT for that flavour. Only graphs for ONNX
+    Runtime have ranges that are not about zero. Images are single ones, (1, 3, H, W): the values of all blocks are in
+    memory at once.
 
     >>> precision = calibrate("fp16", writer.write("s30", plan), list(images.batches(1)))
     """

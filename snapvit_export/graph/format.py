@@ -4,7 +4,7 @@ Three flavours:
 
     portable   standard operators of opset 17: OpenVINO, anything
     ort        opset 23 with its Attention and Gelu operators, which ONNX Runtime runs faster
-    tensorrt   standard operators of opset 19, in the forms that TensorRT makes the fewest kernels of (`tensorrt_forward`)
+    tensorrt   standard operators of opset 19, in forms that TensorRT makes few kernels of (`tensorrt_forward`)
 
 The first two read the same weights; the third has its own, with q, k and v of a block in one matrix.
 """
@@ -27,7 +27,11 @@ PREFERRED: dict[Runtime, Flavour] = {
     "onnxruntime-tensorrt": "tensorrt",
     "tensorrt": "tensorrt",
 }  # the other runtimes take portable graphs
-OTHER: dict[Flavour, Flavour] = {"portable": "ort", "ort": "portable", "tensorrt": "portable"}  # that gates compare with
+OTHER: dict[Flavour, Flavour] = {
+    "portable": "ort",
+    "ort": "portable",
+    "tensorrt": "portable",
+}  # that gates compare with
 INPUT = "images"  # the name of a graph's input
 
 

@@ -53,6 +53,8 @@ def emit_nodes(
 class Forward:
     """Writes one graph; each method adds a part of it and returns the name of its result."""
 
+    merging_class = Merging
+
     def __init__(
         self,
         anatomy: Anatomy,
@@ -67,7 +69,7 @@ class Forward:
         self.stream = self.precision.float_type(STREAM)
         self.n = Nodes(format.opset, self.stored)
         self.e, self.prefix = anatomy.embed_dim, anatomy.prefix
-        self.merging = Merging(self.n, self.prefix, anatomy.patches, self.e, anatomy.rope != "none")
+        self.merging = self.merging_class(self.n, self.prefix, anatomy.patches, self.e, anatomy.rope != "none")
         self.keys = ""  # of the last attention, as it compares them
 
     @property
@@ -217,7 +219,7 @@ class Forward:
         return self.over_heads(q, k, v, i, bias)
 
     def placed(self, q: str, k: str, i: int, read: int) -> tuple[str, str]:
-        """Queries and keys, (B, heads, tokens, h), as they are compared: normed and rotated, where the model does that."""
+        """Queries and keys, (B, heads, tokens, h), as they are compared: normed and rotated, if the model does that."""
         if self.anatomy.blocks[i].qk_norm:
             q, k = self.norm(q, f"blocks.{i}.q_norm"), self.norm(k, f"blocks.{i}.k_norm")
         if self.anatomy.rope != "none":

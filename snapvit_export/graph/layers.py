@@ -17,7 +17,7 @@ import numpy as np
 
 from ..target import Precision
 from .nodes import Nodes
-from .precision import FLOAT, HALF, INT32, Range, up_to_half
+from .precision import FLOAT, HALF, INT32, WIDE_SCALE, Range, up_to_half
 
 
 def gemm(n: Nodes, x: str, layer: str, biased: bool, in_first: bool) -> str:
@@ -63,9 +63,7 @@ def static_int8(
     return n.add("Gemm", read, weight, *bias, transB=int(not in_first))
 
 
-def about_zero(
-    n: Nodes, x: str, layer: str, biased: bool, in_first: bool, span: Range, precision: Precision
-) -> str:
+def about_zero(n: Nodes, x: str, layer: str, biased: bool, in_first: bool, span: Range, precision: Precision) -> str:
     """Add a layer in int8 or fp8 with everything around it in the type of this part, scales too: for TensorRT.
 
     fp8 has one scale for a whole weight, which is all that TensorRT's tools write for it; int8 one for each output.
@@ -79,6 +77,7 @@ def about_zero(
 
     read = n.once(f"{x}.quantised", quantised)[0]
     axis = {} if precision == "fp8" else {"axis": 1 if in_first else 0}
-    weight = n.add("DequantizeLinear", n.raw(f"{layer}.weight"), n.weight(f"{layer}.scale"), **axis)
+    stored = f"{layer}.scale" if n.float_type == HALF else f"{layer}{WIDE_SCALE}"  # no Cast: it must be a constant
+    weight = n.add("DequantizeLinear", n.raw(f"{layer}.weight"), n.raw(stored), **axis)
     bias = [n.weight(f"{layer}.bias")] if biased else []
     return n.add("Gemm", read, weight, *bias, transB=int(not in_first))

@@ -53,6 +53,7 @@ LARGEST_PAIR = 32767 // 255  # two neighbouring weights of one sign: 128
 LEAST_SCALE = 1e-4  # of the largest in the layer: a feature with smaller weights hardly counts
 LEAST_HALF = 2.0**-20  # a scale in float16: below it has too few bits, and what it scales is below those of the stream
 INT32 = ".bias.int32"  # after the name of a layer
+WIDE_SCALE = ".scale.wide"  # the same: its scales in float32, where it is in a part that stays so
 MOST_STEPS = 2**30  # quantisation steps of a bias in int32, so that the sum of the products still fits
 FLOAT, HALF = 1, 10  # onnx.TensorProto.FLOAT and FLOAT16
 

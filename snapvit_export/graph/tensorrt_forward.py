@@ -3,9 +3,10 @@
     q, k, v     one Gemm of a weight in the order (heads, 3, h), so that any number of heads is a prefix; Split by parts
     proj, fc2   parts of their own for float16: if only what they add to the stream is too large for it, they alone
                 compute in float32, and the attention before them stays one kernel
-    last block  queries are made of all tokens too, in the one Gemm, and then those of the tokens that are read are taken:
-                attention stays one kernel, and proj and MLP work on these tokens alone, as elsewhere
+    last block  queries are made of all tokens too, in the one Gemm, and those of the tokens that are read are taken from
+                them: attention stays one kernel, and proj and MLP work on these tokens alone, as elsewhere
     int8, fp8   with float16 around the products (`layers.about_zero`)
+    merging     as elsewhere: gathers, a one-hot product and TopK, no scatter
 
 What TensorRT-RTX makes of each was read from its kernel plan: docs/runtimes.md has the counts.
 """
@@ -19,6 +20,7 @@ from ..model.anatomy import Anatomy
 from .format import GraphFormat
 from .forward import Forward
 from .layers import about_zero
+from .merging import Merging
 from .nodes import Nodes
 from .precision import OF_TENSORRT, GraphPrecision
 
@@ -30,8 +32,22 @@ def emit_for_tensorrt(
     return ForTensorRT(anatomy, wiring, biased, format, precision).run()
 
 
+class MergingForTensorRT(Merging):
+    """Token merging with a reshape of indices instead of one of cosines, which is a kernel of its own."""
+
+    def decided(self, cosines: str, best: str, order: str) -> tuple[str, str]:
+        """The best partner of each token of A and A in their order, under these names."""
+        n, size = self.n, self.halves[0]
+        value, place = n.add_many("TopK", cosines, n.ints([1]), count=2, axis=2)  # (B, |A|, 1) each
+        rows = n.add_many("TopK", value, n.ints([size]), count=2, axis=1)[1]
+        by_image = n.ints([-1, size])
+        return n.add("Reshape", place, by_image, name=best), n.add("Reshape", rows, by_image, name=order)
+
+
 class ForTensorRT(Forward):
     """Writes one graph for TensorRT."""
+
+    merging_class = MergingForTensorRT
 
     def attention(self, x: str, i: int, read: int) -> str:
         """Attention of the first `read` tokens of each image to all; queries of the others are made and dropped."""

@@ -43,7 +43,7 @@ from ..target import Precision, SumBits
 from .format import INPUT, Flavour, GraphFormat
 from .forward import emit_nodes, output_name
 from .nodes import Nodes
-from .precision import IN_FIRST, INT32, GraphPrecision, Tensors, int32_biases, stored
+from .precision import IN_FIRST, INT32, WIDE_SCALE, GraphPrecision, Tensors, int32_biases, stored
 from .tensorrt_forward import emit_for_tensorrt
 from .weights import (
     ADDED,
@@ -126,7 +126,7 @@ def shared_sources(buffer: Buffer, anatomy: Anatomy, plan: Plan) -> dict[str, Pl
 
 
 def write_own(folder: Path, own: Tensors) -> Sources:
-    """Write a variant's own matrices to files that are named by their contents; vectors and numbers stay in the graph."""
+    """Write a variant's own matrices to files that are named by their contents; all else stays in the graph."""
     matrices = {name: tensor for name, tensor in own.items() if tensor.ndim > 1}
     inside = {name: tensor for name, tensor in own.items() if tensor.ndim <= 1}
     placed: dict[str, PlacedTensor] = {}
@@ -308,7 +308,9 @@ class GraphWriter:
     @cached_property
     def buffer(self) -> Buffer:
         """The index of `weights.bin`, which is written now."""
-        arrays = ((name, tensor) for name, tensor in self.shared.items() if tensor.ndim)  # single numbers: in the graphs
+        arrays = (
+            (name, tensor) for name, tensor in self.shared.items() if tensor.ndim
+        )  # single numbers: in the graphs
         return write_buffer(self.folder / self.shared_name, arrays)
 
     def write(
@@ -337,7 +339,7 @@ class GraphWriter:
         if ADDED in own:
             own = into_embedding(own, self._made[1] | moved, self.anatomy)
         own = self._stored(moved | own)
-        own |= self._int32_biases(plan, own, format, precision)
+        own |= self._int32_biases(plan, own, format, precision) | self._wide_scales(plan, own, precision)
         path = self.folder / f"{name}.onnx"
         if format.single_file:
             sources = Sources(inside=self._inside(plan, own))
@@ -369,6 +371,13 @@ class GraphWriter:
         if precision.precision != "int8-static" or format.flavour != "ort":
             return {}
         return int32_biases(self._inside(plan, own), precision)
+
+    def _wide_scales(self, plan: Plan, own: Tensors, precision: GraphPrecision) -> Tensors:
+        """Return the scales of quantised layers in float32, for those in parts that stay so."""
+        if not self.for_tensorrt or not precision.wide:
+            return {}
+        found = self._inside(plan, own)
+        return {f"{layer}{WIDE_SCALE}": found[f"{layer}.scale"].astype(np.float32) for layer in precision.ranges}
 
     def _inside(self, plan: Plan, own: Tensors) -> Tensors:
         def prefix(name: str, tensor: Array) -> Array:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -164,7 +164,7 @@ class VariantBuilder:
         return self._writers[precision]
 
     def exact(self, flavour: Flavour) -> GraphWriter:
-        """Return the writer of float32 graphs that others are compared with; those for TensorRT have their own folder."""
+        """Return the writer of float32 graphs that others are compared with; TensorRT's have a folder of their own."""
         folder = self._exact_folder / flavour if flavour == "tensorrt" else self._exact_folder
         if folder not in self._exact:
             folder.mkdir(exist_ok=True)

@@ -1,8 +1,8 @@
 """Opsets and operators that each version of TensorRT's ONNX parser supports, checked before parsing. Light.
 
 A parser that meets a newer opset warns, guesses, and may fail much later. Here the file is refused first, with the node
-and what to do. Operators are those that our graphs for TensorRT and our portable ones use and that tests build for real;
-an operator outside the table is untested.
+and what to do. Operators are those that our graphs for TensorRT and our portable ones use, and that tests build for
+real; an operator outside the table is untested.
 """
 
 from __future__ import annotations

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
 
 from ..checks.inspect import Inspection
+from ..checks.inspect_engine import EngineInspection
 from ..family.evaluation import TITLES, Evaluation, Measure
 from ..family.manifest import Manifest
 from ..model.ranking import Ranking
 from ..profiling.conditions import worst_warnings
+from ..runtimes.tensorrt.kernel_plan import KernelPlan
 from ..visible import say, visible, writing_to
 from . import text as words
 
@@ -226,6 +228,60 @@ def print_inspection(found: Inspection) -> None:
     say(f"reads {', '.join(found.reads)}" if found.reads else "holds all of its weights")
     for kind, ports in (("takes", found.inputs), ("gives", found.outputs)):
         say(f"{kind} " + ", ".join(f"{p.name} {p.type} [{', '.join(map(str, p.shape))}]" for p in ports))
+
+
+def print_engine(found: EngineInspection) -> None:
+    """Print what an engine was built from and for, and the kernels of each block, if they are known."""
+    record = found.record
+    if found.blocks:
+        columns = ("block", "kernels", "attention fused", "fc1 + activation", "proj, fc2 + residual", "products")
+        rows = [
+            (
+                str(b.block),
+                str(b.kernels),
+                *map(_yes_or_no, (b.attention_fused, b.activation_fused, b.residuals_fused)),
+                _by_type(b.products),
+            )
+            for b in found.blocks
+        ]
+        print_rows(columns, rows, {"attention fused", "fc1 + activation", "proj, fc2 + residual", "products"})
+    where = "any GPU" if record.device == "any" else f"{record.device} ({record.capability})"
+    size = f"{found.size_bytes / 1e6:.1f} MB"
+    batch = f"{record.batch}" if record.most_batch == record.batch else f"{record.batch}, at most {record.most_batch}"
+    by = f"{record.package} {record.version}"
+    say(f"{found.file}: {record.precision}, batch {batch}, built by {by} for {where}, {size}")
+    say(f"of the graph with SHA-256 {record.onnx_sha256}")
+    say(f"matrix products in the network: {_by_type(record.products)}")
+    agreed = "agreed with" if record.agreed else "were not compared with"
+    say(f"its outputs on a GPU {agreed} ONNX Runtime's")
+    for line in _of_kernels(record.kernels):
+        say(line)
+
+
+def _of_kernels(plan: KernelPlan | None) -> list[str]:
+    if plan is None:
+        return ["its kernels are not known: its compiler did not tell them, or an older snapvit built it"]
+    fused = [plan.attention_fused(i) for i in plan.blocks]
+    has = sum(whole is not None for whole in fused)
+    lines = [
+        f"{len(plan.kernels)} kernels, with a fused attention in {fused.count(True)} of {has} blocks that have one"
+    ]
+    if plan.compiler.startswith("tensorrt_rtx"):
+        lines.append(
+            f"This is the plan of {plan.compiler}, as it compiles for RTX cards. TensorRT 10.3 on a Jetson has another "
+            "compiler, which may fuse more or less."
+        )
+    else:
+        lines.append(f"This is the plan of {plan.compiler} on this kind of GPU.")
+    return lines
+
+
+def _yes_or_no(found: bool | None) -> str:
+    return "-" if found is None else "yes" if found else "no"
+
+
+def _by_type(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} in {kind}" for kind, count in counts.items()) or "none"
 
 
 def print_evaluation(found: Evaluation) -> None:

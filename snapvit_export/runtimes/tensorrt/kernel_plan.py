@@ -24,9 +24,9 @@ from ...storage.json import Count, Value
 ACTIVATIONS = {"erf", "tanh", "sigmoid", "relu", "gelu"}
 PRODUCTS = {"gemm", "matmul"}
 EIGHT_BITS = {"int8", "fp8"}
-_PART = re.compile(r"blocks\.\d+\.(?:attn|mlp|merge)(?=\.|\Z)")
-_BLOCK = re.compile(r"blocks\.(\d+)(?=\.|\Z)")
-_NUMBERED = re.compile(r"(\w+?)(?:_(\d+))?", re.ASCII)  # the last word of a node's name: gemm, gemm_2
+_PART = re.compile(r"blocks\.\d{1,4}\.(?:attn|mlp|merge)(?=\.|\Z)", re.ASCII)
+_BLOCK = re.compile(r"blocks\.(\d{1,4})(?=\.|\Z)", re.ASCII)
+_NUMBERED = re.compile(r"(\w+?)(?:_(\d{1,9}))?", re.ASCII)  # the last word of a node's name: gemm, gemm_2
 _LAYER_OF_PRODUCT = re.compile(r"gemm|matrix|convolution|correlation", re.IGNORECASE)
 _NAME_OF_PRODUCT = re.compile(r"_gem[mv]_|Fc|MulSum")  # a kernel that fuses a product with more
 Part = Literal["attn", "mlp"]
@@ -83,6 +83,7 @@ class BlockKernels(Value, frozen=True, kw_only=True):
 class KernelPlan(Value, frozen=True, kw_only=True, dict=True):
     """All kernels that a compiler made of a graph, in the order of launches.
 
+    >>> import tensorrt_rtx
     >>> plan = TensorRT(tensorrt_rtx).parse(written.graph).build(BuildSettings()).kernels
     >>> plan.attention_fused(0), len(plan.of("blocks.0"))
     """
@@ -110,7 +111,7 @@ class KernelPlan(Value, frozen=True, kw_only=True, dict=True):
     @cached_property
     def blocks(self) -> tuple[int, ...]:
         """The blocks of the model that there are nodes of."""
-        return tuple(sorted({int(found[1]) for node in self._places if (found := _BLOCK.match(node))}))
+        return tuple(sorted({block for part in self._parts if (block := _block(part)) is not None}))
 
     def of(self, part: str) -> tuple[Kernel, ...]:
         """Return the kernels of a part of the model, `blocks.3` or `blocks.3.attn`; each is of one part alone."""
@@ -131,7 +132,7 @@ class KernelPlan(Value, frozen=True, kw_only=True, dict=True):
         part = f"blocks.{block}.mlp"
         active = {k for node in self._nodes(part, ACTIVATIONS) for k in self.with_node(node)}
         firsts = self._nodes(part, {"gemm"})[:-1]
-        return any({*self.with_node(node)} == active for node in firsts) if active else None
+        return len(active) == 1 and any({*self.with_node(node)} == active for node in firsts) if active else None
 
     def residual_fused(self, block: int, part: Part) -> bool | None:
         """Return True if proj (of attn) or fc2 (of mlp), its bias and the residual are one kernel; None without it."""
@@ -145,7 +146,7 @@ class KernelPlan(Value, frozen=True, kw_only=True, dict=True):
     def product_types(self) -> dict[str, str]:
         """The number type of every matrix product, by its node."""
         found = {}
-        for node in self._nodes("", PRODUCTS):
+        for node in (node for node in self._places if _op(node) in PRODUCTS):
             makers = [k for k in self.with_node(node) if k.multiplies]
             named = [k for k in makers if node in re.split(r"\+|_U\d+|_myl\d+", k.name)]  # others may pad its inputs
             if makers:
@@ -154,14 +155,18 @@ class KernelPlan(Value, frozen=True, kw_only=True, dict=True):
 
     def by_block(self) -> tuple[BlockKernels, ...]:
         """Return what every block became."""
+        kernels = Counter(_block(kernel.part) for kernel in self.kernels)
+        types: dict[int | None, list[str]] = {}
+        for node, kind in self.product_types.items():
+            types.setdefault(_block(node), []).append(kind)
         return tuple(
             BlockKernels(
                 block=i,
-                kernels=len(self.of(f"blocks.{i}")),
+                kernels=kernels[i],
                 attention_fused=self.attention_fused(i),
                 activation_fused=self.activation_fused(i),
                 residuals_fused=_all(self.residual_fused(i, "attn"), self.residual_fused(i, "mlp")),
-                products=_counted(t for node, t in self.product_types.items() if _within(node, f"blocks.{i}")),
+                products=_counted(types.get(i, ())),
             )
             for i in self.blocks
         )
@@ -175,11 +180,17 @@ class KernelPlan(Value, frozen=True, kw_only=True, dict=True):
                 found.setdefault(node, []).append(place)
         return found
 
+    @cached_property
+    def _parts(self) -> dict[str, list[str]]:
+        """The nodes of each part."""
+        found: dict[str, list[str]] = {}
+        for node in self._places:
+            found.setdefault(part_of([node]), []).append(node)
+        return found
+
     def _nodes(self, part: str, ops: set[str]) -> list[str]:
         """Return the nodes of a part with one of these operators, in the order of the graph."""
-        return sorted(
-            _of_ops(self._places, part, ops), key=lambda node: (node.rpartition(".")[0], *_op_and_number(node))
-        )
+        return sorted(_of_ops(self._parts.get(part, ()), part, ops), key=_op_and_number)
 
 
 def part_of(nodes: Iterable[str]) -> str:
@@ -194,6 +205,11 @@ def part_of(nodes: Iterable[str]) -> str:
     if found := _BLOCK.match(node):
         return f"{found[0]}.attn" if node.endswith(".attended") else found[0]
     return node.partition(".")[0]
+
+
+def _block(name: str) -> int | None:
+    found = _BLOCK.match(name)
+    return int(found[1]) if found else None
 
 
 def _of_ops(nodes: Iterable[str], part: str, ops: set[str]) -> list[str]:

@@ -295,7 +295,8 @@ def _logger(trt: Any) -> Any:
         @contextmanager
         def keeping_plan(self) -> Iterator[list[str]]:
             """Within the block, keep the last kernel plan that is told."""
-            self.plan = told = []
+            told: list[str] = []
+            self.plan = told
             try:
                 yield told
             finally:

@@ -19,7 +19,8 @@ from .kernel_plan import Kernel, KernelPlan, part_of
 SECTION, KIND = "Layers:", ", LayerType: "  # begins the plan in a log, and is in every line of it
 NOT_LAUNCHED = {"signal", "wait", "noop", "constant", "shape_call"}  # layers of an inspector that are no kernels
 _NODES = re.compile(r"\[ONNX Layer: ([^\[\]]*)\]")
-_TENSOR = re.compile(r"Name: (.*?), (?:Location: \w+, )?Dimensions: \[([-\d, ]{0,200})\]")
+_TENSOR = re.compile(r"Name: (.{0,500}?), (?:Location: \w+, )?Dimensions: \[([-\d, ]{0,200})\]", re.ASCII)
+_SIZE = re.compile(r"-?\d{1,12}", re.ASCII)
 _TYPE = re.compile(r"(?:Format/)?Data[tT]ype: ([^,}]{1,100})")
 
 
@@ -37,7 +38,9 @@ class _Tensor(NamedTuple):
 def parse_log(text: str, compiler: str) -> KernelPlan:
     """Read the plan from the verbose log of a build; of several the last one.
 
-    >>> parse_log(log, "tensorrt_rtx 1.7.1").summary.kernels
+    >>> told = "Name: k, LayerType: gemm, Inputs: [], Outputs: [], Metadata: [ONNX Layer: blocks.0.mlp.gemm]"
+    >>> parse_log(told, "tensorrt_rtx 1.7.1").kernels[0].part
+    'blocks.0.mlp'
     """
     lines = [line for line in text.rpartition(SECTION)[2].splitlines() if line.startswith("Name: ") and KIND in line]
     made: list[Kernel] = []
@@ -58,7 +61,9 @@ def parse_log(text: str, compiler: str) -> KernelPlan:
 def parse_layers(found: Any, compiler: str) -> KernelPlan:
     """Read the plan from what an inspector tells of an engine, as JSON that was read.
 
-    >>> parse_layers(session.layers(), "tensorrt 10.3.0").summary.kernels
+    >>> layer = {"Name": "k", "LayerType": "gemm", "Metadata": "[ONNX Layer: blocks.0.mlp.gemm]"}
+    >>> parse_layers({"Layers": [layer]}, "tensorrt 10.3.0").kernels[0].part
+    'blocks.0.mlp'
     """
     made: list[Kernel] = []
     try:
@@ -67,11 +72,9 @@ def parse_layers(found: Any, compiler: str) -> KernelPlan:
                 raise FileFormatError(f"{compiler}: the engine does not tell its kernels. Build it with details")
             name, kind = str(layer["Name"]), str(layer["LayerType"])
             if kind.lower() not in NOT_LAUNCHED:
-                many = (
-                    [_described(each) for each in layer.get(key) or ()] for key in ("Inputs", "Constants", "Outputs")
-                )
-                _add(made, name, kind, *many, str(layer.get("Metadata") or ""))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+                inputs, constants, outputs = (_all_described(layer, key) for key in ("Inputs", "Constants", "Outputs"))
+                _add(made, name, kind, inputs, constants, outputs, str(layer.get("Metadata") or ""))
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise FileFormatError(f"{compiler}: not what an inspector tells of an engine: {first_line(error)}") from error
     if not made:
         raise FileFormatError(f"{compiler}: the engine tells of no kernels. Build it with details")
@@ -114,8 +117,12 @@ def _listed(text: str) -> list[_Tensor]:
     for one in text.split("}, {"):
         named, typed = _TENSOR.search(one), _TYPE.search(one)
         if named and typed:
-            found.append(_Tensor(named[1], _sizes(named[2].split(",")), number_type(typed[1].strip())))
+            found.append(_Tensor(named[1], _sizes(_SIZE.findall(named[2])), number_type(typed[1].strip())))
     return found
+
+
+def _all_described(layer: dict[str, Any], key: str) -> list[_Tensor]:
+    return [_described(tensor) for tensor in layer.get(key) or ()]
 
 
 def _described(tensor: dict[str, Any]) -> _Tensor:
@@ -124,4 +131,4 @@ def _described(tensor: dict[str, Any]) -> _Tensor:
 
 
 def _sizes(found: Iterable[Any]) -> tuple[int, ...]:
-    return tuple(int(size) for size in found if str(size).strip())
+    return tuple(int(size) for size in found)

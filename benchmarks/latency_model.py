@@ -28,7 +28,7 @@ from snapvit_export.graph.writer import GraphWriter
 from snapvit_export.model.anatomy import Anatomy
 from snapvit_export.model.plan import Plan
 from snapvit_export.model.ranking import Ranking
-from snapvit_export.profiling.latency_model import LatencyModel, fit
+from snapvit_export.profiling.latency_model import KEYS_AND_VALUES, LatencyModel, fit
 from snapvit_export.profiling.profile import Profile
 from snapvit_export.profiling.sample_plans import held_out_plans, sample_plans
 from snapvit_export.profiling.timer import File, Timer
@@ -111,8 +111,8 @@ class Bench:
             dense, *others = self.time([samples[0], *plans[start : start + self.most - 1]])
             times += [ms / dense * times[0] for ms in others]
         measured, held_out = list(zip(samples, times)), list(zip(unseen, times[len(samples) :]))
-        makes_keys = not can_reorder(self.anatomy, Plan.dense(self.anatomy).last_attention, GraphPrecision())
-        model = fit(self.anatomy, measured, makes_keys, held_out)
+        reorders = can_reorder(self.anatomy, Plan.dense(self.anatomy).last_attention, GraphPrecision())
+        model = fit(self.anatomy, measured, 0.0 if reorders else KEYS_AND_VALUES, held_out)
         return model, measured, times[len(samples) + len(unseen) :]
 
     @property

@@ -90,13 +90,16 @@ def export(
     precision: Annotated[
         Optional[str],
         typer.Option(
-            help="Precision to compute in: fp32, fp16, int8 (the runtime's kind), int8-dynamic, int8-static; "
-            "or auto: a budget takes what is best."
+            help="Precision to compute in: fp32, fp16, fp8 (TensorRT), int8 (the runtime's kind), int8-dynamic, "
+            "int8-static; or auto: a budget takes what is best."
         ),
     ] = None,
     flavour: Annotated[
         Optional[str],
-        typer.Option(help="ort (ONNX Runtime 1.23 or newer) or portable (opset 17); otherwise what suits the runtime."),
+        typer.Option(
+            help="ort (ONNX Runtime 1.23 or newer), tensorrt (opset 19) or portable (opset 17); "
+            "otherwise what suits the runtime."
+        ),
     ] = None,
     static_batch: Annotated[
         bool, typer.Option("--static-batch", help="Graphs take exactly --batch images instead of any number.")
@@ -144,8 +147,9 @@ def export(
         runtime=used,
         precision=parsing.own_precision(precision, known.target.precision, used, chooses),
     )
+    known.check_precision(target)
     is_spread = build_only or for_device is not None  # has the same widths in all precisions
-    others = faster_than(target.precision, used) if is_spread else ()
+    others = faster_than(target.precision, used, known.precisions_for(used)) if is_spread else ()
     settings = correcting_settings(
         recipe,
         not no_correct,
@@ -173,6 +177,7 @@ def export(
         resolution=parsing.resolutions(resolution, "--resolution"),
         target=target,
         width_multiple=max(map(known.width_multiple, (target.precision, *others))),
+        card_precisions=known.precisions_for(used),
         least_heads=known.least_heads_for(target),
         clock=known.clock,
         settings=settings,

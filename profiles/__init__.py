@@ -18,10 +18,21 @@ class Card(Value, frozen=True, kw_only=True):
     description: str
     target: Target
     width_multiples: dict[Precision, Size]  # MLPs keep a multiple of so many neurons: what it would round up to anyway
+    precisions: tuple[Precision, ...] = ()  # that a choice may try; empty: those of the runtime (`target.FASTER`)
     least_heads: Size = 1  # at batch 1 a block keeps none or so many: fewer are not computed in one kernel
     clock: str  # advice: what to do with its clocks before timing
     sources: tuple[str, ...]  # of the above
     measured: bool  # True: this project has timed something on such a device
+
+    def precisions_for(self, runtime: Runtime) -> tuple[Precision, ...]:
+        """Return the precisions that a choice may try in a runtime; none: the card does not say."""
+        return self.precisions if runtime == self.target.runtime else ()
+
+    def check_precision(self, target: Target) -> None:
+        """Refuse a precision that this kind of device does not compute in."""
+        known = self.precisions_for(target.runtime)
+        if known and target.precision not in known:
+            raise UsageError(f"{self.name} does not compute in {target.precision}. Give one of {', '.join(known)}")
 
     def width_multiple(self, precision: Precision) -> int:
         """Return the number of neurons of which an MLP keeps a multiple in that precision."""

@@ -19,9 +19,10 @@ TAKES: dict[Runtime, tuple[Precision, ...]] = {
     "onnxruntime-cuda": ("fp32", "fp16"),  # its int8 operators are the CPU's
     "onnxruntime-tensorrt": ("fp32", "fp16", "int8-static"),
     "openvino": ("fp32", "int8-static"),  # fp16 would be computed in fp32
-    "tensorrt": ("fp32", "fp16", "int8-static"),  # it has no dynamic quantisation
+    "tensorrt": ("fp32", "fp16", "int8-static", "fp8"),  # it has no dynamic quantisation
 }
-# What a choice may try beside fp32: the precisions that the kind of device computes in, not only stores.
+# What a choice may try beside fp32: the precisions that the kind of device computes in, not only stores. The card of a
+# device may say more (`profiles`): not every GPU has fp8.
 FASTER: dict[Runtime, tuple[Precision, ...]] = {
     "onnxruntime": ("int8-dynamic", "int8-static"),  # its CPU kernels compute fp16 in fp32
     "onnxruntime-cuda": ("fp16",),
@@ -69,7 +70,14 @@ def check_precision(name: str) -> Precision:
     return name  # type: ignore[return-value]
 
 
-def faster_than(own: Precision, runtime: Runtime) -> tuple[Precision, ...]:
-    """Return the precisions that a choice may try beside a family's own: those with fewer bits."""
+def faster_than(own: Precision, runtime: Runtime, of_card: tuple[Precision, ...] = ()) -> tuple[Precision, ...]:
+    """Return the precisions that a choice may try beside a family's own: those with fewer bits.
+
+    `of_card`: what the device computes in; without it, what every device of that runtime does.
+
+    >>> faster_than("fp16", "tensorrt", of_card=("fp16", "int8-static", "fp8"))
+    ('int8-static', 'fp8')
+    """
     bits = {"fp32": 32, "fp16": 16}
-    return tuple(other for other in FASTER[runtime] if bits.get(other, 8) < bits.get(own, 8))
+    known = tuple(other for other in of_card if other in TAKES[runtime]) or FASTER[runtime]
+    return tuple(other for other in known if bits.get(other, 8) < bits.get(own, 8))

@@ -33,13 +33,19 @@ Streams = Mapping[int, npt.NDArray[np.float32]]  # the output of each block, (im
 TOLERANCE = 1e-4  # of the largest value, between forms in float32
 BLOCK_TOLERANCE: dict[Precision, float] = {
     "fp16": 0.01,
+    "fp8": 0.1,
     "int8-dynamic": 0.1,
     "int8-static": 0.1,
 }  # of a block's largest value, in reduced precision
 RUNTIME_TOLERANCE = 1e-3  # between runtimes in fp32: other orders of summing
 SAME_WEIGHTS = 1e-3  # between dense graphs that should be of one model: rounding stays below, other weights far above
 REDUCED_FLAVOURS = 0.05  # between both flavours of one int8 variant: sums differ by the order of operators
-LEAST_COSINE: dict[Precision, float] = {"fp16": 0.9999, "int8-dynamic": 0.9, "int8-static": 0.9}  # to float32
+LEAST_COSINE: dict[Precision, float] = {
+    "fp16": 0.9999,
+    "fp8": 0.9,
+    "int8-dynamic": 0.9,
+    "int8-static": 0.9,
+}  # to float32
 
 
 def flavour_tolerance(precision: Precision) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SnapvitError, UsageError, first_line, needs
-from ..graph.read import external_files, read_graph
+from ..graph.read import FLOAT8, external_files, item_bytes, read_graph
 from ..model.plan import Plan
 from ..storage.json import Count, Size, Value, from_json
 
@@ -117,13 +117,13 @@ def _openvino(path: Path, found: Inspection) -> str | None:
 def _tensorrt(path: Path, found: Inspection) -> str | None:
     if found.opset > TENSORRT_OPSET:
         reads = f"TensorRT 10.3 reads up to {TENSORRT_OPSET}"
-        return f"{path}: opset {found.opset}, and {reads}. Export with --flavour portable"
+        return f"{path}: opset {found.opset}, and {reads}. Export with --flavour tensorrt"
     if (stray := _not_cast(path)) is not None:
         return f"{path}: {stray} reads bytes, and TensorRT only casts them. Export without --uint8-input, or cast first"
     if "DynamicQuantizeLinear" in found.operators:
         return f"{path}: scales inputs while it runs, which TensorRT does not do. Export with --precision int8-static"
     if "Attention" in found.operators:
-        return f"{path}: has the Attention operator, which TensorRT does not build. Export with --flavour portable"
+        return f"{path}: has the Attention operator, which TensorRT does not build. Export with --flavour tensorrt"
     return None
 
 
@@ -143,13 +143,14 @@ TARGETS: dict[str, Callable[[Path, Inspection], str | None]] = {
 
 
 def _bytes(tensor: Any) -> int:
-    kind = _numpy_type(tensor.data_type)
-    if kind is None or min(tensor.dims, default=0) < 0:
+    if _numpy_type(tensor.data_type) is None or min(tensor.dims, default=0) < 0:
         return len(tensor.raw_data)
-    return math.prod(tensor.dims) * int(kind.itemsize)
+    return math.prod(tensor.dims) * item_bytes(tensor.data_type)
 
 
 def _type(number: int) -> str:
+    if number == FLOAT8:
+        return "float8"
     kind = _numpy_type(number)
     return f"type {number}" if kind is None else str(kind.name)
 

@@ -1,4 +1,4 @@
-"""Calibrate a precision on images: the parts that do not fit fp16, and the ranges of int8 inputs. Light.
+"""Calibrate a precision on images: the parts that do not fit fp16, and the ranges of int8 and fp8 inputs. Light.
 
 Measured on the fp32 graph of the very variant, with its corrected weights, in ONNX Runtime: no torch, so a device can
 do it.
@@ -6,37 +6,53 @@ do it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..graph.precision import EMBED, OF_STREAM, OUTPUT, STREAM, GraphPrecision, Range, is_int8_layer
+from ..graph.format import Flavour
+from ..graph.precision import (
+    EMBED,
+    OF_STREAM,
+    OF_TENSORRT,
+    OUTPUT,
+    STREAM,
+    GraphPrecision,
+    Range,
+    is_quantised,
+)
 from ..graph.writer import WrittenGraph
 from ..target import Precision
 from .activations import all_values, largest_values
 
+Floats = npt.NDArray[np.float32]
 MARGIN = 4  # for larger values in other images: a part stays in float32 if that many times more would not fit
 SAMPLES = 1 << 16  # values of a layer's input that decide its range
 CLIPS = np.linspace(0.3, 1.0, 29)  # shares of the full range that are tried
 
 
 def calibrate(
-    precision: Precision, written: WrittenGraph, images: Sequence[Any], symmetric: bool = False, threads: int = 1
+    precision: Precision, written: WrittenGraph, images: Sequence[Any], flavour: Flavour = "ort", threads: int = 1
 ) -> GraphPrecision:
-    """Return the precision of a variant, from its fp32 graph, which must be a portable one: it hides no values.
+    """Return the precision of a variant that is written in a flavour, from its fp32 graph.
 
-    Images are single ones, (1, 3, H, W): the values of all blocks are in memory at once. `symmetric`: int8-static for a
-    portable graph, with ranges about zero.
+    That must be a portable one, which hides no values, or one for TensorRT for that flavour. Only graphs for ONNX
+    Runtime have ranges that are not about zero. Images are single ones, (1, 3, H, W): the values of all blocks are in
+    memory at once.
 
     >>> precision = calibrate("fp16", writer.write("s30", plan), list(images.batches(1)))
     """
-    if precision == "fp16":
-        return GraphPrecision(precision, wide=too_large(largest_values(written.graph, images, threads)))
-    if precision == "int8-static":
-        return GraphPrecision(precision, ranges=input_ranges(written, images, symmetric, threads))
-    return GraphPrecision(precision)
+    found = GraphPrecision(precision, half_around=flavour == "tensorrt" and precision == "int8-static")
+    if found.is_half:
+        found = replace(found, wide=too_large(largest_values(written.graph, images, threads)))
+    if precision in ("int8-static", "fp8"):
+        choose = full_range if precision == "fp8" else partial(best_range, symmetric=flavour != "ort")
+        found = replace(found, ranges=input_ranges(written, images, choose, threads))
+    return found
 
 
 def too_large(largest: Mapping[str, float]) -> frozenset[str]:
@@ -52,37 +68,44 @@ def _part(value: str) -> str:
     if value.endswith((".attended", ".stream")) or OF_STREAM in value:
         return STREAM
     words = value.split(".")
-    return ".".join(words[:3]) if words[0] == "blocks" else words[0] if words[0] == EMBED else OUTPUT
+    if words[0] != "blocks":
+        return words[0] if words[0] == EMBED else OUTPUT
+    return ".".join(words[: 4 if ".".join(words[2:4]) in OF_TENSORRT.values() else 3])
 
 
 def input_ranges(
-    written: WrittenGraph, images: Sequence[Any], symmetric: bool = False, threads: int = 1
+    written: WrittenGraph, images: Sequence[Any], choose: Callable[[Floats], Range], threads: int = 1
 ) -> dict[str, Range]:
-    """Return for each int8 layer the range of its input with the least squared error."""
-    wanted = {layer: value for layer, value in written.layer_inputs.items() if is_int8_layer(layer)}
-    taken: dict[str, list[npt.NDArray[np.float32]]] = {value: [] for value in wanted.values()}
+    """Return for each quantised layer the range that is chosen for the values of its input."""
+    wanted = {layer: value for layer, value in written.layer_inputs.items() if is_quantised(layer)}
+    taken: dict[str, list[Floats]] = {value: [] for value in wanted.values()}
     random = np.random.default_rng(0)
     for found in all_values(written.graph, taken, images, threads):
         for name, chunks in taken.items():
             chunks.extend(_sample(found[name], max(1, SAMPLES // len(images)), random))
-    ranges = {name: best_range(np.concatenate(chunks), symmetric) for name, chunks in taken.items()}
+    ranges = {name: choose(np.concatenate(chunks)) for name, chunks in taken.items()}
     return {layer: ranges[value] for layer, value in wanted.items()}
 
 
-def _sample(values: npt.NDArray[np.float32], count: int, random: np.random.Generator) -> list[npt.NDArray[np.float32]]:
+def _sample(values: Floats, count: int, random: np.random.Generator) -> list[Floats]:
     """Subsample values at random, since evenly spaced ones can all be of one feature; and add the two outermost."""
     flat = values.reshape(-1)
     return [flat[random.integers(0, flat.size, count)], np.array([flat.min(), flat.max()], np.float32)]
 
 
-def best_range(values: npt.NDArray[np.float32], symmetric: bool = False) -> Range:
+def full_range(values: Floats) -> Range:
+    """Return the range of all values: fp8 is as fine for small ones whatever the largest is."""
+    return Range(float(values.min()), float(values.max()))
+
+
+def best_range(values: Floats, symmetric: bool = False) -> Range:
     """Return the range, of some that clip the outermost values, whose 256 steps are nearest to all values."""
     low, high = min(float(values.min()), 0.0), max(float(values.max()), 0.0)
     spans = [Range(low * share, high * share) for share in CLIPS]
     return min(spans, key=lambda span: _squared_error(values, span, symmetric))
 
 
-def _squared_error(values: npt.NDArray[np.float32], span: Range, symmetric: bool) -> float:
+def _squared_error(values: Floats, span: Range, symmetric: bool) -> float:
     scale, zero = span.step(symmetric)
     least, most = (-128, 127) if symmetric else (0, 255)
     whole = np.clip(np.rint(values / scale) + int(zero), least, most)

@@ -48,7 +48,7 @@ def open_model():
     settings = {"INFERENCE_NUM_THREADS": THREADS, "INFERENCE_PRECISION_HINT": "f32"}
     compiled = openvino.Core().compile_model(str(HERE / "@model@"), "CPU", settings)
     return lambda images: compiled(images)[0]'''
-NEEDS = {17: "onnxruntime>=1.14", 23: "onnxruntime>=1.23"}  # by opset
+NEEDS = {17: "onnxruntime>=1.14", 19: "onnxruntime>=1.16", 23: "onnxruntime>=1.23"}  # by opset
 
 
 def write_shipped(folder: Path, manifest: Manifest) -> Manifest:

@@ -1,9 +1,12 @@
 """The format of a graph: flavour, opset, batch, input and output, and if it holds its own weights. Light.
 
-Two flavours:
+Three flavours:
 
-    portable   standard operators of opset 17: TensorRT, OpenVINO, anything
+    portable   standard operators of opset 17: OpenVINO, anything
     ort        opset 23 with its Attention and Gelu operators, which ONNX Runtime runs faster
+    tensorrt   standard operators of opset 19, in forms that TensorRT makes few kernels of (`tensorrt_forward`)
+
+The first two read the same weights; the third has its own, with q, k and v of a block in one matrix.
 """
 
 from __future__ import annotations
@@ -17,9 +20,18 @@ import numpy.typing as npt
 from ..errors import UsageError
 from ..target import Runtime
 
-Flavour = Literal["portable", "ort"]
-OPSETS: dict[Flavour, int] = {"portable": 17, "ort": 23}
-PREFERRED: dict[Runtime, Flavour] = {"onnxruntime": "ort"}  # the other runtimes take standard operators
+Flavour = Literal["portable", "ort", "tensorrt"]
+OPSETS: dict[Flavour, int] = {"portable": 17, "ort": 23, "tensorrt": 19}
+PREFERRED: dict[Runtime, Flavour] = {
+    "onnxruntime": "ort",
+    "onnxruntime-tensorrt": "tensorrt",
+    "tensorrt": "tensorrt",
+}  # the other runtimes take portable graphs
+OTHER: dict[Flavour, Flavour] = {
+    "portable": "ort",
+    "ort": "portable",
+    "tensorrt": "portable",
+}  # that gates compare with
 INPUT = "images"  # the name of a graph's input
 
 

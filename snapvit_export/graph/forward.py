@@ -3,7 +3,8 @@
 The residual stream is kept as (B*T, E), so that every linear layer is one Gemm, and the batch is the only unknown size:
 reshapes say -1 for it, and no Shape, Gather or Concat of sizes is left for a runtime to compute. `layers` has the
 linear layers in each precision; in fp16 every part computes in half precision or, where its values would not fit, in
-single, and so does the stream between them. `format` has the two flavours.
+single, and so does the stream between them. `format` has the flavours; `tensorrt_forward` changes what is another form
+in the one for TensorRT.
 
 Where only prefix tokens are read (token pooling), the block of the last attention computes queries, proj and MLP for
 these alone, and so do all blocks after it. With so few queries, keys and values are not made at all: (q W_k) x and
@@ -46,10 +47,14 @@ def emit_nodes(
     `biased` maps each proj and fc2 ("blocks.0.proj") to True if it has a bias: a correction may have added one. `ADDED`
     in it: removed sub-layers leave a bias, and no layer before them holds it.
     """
-    return _Forward(anatomy, wiring, biased, format, precision).run()
+    return Forward(anatomy, wiring, biased, format, precision).run()
 
 
-class _Forward:
+class Forward:
+    """Writes one graph; each method adds a part of it and returns the name of its result."""
+
+    merging_class = Merging
+
     def __init__(
         self,
         anatomy: Anatomy,
@@ -60,11 +65,11 @@ class _Forward:
     ) -> None:
         self.anatomy, self.wiring, self.biased = anatomy, wiring, biased
         self.format, self.precision = format, precision
-        self.stored = HALF if self.precision.precision == "fp16" else FLOAT
+        self.stored = HALF if self.precision.is_half else FLOAT
         self.stream = self.precision.float_type(STREAM)
         self.n = Nodes(format.opset, self.stored)
         self.e, self.prefix = anatomy.embed_dim, anatomy.prefix
-        self.merging = Merging(self.n, self.prefix, anatomy.patches, self.e, anatomy.rope != "none")
+        self.merging = self.merging_class(self.n, self.prefix, anatomy.patches, self.e, anatomy.rope != "none")
         self.keys = ""  # of the last attention, as it compares them
 
     @property
@@ -73,6 +78,7 @@ class _Forward:
         return self.merging.tokens
 
     def run(self) -> Nodes:
+        """Add all nodes."""
         n = self.n
         with n.part(EMBED), n.floats(self.precision.float_type(EMBED)):
             x = n.cast(self.embed(), n.float_type, self.stream)
@@ -132,12 +138,10 @@ class _Forward:
         kind = self.precision.float_type(f"{name}.attn")
         with n.part("attn"), n.floats(kind):
             if block.heads:
-                short = y = self.from_stream(x, f"{name}.norm1")
+                y = self.attention(self.from_stream(x, f"{name}.norm1"), i, read)
                 if read < self.tokens:
-                    short = self.first(y, read)
                     with n.part(OF_STREAM):
                         x = self.first(x, read)
-                y = n.cast(self.attention(short, y, i, read), kind, self.stream)
                 x = n.add("Add", x, y, name=f"{name}.attended" if block.hidden or merged else f"{name}.stream")
         if merged:
             with n.part("merge"):
@@ -145,19 +149,23 @@ class _Forward:
         kind = self.precision.float_type(f"{name}.mlp")
         with n.part("mlp"), n.floats(kind):
             if block.hidden:
-                y = n.cast(self.mlp(self.from_stream(x, f"{name}.norm2"), i), kind, self.stream)
+                y = self.mlp(self.from_stream(x, f"{name}.norm2"), i)
                 x = n.add("Add", x, y, name=f"{name}.stream")
         return x
 
     def merge(self, x: str, i: int, count: int, name: str | None) -> str:
         """Merge tokens by the keys that the block's attention has compared."""
         n, block, part = self.n, self.anatomy.blocks[i], f"blocks.{i}"
-        keys = self.keys if self.is_plain(i) else n.add("Transpose", self.keys, perm=[0, 2, 1, 3])
+        keys = n.add("Transpose", self.keys, perm=[0, 2, 1, 3]) if self.keys_by_head(i) else self.keys
         width, kind = block.heads * block.head_dim, self.precision.float_type(f"{part}.merge")
         keys = n.reshape(keys, [-1, self.tokens, width])
         with n.part("wide"):
             keys = n.cast(keys, self.precision.float_type(f"{part}.attn"), FLOAT)
         return self.merging.merge(x, keys, width, count, i, self.stream, kind, name)
+
+    def keys_by_head(self, i: int) -> bool:
+        """Return True if `keys` are (B, heads, T, h), not by token."""
+        return not self.is_plain(i)
 
     def is_plain(self, i: int) -> bool:
         """Return True if queries and keys are compared as their layers give them."""
@@ -177,17 +185,21 @@ class _Forward:
         cut = n.add("Slice", whole, n.ints([0]), n.ints([count]), n.ints([1]))
         return n.reshape(cut, [-1, self.e])
 
-    def attention(self, short: str, x: str, i: int, read: int) -> str:
-        """Attention of the tokens in `short` to all tokens in `x`."""
+    def attention(self, x: str, i: int, read: int) -> str:
+        """Attention of the first `read` tokens of each image to all of its tokens; the result is of the stream."""
         block, name = self.anatomy.blocks[i], f"blocks.{i}"
         has = block.biases
-        q = self.linear(short, f"{name}.q", "q" in has)
+        q = self.linear(x if read == self.tokens else self.first(x, read), f"{name}.q", "q" in has)
         if read < self.tokens and self.can_reorder(i):
             return self.output(self.attend_few(q, x, i, read), f"{name}.proj")
         k = self.linear(x, f"{name}.k", "k" in has and not drops_key_bias(self.anatomy, i))
         v = self.linear(x, f"{name}.v", "v" in has and not moves_value_bias(self.anatomy, i))
-        z = self.attend(q, k, v, i, read)
-        if block.attn_norm:
+        return self.project(self.attend(q, k, v, i, read), i)
+
+    def project(self, z: str, i: int) -> str:
+        """From the outputs of heads to what is added to the stream."""
+        name = f"blocks.{i}"
+        if self.anatomy.blocks[i].attn_norm:
             z = self.norm(z, f"{name}.attn_norm")
         return self.output(z, f"{name}.proj")
 
@@ -202,12 +214,22 @@ class _Forward:
             return n.reshape(z, [-1, width])
         flat = k
         q, k, v = self.heads(q, block, read), self.heads(k, block, self.tokens), self.heads(v, block, self.tokens)
-        if block.qk_norm:
+        q, k = self.placed(q, k, i, read)
+        self.keys = flat if self.is_plain(i) else k
+        return self.over_heads(q, k, v, i, bias)
+
+    def placed(self, q: str, k: str, i: int, read: int) -> tuple[str, str]:
+        """Queries and keys, (B, heads, tokens, h), as they are compared: normed and rotated, if the model does that."""
+        if self.anatomy.blocks[i].qk_norm:
             q, k = self.norm(q, f"blocks.{i}.q_norm"), self.norm(k, f"blocks.{i}.k_norm")
         if self.anatomy.rope != "none":
             k = self.rotate(k, self.tokens)
             q = q if read <= self.prefix else self.rotate(q, read)  # prefix tokens are not rotated
-        self.keys = flat if self.is_plain(i) else k
+        return q, k
+
+    def over_heads(self, q: str, k: str, v: str, i: int, bias: list[str]) -> str:
+        """Softmax(q k^T) v of (B, heads, tokens, h), to (tokens, heads*h)."""
+        n, block = self.n, self.anatomy.blocks[i]
         scale = block.head_dim**-0.5 if block.qk_norm else 1.0
         if self.format.flavour == "ort":
             z = n.add("Attention", q, k, v, *bias, scale=scale)
@@ -215,7 +237,7 @@ class _Forward:
             q = q if scale == 1.0 else n.add("Mul", q, n.number(scale))
             products = n.add("MatMul", q, n.add("Transpose", k, perm=[0, 1, 3, 2]))
             z = n.add("MatMul", self.softmax(products, bias), v)
-        return n.reshape(n.add("Transpose", z, perm=[0, 2, 1, 3]), [-1, width])
+        return n.reshape(n.add("Transpose", z, perm=[0, 2, 1, 3]), [-1, block.heads * block.head_dim])
 
     def bias(self, queries: int) -> list[str]:
         """What every attention adds to its logits since the first merge; ONNX Runtime wants a row for each query."""
@@ -225,7 +247,7 @@ class _Forward:
 
         def make() -> list[str]:
             row = n.cast(n.reshape(logs, [-1, 1, 1, self.tokens]), FLOAT, n.float_type)
-            if self.format.flavour == "portable" or queries == 1:
+            if self.format.flavour != "ort" or queries == 1:
                 return [row]
             return [n.add("Expand", row, n.ints([1, 1, queries, 1]))]
 
@@ -308,21 +330,21 @@ class _Forward:
         return self.layer(x, name, bias, in_first=False)
 
     def output(self, x: str, name: str) -> str:
-        """proj or fc2, stored [in, out]."""
-        return self.layer(x, name, self.biased[name], in_first=True)
+        """proj or fc2, stored [in, out]; the result is of the stream."""
+        return self.n.cast(self.layer(x, name, self.biased[name], in_first=True), self.n.float_type, self.stream)
 
     def layer(self, x: str, name: str, bias: bool, in_first: bool) -> str:
         """Add a linear layer in its precision."""
         n, precision = self.n, self.precision
         n.layer_inputs[name] = x
-        if not precision.is_int8(name):
+        if not precision.quantises(name):
             return gemm(n, x, name, bias, in_first)
         if precision.precision == "int8-dynamic":
             return dynamic_int8(n, x, name, bias, in_first)
         _, number, part = name.split(".")
         block = self.anatomy.blocks[int(number)]
         out = self.e if in_first else block.heads * block.head_dim if part in ("q", "k", "v") else block.hidden
-        symmetric = self.format.flavour == "portable"
+        symmetric = self.format.flavour != "ort"
         whole_bias = f"{name}{INT32}" in self.biased
         return static_int8(n, x, name, bias, in_first, out, precision.ranges[name], symmetric, whole_bias)
 
@@ -449,6 +471,6 @@ ACTIVATIONS: dict[str, Callable[[Nodes, str], str]] = {
 
 def can_reorder(anatomy: Anatomy, i: int, precision: GraphPrecision) -> bool:
     """Return True if nothing stands between the tokens, their keys and values, and the output of a head."""
-    in_floats = not precision.is_int8(f"blocks.{i}.k")
+    in_floats = not precision.quantises(f"blocks.{i}.k")
     plain = not anatomy.blocks[i].attn_norm
     return in_floats and plain and drops_key_bias(anatomy, i) and moves_value_bias(anatomy, i)

@@ -6,15 +6,18 @@ layers read them (q, k, v):
     int8-dynamic   DynamicQuantizeLinear -> MatMulInteger -> x scales -> + bias; ONNX Runtime makes one operator of it.
                    MatMulInteger wants (in, out); the Transpose before it is of a constant, so a runtime does it once.
     int8-static    QuantizeLinear -> DequantizeLinear -> Gemm of a dequantised weight: runtimes know this pattern. ONNX
-                   Runtime wants uint8 inputs and int32 biases, TensorRT int8 inputs about zero and float biases.
+                   Runtime wants uint8 inputs and int32 biases, TensorRT int8 inputs about zero and float biases; and
+                   in float32 around it TensorRT-RTX fuses no attention, in float16 it does (`about_zero`).
+    fp8            the same in float8, for TensorRT alone
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from ..target import Precision
 from .nodes import Nodes
-from .precision import FLOAT, INT32, Range
+from .precision import FLOAT, HALF, INT32, WIDE_SCALE, Range, up_to_half
 
 
 def gemm(n: Nodes, x: str, layer: str, biased: bool, in_first: bool) -> str:
@@ -57,4 +60,24 @@ def static_int8(
         bias = [n.add("DequantizeLinear", whole, step, axis=0)]
     elif biased:
         bias = [n.weight(f"{layer}.bias")]
+    return n.add("Gemm", read, weight, *bias, transB=int(not in_first))
+
+
+def about_zero(n: Nodes, x: str, layer: str, biased: bool, in_first: bool, span: Range, precision: Precision) -> str:
+    """Add a layer in int8 or fp8 with everything around it in the type of this part, scales too: for TensorRT.
+
+    fp8 has one scale for a whole weight, which is all that TensorRT's tools write for it; int8 one for each output.
+    """
+
+    def quantised() -> list[str]:
+        step = span.step_about_zero(precision)
+        scale = up_to_half(step) if n.float_type == HALF else np.asarray(step)
+        steps = n.array(f"{layer}.input.scale", scale), n.zero_point(precision)
+        return [n.add("DequantizeLinear", n.add("QuantizeLinear", x, *steps), *steps)]
+
+    read = n.once(f"{x}.quantised", quantised)[0]
+    axis = {} if precision == "fp8" else {"axis": 1 if in_first else 0}
+    stored = f"{layer}.scale" if n.float_type == HALF else f"{layer}{WIDE_SCALE}"  # no Cast: it must be a constant
+    weight = n.add("DequantizeLinear", n.raw(f"{layer}.weight"), n.raw(stored), **axis)
+    bias = [n.weight(f"{layer}.bias")] if biased else []
     return n.add("Gemm", read, weight, *bias, transB=int(not in_first))

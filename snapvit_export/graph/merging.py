@@ -81,9 +81,14 @@ class Merging:
         keys = n.cast(keys, FLOAT, kind)
         even, odd = (self.every_second(keys, self.prefix + start) for start in (0, 1))
         cosines = n.add("MatMul", even, n.add("Transpose", odd, perm=[0, 2, 1]), name=f"{name}.{COSINES}")
-        largest, best = self.largest(cosines, f"{name}.{BEST}")
+        return self.decided(cosines, f"{name}.{BEST}", f"{name}.{ORDER}")
+
+    def decided(self, cosines: str, best: str, order: str) -> tuple[str, str]:
+        """The best partner of each token of A and A in their order, under these names."""
+        n = self.n
+        largest, found = self.largest(cosines, best)
         wanted = n.ints([self.halves[0]])
-        return best, n.add_many("TopK", largest, wanted, count=2, names=[None, f"{name}.{ORDER}"], axis=1)[1]
+        return found, n.add_many("TopK", largest, wanted, count=2, names=[None, order], axis=1)[1]
 
     def normed(self, keys: str, width: int) -> str:
         """The keys, each of length 1; a norm is faster in ONNX Runtime, and the portable flavour has none for this."""

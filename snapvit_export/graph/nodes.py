@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..target import Precision
 from .precision import FLOAT, HALF
 
 
@@ -97,11 +98,16 @@ class Nodes:
 
     def weight(self, name: str) -> str:
         """Return a tensor of the model, by its name in the weight file, cast to the type of the current part."""
+        stored = self.raw(name)
+        if self.float_type == self.weights_type:
+            return stored
+        return self.once(name, lambda: [self.add("Cast", name, to=self.float_type, name=f"{name}.wide")])[0]
+
+    def raw(self, name: str) -> str:
+        """Return a tensor of the model as it is stored: quantised weights."""
         if name not in self.weights:
             self.weights.append(name)
-        if self.float_type == self.weights_type:
-            return name
-        return self.once(name, lambda: [self.add("Cast", name, to=self.float_type, name=f"{name}.wide")])[0]
+        return name
 
     def ints(self, values: Sequence[int]) -> str:
         """Return a constant of integers, for a shape or axes."""
@@ -115,6 +121,14 @@ class Nodes:
     def array(self, name: str, value: npt.ArrayLike) -> str:
         """Return a small constant of its own type."""
         return self._constant(name, np.asarray(value))
+
+    def zero_point(self, precision: Precision) -> str:
+        """Return the zero of int8 or fp8, which tells QuantizeLinear its type."""
+        from onnx import TensorProto, helper
+
+        name, kind = f"zero.{precision}", TensorProto.FLOAT8E4M3FN if precision == "fp8" else TensorProto.INT8
+        self.constants.setdefault(name, helper.make_tensor(name, kind, [], bytes(1), raw=True))
+        return name
 
     def _constant(self, name: str, array: np.ndarray) -> str:
         from onnx import numpy_helper

@@ -4,12 +4,14 @@
 |--------------|----------------------------------------|---------------------------------------------------------|
 | fp32         | float32                                | float32                                                 |
 | fp16         | float16                                | float16; float32 in parts whose values would not fit    |
+| fp8          | float8 (E4M3), a scale for each layer  | float8 products, inputs quantised by calibration images |
 | int8-dynamic | int8, a scale for each output feature  | int8 products of inputs quantised while it runs         |
 | int8-static  | the same                               | int8 products of inputs quantised by calibration images |
 
-int8 is for the linear layers of the blocks alone: they are nearly all of the work, while norms, softmax, embedding and
-classifier lose much and gain nothing. Stored values stay in rank order along axis 0, so the variants of a family share
-one file in every precision; a scale serves every width, since it comes from the widest.
+int8 and fp8 are for the linear layers of the blocks alone: they are nearly all of the work, while norms, softmax,
+embedding and classifier lose much and gain nothing. What is not quantised stays float32; in the flavour for TensorRT,
+and in fp8, it is float16 where that fits, scales too. Stored values stay in rank order along axis 0, so the variants of
+a family share one file in every precision; a scale serves every width, since it comes from the widest.
 
 int8 weights are such that the products of two neighbouring inputs add up within 16 bits, whatever the inputs are. x86
 CPUs with AVX2 or AVX-512 but without int8 dot products (VNNI) have only an instruction (vpmaddubsw) that multiplies
@@ -38,16 +40,20 @@ import numpy.typing as npt
 
 from ..errors import SnapvitError
 from ..target import Precision, SumBits
+from .float8 import LARGEST_FP8, to_fp8
 
 Tensors = dict[str, npt.NDArray[Any]]
-IN_INT8 = ("q", "k", "v", "proj", "fc1", "gate", "up", "fc2")  # layers of a block
+IN_INT8 = ("q", "k", "v", "qkv", "proj", "fc1", "gate", "up", "fc2")  # layers of a block; qkv is all three
 IN_FIRST = ("proj", "fc2")  # stored (in, out); the others (out, in)
 STREAM, EMBED, OUTPUT = "stream", "embed", "output"  # parts of a graph, beside "blocks.0.attn" and "blocks.0.mlp"
+OF_TENSORRT = {"proj": "attn.proj", "fc2": "mlp.fc2"}  # layers that are parts of their own there, within others
 OF_STREAM = "of_stream"  # in the name of a value of the stream that lies in another part
 LARGEST = 127  # weight in int8: -128 would not be symmetric
 LARGEST_PAIR = 32767 // 255  # two neighbouring weights of one sign: 128
 LEAST_SCALE = 1e-4  # of the largest in the layer: a feature with smaller weights hardly counts
+LEAST_HALF = 2.0**-20  # a scale in float16: below it has too few bits, and what it scales is below those of the stream
 INT32 = ".bias.int32"  # after the name of a layer
+WIDE_SCALE = ".scale.wide"  # the same: its scales in float32, where it is in a part that stays so
 MOST_STEPS = 2**30  # quantisation steps of a bias in int32, so that the sum of the products still fits
 FLOAT, HALF = 1, 10  # onnx.TensorProto.FLOAT and FLOAT16
 
@@ -67,45 +73,75 @@ class Range:
         scale = max(high - low, 1e-12) / 255
         return np.float32(scale), np.uint8(round(-low / scale))
 
+    def step_about_zero(self, precision: Precision) -> np.float32:
+        """Return the step of int8 or fp8 numbers about zero."""
+        largest = max(-self.low, self.high, 1e-12)
+        return np.float32(largest / (LARGEST_FP8 if precision == "fp8" else LARGEST))
+
 
 @dataclass(frozen=True)
 class GraphPrecision:
     """The precision of one variant; `checks.quantisation.calibrate` finds what depends on images."""
 
     precision: Precision = "fp32"
-    wide: frozenset[str] = frozenset()  # fp16: parts that stay in float32
-    ranges: Mapping[str, Range] = field(default_factory=dict)  # int8-static: of the input of each layer
+    wide: frozenset[str] = frozenset()  # of a graph in float16: parts that stay in float32, with all that is in them
+    ranges: Mapping[str, Range] = field(default_factory=dict)  # int8-static and fp8: of the input of each layer
+    half_around: bool = False  # int8-static: what is not int8 is float16, as in the flavour for TensorRT
 
-    def is_int8(self, layer: str) -> bool:
-        """Return True if a layer, "blocks.0.q", multiplies in int8."""
-        return self.precision.startswith("int8") and is_int8_layer(layer)
+    @property
+    def is_half(self) -> bool:
+        """True if floats are float16, where they fit."""
+        return stores_half(self.precision, self.half_around)
+
+    def quantises(self, layer: str) -> bool:
+        """Return True if a layer, "blocks.0.q", multiplies in int8 or fp8."""
+        return self.precision not in ("fp32", "fp16") and is_quantised(layer)
 
     def float_type(self, part: str) -> int:
         """Return the ONNX type of the floats in a part."""
-        return HALF if self.precision == "fp16" and part not in self.wide else FLOAT
+        within = any(part == wide or part.startswith(f"{wide}.") for wide in self.wide)
+        return HALF if self.is_half and not within else FLOAT
 
 
-def is_int8_layer(layer: str) -> bool:
+def stores_half(precision: Precision, half_around: bool) -> bool:
+    """Return True if what is not quantised is stored in float16."""
+    return half_around or precision in ("fp16", "fp8")
+
+
+def is_quantised(layer: str) -> bool:
+    """Return True for a layer that int8 and fp8 are for."""
     return layer.startswith("blocks.") and layer.rpartition(".")[2] in IN_INT8
 
 
-def stored(tensors: Mapping[str, npt.NDArray[np.float32]], precision: Precision, sum_bits: SumBits = 16) -> Tensors:
+def stored(
+    tensors: Mapping[str, npt.NDArray[np.float32]],
+    precision: Precision,
+    sum_bits: SumBits = 16,
+    half_around: bool = False,
+) -> Tensors:
     """Return the tensors as the weight file of a precision has them.
 
-    `sum_bits`: 32 for int8 weights of older families, which are not exact on every CPU.
+    `sum_bits`: 32 for int8 weights of older families, which are not exact on every CPU. `half_around`: what is not int8
+    in float16.
     """
-    if precision == "fp32":
-        return dict(tensors)
-    if precision == "fp16":
-        return {name: _half(name, tensor) for name, tensor in tensors.items()}
-    found: Tensors = {}
+    half, found = stores_half(precision, half_around), Tensors()
     for name, tensor in tensors.items():
         layer, _, kind = name.rpartition(".")
-        if kind == "weight" and is_int8_layer(layer):
-            found[name], found[f"{layer}.scale"] = _int8(tensor, layer.rpartition(".")[2] in IN_FIRST, sum_bits)
+        if kind != "weight" or not GraphPrecision(precision).quantises(layer):
+            found[name] = _half(name, tensor) if half else tensor
+        elif precision == "fp8":
+            found[name], found[f"{layer}.scale"] = _fp8(tensor)
         else:
-            found[name] = tensor
+            in_first = layer.rpartition(".")[2] in IN_FIRST
+            found[name], found[f"{layer}.scale"] = _int8(tensor, in_first, sum_bits, half)
     return found
+
+
+def up_to_half(scale: npt.ArrayLike) -> npt.NDArray[np.float16]:
+    """Return scales in float16, none of them smaller than it was: what they scale still fits."""
+    wanted = np.maximum(np.asarray(scale, np.float32), np.float32(LEAST_HALF))
+    found = np.asarray(wanted.astype(np.float16))
+    return np.where(found < wanted, np.nextafter(found, np.float16(np.inf)), found)
 
 
 def int32_biases(tensors: Mapping[str, npt.NDArray[Any]], precision: GraphPrecision) -> Tensors:
@@ -130,9 +166,15 @@ def _half(name: str, tensor: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]
     return tensor.astype(np.float16)
 
 
+def _fp8(weight: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float16]]:
+    """Return the weight in float8, as bytes, and its one scale."""
+    scale = up_to_half(np.abs(weight).max(initial=0) / LARGEST_FP8)
+    return to_fp8(weight / scale.astype(np.float32)), scale
+
+
 def _int8(
-    weight: npt.NDArray[np.float32], in_first: bool, sum_bits: SumBits
-) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    weight: npt.NDArray[np.float32], in_first: bool, sum_bits: SumBits, half: bool = False
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[Any]]:
     """Quantise symmetrically, with one step for each output feature; return the weight and the steps."""
     largest = np.abs(weight).max(axis=0 if in_first else 1, initial=0)  # (out,)
     if sum_bits == 16:
@@ -140,8 +182,10 @@ def _int8(
         # A little less than the limit: two numbers below 128 in sum cannot be rounded to 129.
         largest = np.maximum(largest, pair * np.float32(LARGEST / (LARGEST_PAIR - 0.01)))
     scale = np.maximum(largest, max(LEAST_SCALE * float(largest.max(initial=0)), 1e-12)).astype(np.float32) / LARGEST
+    kept = up_to_half(scale) if half else scale  # as it is written: the weights are whole steps of that
+    scale = kept.astype(np.float32)
     steps = weight / (scale if in_first else scale[:, None])
-    return np.rint(steps).clip(-LARGEST, LARGEST).astype(np.int8), scale
+    return np.rint(steps).clip(-LARGEST, LARGEST).astype(np.int8), kept
 
 
 def _largest_pair(weight: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

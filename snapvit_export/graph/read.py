@@ -17,6 +17,7 @@ from ..storage.atomic import inside
 from ..storage.reading import MOST_GRAPH, why_not_read
 
 OPENVINO = ".xml"
+FLOAT8 = 17  # onnx.TensorProto.FLOAT8E4M3FN
 _XML = (b"<?xml", b"<net")  # how OpenVINO's graphs begin; nothing that begins so is an ONNX file
 
 
@@ -104,9 +105,14 @@ def _in_attributes(attributes: Iterable[Any]) -> Iterator[Any]:
             yield from _in_graph(inner)
 
 
-def _check(path: Path, tensor: Any, sizes: dict[Path, int]) -> None:
+def item_bytes(kind: int) -> int:
+    """Return the bytes of a number of one of onnx's types; some releases of onnx have no size for float8."""
     from onnx import helper
 
+    return 1 if kind == FLOAT8 else int(helper.tensor_dtype_to_np_dtype(kind).itemsize)
+
+
+def _check(path: Path, tensor: Any, sizes: dict[Path, int]) -> None:
     external = {entry.key: entry.value for entry in tensor.external_data}
     where = inside(path.parent, external.get("location", ""), path.name)
     if where not in sizes:
@@ -114,8 +120,7 @@ def _check(path: Path, tensor: Any, sizes: dict[Path, int]) -> None:
             raise FileFormatError(f"{where}: missing, though {path.name} reads it. Copy the whole folder")
         sizes[where] = where.stat().st_size
     try:
-        bits = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * 8
-        needed = math.prod(tensor.dims) * bits // 8
+        needed = math.prod(tensor.dims) * item_bytes(tensor.data_type)
         offset, length = int(external.get("offset", "0")), int(external.get("length", str(needed)))
     except (KeyError, TypeError, ValueError) as error:
         raise FileFormatError(f"{path}: damaged: {tensor.name} names no valid place of its weights") from error

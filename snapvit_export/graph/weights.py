@@ -15,11 +15,12 @@ normed); and that of v, which passes through attention unchanged, since its weig
 (not where a norm stands between). The bias of proj then depends on the heads that are kept, so it belongs to a variant.
 
 All of it is exact but for the rounding of float32. Heads and neurons stay along axis 0 in rank order: any Plan is a
-prefix, and ten variants share one file.
+prefix, and ten variants share one file. So they do where q, k and v are one matrix (`with_fused_qkv`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -34,6 +35,7 @@ Array = npt.NDArray[np.float32]
 Tensors = dict[str, Array]
 FOLDED = ("pool.latent", "pool.q.weight", "pool.q.bias", "pool.k.weight", "pool.k.bias", "pool.v.bias")
 SCALES = (".scale1", ".scale2")
+_QKV = re.compile(r"blocks\.\d+\.[qkv]\.(weight|bias)")
 ADDED = "added"  # the bias that removed sub-layers before all others add to every token
 REPLACEMENT = ".added"  # after the name of a removed proj or fc2: the vector added in its place, after LayerScale
 BYTES = ".bytes"  # after the name of a tensor that takes bytes / 256
@@ -77,6 +79,20 @@ def prepare_outside(dense: Mapping[str, npt.NDArray[np.float32]], anatomy: Anato
     found = {name: tensor for name, tensor in dense.items() if not name.startswith("blocks.")}
     found |= _embedding(dense, anatomy) | _rotary(dense, anatomy, wiring) | _pool(dense, anatomy)
     return {name: tensor for name, tensor in found.items() if name not in FOLDED}
+
+
+def with_fused_qkv(prepared: Mapping[str, Array], anatomy: Anatomy) -> Tensors:
+    """Return prepared tensors with q, k and v of each block in one, in the order (heads, 3, h): heads stay a prefix."""
+    found = {name: tensor for name, tensor in prepared.items() if not _QKV.fullmatch(name)}
+    for i, block in enumerate(anatomy.blocks):
+        for kind in ("weight", "bias"):
+            own = [prepared.get(f"blocks.{i}.{part}.{kind}") for part in "qkv"]
+            there = next((tensor for tensor in own if tensor is not None), None)
+            if there is not None:
+                parts = [np.zeros_like(there) if tensor is None else tensor for tensor in own]
+                by_head = [part.reshape(-1, block.head_dim, *part.shape[1:]) for part in parts]  # (heads, h, ...)
+                found[f"blocks.{i}.qkv.{kind}"] = np.stack(by_head, axis=1).reshape(-1, *there.shape[1:])
+    return found
 
 
 def own_tensors(dense: Mapping[str, Array], anatomy: Anatomy, plan: Plan, corrected: Mapping[str, Array]) -> Tensors:

@@ -38,12 +38,13 @@ from ..model.anatomy import Anatomy, Block
 from ..model.plan import Plan
 from ..storage.atomic import sha256, write_atomically, writing
 from ..storage.json import to_json
-from ..storage.mapped import Array, Buffer, Tensor, write_buffer
+from ..storage.mapped import STORED, Array, Buffer, DataType, Tensor, write_buffer
 from ..target import Precision, SumBits
-from .format import INPUT, GraphFormat
+from .format import INPUT, Flavour, GraphFormat
 from .forward import emit_nodes, output_name
 from .nodes import Nodes
-from .precision import IN_FIRST, INT32, GraphPrecision, Tensors, int32_biases, stored
+from .precision import IN_FIRST, INT32, WIDE_SCALE, GraphPrecision, Tensors, int32_biases, stored
+from .tensorrt_forward import emit_for_tensorrt
 from .weights import (
     ADDED,
     EMBEDDING,
@@ -53,14 +54,15 @@ from .weights import (
     prepare,
     prepare_outside,
     takes_bytes,
+    with_fused_qkv,
 )
 
 WEIGHTS = "weights.bin"  # of the family's own precision
 _SHARED = re.compile(r"weights(-[a-z0-9-]+)?\.bin")
 HASH_DIGITS = 12  # in the names of files: enough for far more files than a folder has
 PROTOBUF_LIMIT = 2_000_000_000  # bytes: the largest message that protobuf writes, and so the largest single file
-IR_VERSIONS = {17: 8, 23: 11}  # of the file, by opset: the one that came with it
-HEADS = ("q", "k", "v", "proj", "attn_norm")  # parts of a block that are cut with its heads; others with its neurons
+IR_VERSIONS = {17: 8, 19: 9, 23: 11}  # of the file, by opset: the one that came with it
+HEADS = ("q", "k", "v", "qkv", "proj", "attn_norm")  # parts of a block that are cut with its heads
 NEURONS = ("fc1", "gate", "up", "fc2", "mlp_norm")
 Arrays = Mapping[str, npt.NDArray[np.float32]]
 
@@ -72,11 +74,11 @@ class PlacedTensor:
     file: str
     offset: int
     shape: tuple[int, ...]
-    dtype: str = "float32"
+    dtype: DataType = "float32"
 
     @property
     def size_bytes(self) -> int:
-        return np.dtype(self.dtype).itemsize * int(np.prod(self.shape))
+        return STORED[self.dtype].itemsize * int(np.prod(self.shape))
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def rows_kept(name: str, anatomy: Anatomy, plan: Plan, rows: int) -> int:
     if part in IN_FIRST and kind != "weight":
         return rows
     if part in HEADS:
-        return plan.heads[int(number)] * block.head_dim
+        return plan.heads[int(number)] * block.head_dim * (3 if part == "qkv" else 1)
     return plan.neurons[int(number)] if part in NEURONS else rows
 
 
@@ -124,9 +126,9 @@ def shared_sources(buffer: Buffer, anatomy: Anatomy, plan: Plan) -> dict[str, Pl
 
 
 def write_own(folder: Path, own: Tensors) -> Sources:
-    """Write a variant's own matrices to files that are named by their contents; vectors stay in the graph."""
+    """Write a variant's own matrices to files that are named by their contents; all else stays in the graph."""
     matrices = {name: tensor for name, tensor in own.items() if tensor.ndim > 1}
-    inside = {name: tensor for name, tensor in own.items() if tensor.ndim == 1}
+    inside = {name: tensor for name, tensor in own.items() if tensor.ndim <= 1}
     placed: dict[str, PlacedTensor] = {}
     for title, in_blocks in (("corrected", True), ("positions", False)):
         some = {name: tensor for name, tensor in matrices.items() if name.startswith("blocks.") == in_blocks}
@@ -183,20 +185,29 @@ def make_model(
 
 
 def _initialiser(name: str, sources: Sources) -> Any:
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import TensorProto, helper
 
     if name in sources.inside:
-        return numpy_helper.from_array(np.ascontiguousarray(sources.inside[name]), name)
+        return _tensor(name, sources.inside[name])
     if name not in sources.placed:
         raise SnapvitError(f"the graph reads {name}, which the weights do not have")
     placed = sources.placed[name]
-    tensor = TensorProto(
-        name=name, data_type=helper.np_dtype_to_tensor_dtype(np.dtype(placed.dtype)), dims=placed.shape
-    )
+    is_fp8 = placed.dtype == "float8"
+    kind = TensorProto.FLOAT8E4M3FN if is_fp8 else helper.np_dtype_to_tensor_dtype(STORED[placed.dtype])
+    tensor = TensorProto(name=name, data_type=kind, dims=placed.shape)
     tensor.data_location = TensorProto.EXTERNAL
     for key, value in (("location", placed.file), ("offset", placed.offset), ("length", placed.size_bytes)):
         tensor.external_data.add(key=key, value=str(value))
     return tensor
+
+
+def _tensor(name: str, array: Array) -> Any:
+    """Return a tensor that the graph itself holds; bytes are those of float8 (`float8`)."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    if array.dtype == STORED["float8"]:
+        return helper.make_tensor(name, TensorProto.FLOAT8E4M3FN, array.shape, array.tobytes(), raw=True)
+    return numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,13 +258,15 @@ class GraphWriter:
         precision: Precision = "fp32",
         sum_bits: SumBits = 16,
         shared: str = WEIGHTS,
+        flavour: Flavour = "portable",
     ) -> None:
         """`takes_bytes`: graphs take images as (B, H, W, C) bytes, and their weights do the normalising.
 
         `sum_bits`: 32 to add to a family whose int8 weights are not exact on every CPU (`precision`). `shared`: the
-        name of the weight file that all of these graphs read (`shared_file`).
+        name of the weight file that all of these graphs read (`shared_file`). `flavour`: of the graphs; portable ones
+        and those for ONNX Runtime read the same weights, those for TensorRT others.
         """
-        self.shared_name = shared
+        self.shared_name, self.for_tensorrt = shared, flavour == "tensorrt"
         self.blueprint, self.folder, self.takes_bytes = blueprint, Path(folder), takes_bytes
         self.precision = precision
         self.int8_sum_bits: SumBits | None = sum_bits if precision.startswith("int8") else None
@@ -268,7 +281,8 @@ class GraphWriter:
     def _made(self) -> tuple[Tensors, Tensors]:
         """The tensors that all variants read, as they are stored; and, in float32, those of the embedding."""
         made = self._as_taken(prepare(self.blueprint.dense, self.anatomy, self.wiring))
-        return self._stored(made), {name: made[name] for name in EMBEDDING if name in made}
+        as_read = with_fused_qkv(made, self.anatomy) if self.for_tensorrt else made
+        return self._stored(as_read), {name: made[name] for name in EMBEDDING if name in made}
 
     def _as_taken(self, tensors: Tensors) -> Tensors:
         """Return the tensors for images as the graphs take them."""
@@ -284,12 +298,20 @@ class GraphWriter:
         return {name: made[name] for name in OF_RESOLUTION if name in made}
 
     def _stored(self, tensors: Mapping[str, npt.NDArray[np.float32]]) -> Tensors:
-        return stored(tensors, self.precision, self.int8_sum_bits or 16)
+        return stored(tensors, self.precision, self.int8_sum_bits or 16, self._half_around)
+
+    @property
+    def _half_around(self) -> bool:
+        """True if what is not int8 is stored in float16."""
+        return self.for_tensorrt and self.precision == "int8-static"
 
     @cached_property
     def buffer(self) -> Buffer:
         """The index of `weights.bin`, which is written now."""
-        return write_buffer(self.folder / self.shared_name, self.shared.items())
+        arrays = (
+            (name, tensor) for name, tensor in self.shared.items() if tensor.ndim
+        )  # single numbers: in the graphs
+        return write_buffer(self.folder / self.shared_name, arrays)
 
     def write(
         self,
@@ -306,6 +328,10 @@ class GraphWriter:
         if format.takes_bytes and not self.takes_bytes:
             raise ValueError("the weights of this writer do not normalise bytes")
         format = replace(format, takes_bytes=self.takes_bytes)  # of all graphs: the shared weights do the normalising
+        if (format.flavour == "tensorrt") != self.for_tensorrt:
+            raise ValueError(f"the weights of this writer are not those of the flavour {format.flavour}")
+        if precision.half_around != self._half_around:
+            raise ValueError("a graph for TensorRT has float16 around int8-static, and no other graph has")
         if precision.precision != self.precision:
             raise ValueError(f"a writer of {self.precision} cannot write {precision.precision}")
         own = own_tensors(self.blueprint.dense, self.anatomy, plan, corrected or {})
@@ -313,13 +339,15 @@ class GraphWriter:
         if ADDED in own:
             own = into_embedding(own, self._made[1] | moved, self.anatomy)
         own = self._stored(moved | own)
-        own |= self._int32_biases(plan, own, format, precision)
+        own |= self._int32_biases(plan, own, format, precision) | self._wide_scales(plan, own, precision)
         path = self.folder / f"{name}.onnx"
         if format.single_file:
             sources = Sources(inside=self._inside(plan, own))
         else:
             mine = write_own(self.folder, own)
-            sources = Sources({**shared_sources(self.buffer, self.anatomy, plan), **mine.placed}, mine.inside)
+            numbers = {name: tensor for name, tensor in self.shared.items() if not tensor.ndim}
+            placed_here = {**shared_sources(self.buffer, self.anatomy, plan), **mine.placed}
+            sources = Sources(placed_here, {**numbers, **mine.inside})
         nodes = self._nodes(plan, sources, format, precision)
         placed = [sources.placed[weight] for weight in nodes.weights if weight not in sources.inside]
         files = sorted({each.file for each in placed}, reverse=True)
@@ -340,19 +368,30 @@ class GraphWriter:
         return sha256(self.folder / self.buffer.file)
 
     def _int32_biases(self, plan: Plan, own: Tensors, format: GraphFormat, precision: GraphPrecision) -> Tensors:
-        if precision.precision != "int8-static" or format.flavour == "portable":
+        if precision.precision != "int8-static" or format.flavour != "ort":
             return {}
         return int32_biases(self._inside(plan, own), precision)
 
+    def _wide_scales(self, plan: Plan, own: Tensors, precision: GraphPrecision) -> Tensors:
+        """Return the scales of quantised layers in float32, for those in parts that stay so."""
+        if not self.for_tensorrt or not precision.wide:
+            return {}
+        found = self._inside(plan, own)
+        return {f"{layer}{WIDE_SCALE}": found[f"{layer}.scale"].astype(np.float32) for layer in precision.ranges}
+
     def _inside(self, plan: Plan, own: Tensors) -> Tensors:
-        rows = {name: rows_kept(name, self.anatomy, plan, len(tensor)) for name, tensor in self.shared.items()}
-        return {name: tensor[: rows[name]] for name, tensor in self.shared.items()} | own
+        def prefix(name: str, tensor: Array) -> Array:
+            return tensor[: rows_kept(name, self.anatomy, plan, len(tensor))] if tensor.ndim else tensor
+
+        return {name: prefix(name, tensor) for name, tensor in self.shared.items()} | own
 
     def _nodes(self, plan: Plan, sources: Sources, format: GraphFormat, precision: GraphPrecision) -> Nodes:
-        layers = [f"blocks.{i}.{layer}" for i in range(len(self.anatomy.blocks)) for layer in ("proj", "fc2")]
+        blocks = range(len(self.anatomy.blocks))
+        layers = [f"blocks.{i}.{layer}" for i in blocks for layer in ("proj", "fc2", "qkv")]
         biased = {layer: f"{layer}.bias" in sources.inside or f"{layer}.bias" in sources.placed for layer in layers}
         biased |= {name: True for name in sources.inside if name == ADDED or name.endswith(INT32)}
-        return emit_nodes(self.anatomy.with_counts(plan), self.wiring, biased, format, precision)
+        emit = emit_for_tensorrt if self.for_tensorrt else emit_nodes
+        return emit(self.anatomy.with_counts(plan), self.wiring, biased, format, precision)
 
     def _serialised(
         self, nodes: Nodes, plan: Plan, sources: Sources, format: GraphFormat, metadata: Mapping[str, str]

@@ -7,7 +7,7 @@ Three numbers, or five, fitted to a few sample configurations that were timed si
 attention or an MLP (its norm, its calls, its addition to the stream) shows only in samples that lack some, and best in
 narrow ones: without such samples it is a part of `fixed`. Blocks of other shapes count by their FLOPs. Where only the
 class token is read, blocks compute one token from the last attention on: their neurons are nearly free, and so are the
-heads of that attention unless it makes keys and values of all tokens.
+heads of that attention but for what it makes of all tokens: keys and values, or all that goes before its proj.
 
 Where some of the samples have fewer tokens, six more numbers say how all of these go with tokens, and what a merge
 costs (`token_costs`). At any given tokens the model is linear in heads and neurons still, as the allocation needs it.
@@ -29,6 +29,7 @@ from .nonnegative import nonnegative_least_squares
 from .token_costs import TokenCosts, merge_shares
 
 KEYS_AND_VALUES = 0.5  # of a head's work
+ALL_BUT_PROJ = 0.75  # queries too
 THERE = 0.5  # of an attention's constant cost, where it computes one token: its norm runs over all
 # The numbers of a fit, each in milliseconds: always, where samples lack sub-layers, and where some have fewer tokens.
 WIDTH = ("fixed", "head", "neuron")
@@ -116,29 +117,30 @@ def _counted(plan: Plan, each: Sequence[Sequence[float]], last_head: float | Non
 def fit(
     anatomy: Anatomy,
     measured: Sequence[tuple[Plan, float]],
-    last_makes_keys: bool = False,
+    last_head: float = 0.0,
     held_out: Sequence[tuple[Plan, float]] = (),
 ) -> LatencyModel:
     """Fit the model to timed Plans (`sample_plans`), at least four of them.
 
-    `last_makes_keys`: the last attention makes keys and values of all tokens, though it computes one. `held_out`: timed
-    Plans that are not fitted and tell the error instead; without any, each sample is predicted by a fit without it.
+    `last_head`: the share of a head's work that the last attention does for all tokens, though only one is read: none,
+    `KEYS_AND_VALUES`, or `ALL_BUT_PROJ`, as the graph has it. `held_out`: timed Plans that are not fitted and tell the
+    error instead; without any, each sample is predicted by a fit without it.
 
     >>> latency = fit(anatomy, [(plan, profile.cpu_ms) for plan, profile in timed])
     """
     if len(measured) < 4:
         raise ValueError(f"a latency model needs at least four sample configurations, not {len(measured)}")
     plans, times = [plan for plan, _ in measured], np.array([ms for _, ms in measured])
-    last_head = (KEYS_AND_VALUES if last_makes_keys else 0.0) if anatomy.reads_token else None
+    share = last_head if anatomy.reads_token else None
     names = list(WIDTH)
     if any(len(plan.removed) > len(Plan.dense(anatomy).removed) for plan in plans):
         names += DEPTH
     if any(plan.changes_tokens for plan in plans):
         names += TOKENS
     # The model is linear in its numbers: what each of them adds to a latency is the model with that number alone.
-    alone = [_model(anatomy, {name: float(name == one) for name in names}, last_head) for one in names]
+    alone = [_model(anatomy, {name: float(name == one) for name in names}, share) for one in names]
     features = np.array([[model.predict_ms(plan) for model in alone] for plan in plans])
-    found = _model(anatomy, dict(zip(names, map(float, _solve(features, times)))), last_head)
+    found = _model(anatomy, dict(zip(names, map(float, _solve(features, times)))), share)
     errors = [abs(found.predict_ms(plan) / ms - 1) for plan, ms in held_out] or _without_each(features, times)
     mean, most = float(np.mean(errors)), float(np.max(errors))
     return msgspec.structs.replace(found, nets=len(plans), mean_error=mean, most_error=most)

@@ -57,7 +57,7 @@ RESOLUTION_MS = 1e-4  # that samples are rounded to
 MOST_JSON_BYTES = 1 << 28
 MOST_NUMBER = 10**7
 DEEPEST_GRAPH = 16  # graphs within each other: bodies of If and Loop
-PRECISIONS = ("fp32", "fp16", "int8-dynamic", "int8-static")
+PRECISIONS = ("fp32", "fp16", "fp8", "int8-dynamic", "int8-static")
 # Characters that control a terminal or the writing direction, as in visible.py
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
@@ -491,7 +491,7 @@ def _variant(folder: Path, entry: Mapping[str, Any], precision: str, sizes: Mapp
         raise AgentError(f"{folder / 'manifest.json'}: '{name[:100]}' cannot name a file. Copy the family again")
     path = _inside(folder, entry["file"])
     if path.suffix != ".onnx":
-        raise AgentError(f"{path}: not an ONNX graph, which TensorRT needs. Export it with --flavour portable")
+        raise AgentError(f"{path}: not an ONNX graph, which TensorRT needs. Export it with --flavour tensorrt")
     listed = {file: sizes[file] for file in entry.get("weights", []) if file in sizes}
     graph = read_graph(path, PurePosixPath(entry["file"]).parent, listed)
     return Variant(name, path, entry["sha256"], graph, _precision(entry) if "precision" in entry else precision)
@@ -743,12 +743,12 @@ def refuse_untaken(family: Family, version: Version) -> None:
             node = f", node {graph.operators[newer] or newer} is {newer}" if newer else ""
             raise AgentError(
                 f"{variant.path}: opset {graph.opset}{node}, and TensorRT {version} reads up to {highest}. "
-                "Export it with --flavour portable"
+                "Export it with --flavour tensorrt"
             )
         if "Attention" in graph.operators and variant.precision == "fp32":  # parses, and then fails to build
             raise AgentError(
                 f"{variant.path}: node {graph.operators['Attention'] or 'Attention'} is Attention, which TensorRT does "
-                "not build in fp32. Export it with --flavour portable"
+                "not build in fp32. Export it with --flavour tensorrt"
             )
         for kind in NOT_TAKEN:
             if kind in graph.operators:

@@ -31,6 +31,8 @@ from .device import board
 from .fixed_batch import in_batches
 from .ort_tensorrt import preload_tensorrt, why_not_tensorrt
 
+# Otherwise it moves the quantisation of float8 past operators that do not take it, and refuses what it has made.
+KEEPS_FLOAT8 = ("session.disable_quant_qdq", "1")
 CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
 PROVIDERS: dict[Runtime, str] = {"onnxruntime": CPU, "onnxruntime-cuda": CUDA, "onnxruntime-tensorrt": TENSORRT}
 LIBRARIES = {CUDA: "libonnxruntime_providers_cuda.so", TENSORRT: "libonnxruntime_providers_tensorrt.so"}
@@ -134,8 +136,17 @@ class OrtSession:
     def _open(self, source: str | bytes, options: Any, provider: str, settings: dict[str, str]) -> Any:
         import onnxruntime as ort
 
+        def opened() -> Any:
+            return ort.InferenceSession(source, options, providers=[(provider, settings)], enable_fallback=0)
+
         try:
-            session = ort.InferenceSession(source, options, providers=[(provider, settings)], enable_fallback=0)
+            try:
+                session = opened()
+            except Exception as error:
+                if "float8" not in str(error):
+                    raise
+                options.add_session_config_entry(*KEEPS_FLOAT8)
+                session = opened()
         except Exception as error:  # onnxruntime's own exception types share no base of their own
             raise SnapvitError(f"{self._where}: {_why_not_open(provider, error)}") from error
         wanted = [CPU] if provider == CPU else [provider, CPU]  # it adds the CPU itself; `disable_cpu_ep_fallback`
@@ -256,7 +267,8 @@ def _why_not_open(provider: str, error: Exception) -> str:
         missing = (why_not_tensorrt() if provider == TENSORRT else None) or missing
         return f"{provider} does not load: {missing}. {REMEDIES[provider]}"
     if "fallback to CPU EP has been explicitly disabled" in str(error):
-        return f"{provider} would leave parts of it to the CPU. Export it with --flavour portable"
+        flavour = "tensorrt" if provider == TENSORRT else "portable"
+        return f"{provider} would leave parts of it to the CPU. Export it with --flavour {flavour}"
     return f"ONNX Runtime cannot open it with {provider}: {first_line(error)}"
 
 

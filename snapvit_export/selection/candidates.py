@@ -35,7 +35,7 @@ from ..model.anatomy import Anatomy
 from ..model.plan import Plan
 from ..profiling.drift import DriftCorrection, Latency
 from ..profiling.energy import Energy, energy_of
-from ..profiling.latency_model import LatencyModel, fit
+from ..profiling.latency_model import ALL_BUT_PROJ, KEYS_AND_VALUES, LatencyModel, fit
 from ..profiling.profile import Percentile, Profile
 from ..profiling.sample_plans import held_out_plans, sample_plans, with_least_heads
 from ..profiling.sampling import Report, Samples
@@ -134,7 +134,7 @@ class SampleGraphs:
 
     paths: Mapping[str, Path]
     weights: frozenset[Path]  # that they point into
-    last_makes_keys: bool  # the last attention makes keys and values of all tokens, though only one is read
+    last_head: float  # share of a head's work that the last attention does for all tokens, though only one is read
 
 
 def write_samples(
@@ -145,7 +145,8 @@ def write_samples(
     paths = {name: each.graph for name, each in written.items()}
     weights = frozenset(path for each in written.values() for path in each.weights)
     last = Plan.dense(writer.anatomy).last_attention
-    return SampleGraphs(paths, weights, last_makes_keys=not can_reorder(writer.anatomy, last, precision))
+    few = 0.0 if can_reorder(writer.anatomy, last, precision) else KEYS_AND_VALUES
+    return SampleGraphs(paths, weights, last_head=ALL_BUT_PROJ if format.flavour == "tensorrt" else few)
 
 
 @dataclass(frozen=True)
@@ -394,7 +395,7 @@ class Candidates:
             (plans[name], profile.cpu_ms if one_thread and profile.cpu_ms is not None else profile.p50_ms)
             for name, profile in profiles.items()
         ]
-        model = fit(self.anatomy, found[: len(samples)], graphs.last_makes_keys, held_out=found[len(samples) :])
+        model = fit(self.anatomy, found[: len(samples)], graphs.last_head, held_out=found[len(samples) :])
         self.progress.note(f"latency model: {100 * model.mean_error:.1f} % off on configurations it has not seen")
         return model
 

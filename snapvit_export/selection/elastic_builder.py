@@ -1,4 +1,4 @@
-"""Builds variants on a device from an Elastic folder: corrected, and compared in both flavours. Light: no torch.
+"""Builds variants on a device from an Elastic folder: corrected, and compared in two flavours. Light: no torch.
 
 They are made in a scratch folder; `adopt` moves those that are kept into the family, whose weight file is the same. So
 is that of another precision, if the family has one already. Other weight files are named by their contents.
@@ -23,9 +23,9 @@ from ..correction.cholesky import WIDTHS_KEPT
 from ..elastic.folder import Elastic, Weights
 from ..errors import FileFormatError, SnapvitError
 from ..family.manifest import Manifest
-from ..graph.format import OPSETS, GraphFormat
+from ..graph.format import OTHER, Flavour, GraphFormat
 from ..graph.precision import GraphPrecision
-from ..graph.writer import Blueprint, GraphWriter, is_shared, shared_file
+from ..graph.writer import Blueprint, GraphWriter, WrittenGraph, is_shared, shared_file
 from ..model.plan import Plan
 from ..progress import Progress
 from ..runtimes.device import usable_cores
@@ -62,6 +62,7 @@ class ElasticBuilder:
         self.inputs, self.scratch, self.manifest, self.are_real = inputs, scratch, manifest, are_real
         self._blueprint = Blueprint.of(packed)
         self._writers: dict[Precision, GraphWriter] = {}
+        self._compared: dict[Precision, GraphWriter] = {}
         self._corrected = corrections_of(packed)
 
     def writer(self, precision: Precision) -> GraphWriter:
@@ -75,11 +76,22 @@ class ElasticBuilder:
     def _make_writer(self, precision: Precision) -> GraphWriter:
         """Return a new writer; the weight file that its graphs share must be the family's, if that has one."""
         name, sum_bits = shared_file(precision, self.target.precision), _sum_bits(self.manifest, precision)
-        made = GraphWriter(self._blueprint, self.scratch, self.format.takes_bytes, precision, sum_bits, name)
+        takes_bytes, flavour = self.format.takes_bytes, self.format.flavour
+        made = GraphWriter(self._blueprint, self.scratch, takes_bytes, precision, sum_bits, name, flavour)
         known = next((file.sha256 for file in self.manifest.weights if file.file == name), None)
         if known not in (None, made.weights_sha256):
             raise FileFormatError(f"{self.packed.folder}: of other weights than {name} of the family. Pack its model")
         return made
+
+    def _other_writer(self, precision: Precision) -> GraphWriter:
+        """Return the writer of graphs in another flavour, to compare with: the same, or one of other weights."""
+        if self.format.flavour != "tensorrt":
+            return self.writer(precision)
+        if precision not in self._compared:
+            folder = self.scratch / f"compared-{precision}"
+            folder.mkdir()
+            self._compared[precision] = GraphWriter(self._blueprint, folder, self.format.takes_bytes, precision)
+        return self._compared[precision]
 
     def require_same_model(self, folder: Path, dense: BuiltVariant) -> None:
         """Refuse an Elastic folder whose dense model is not the family's, before anything is timed."""
@@ -96,25 +108,20 @@ class ElasticBuilder:
         The factors are of the dense model's stream with all of its tokens, also for a Plan that has fewer.
         """
         self.progress.phase(f"cutting {name}")
-        plan, writer = point.plan, self.writer(point.precision)
+        plan, writer, wanted = point.plan, self.writer(point.precision), self.format.flavour
         corrected = self._corrected_layers(plan)
         correction = "elastic" if corrected else None
         stream = {"snapvit.correction_tokens": "all"} if corrected and plan.changes_tokens else {}
-        inputs, reference = self._inputs_of(plan), None
-        for flavour in sorted(OPSETS, key=lambda flavour: flavour == self.format.flavour):  # the wanted one last
-            written = writer.write(
-                name,
-                plan,
-                corrected,
-                format=replace(self.format, flavour=flavour),
-                precision=GraphPrecision(point.precision),
-                metadata={"snapvit.correction": correction or "none", **stream},
-            )
-            if reference is None:
-                reference = run_and_read(written.graph, inputs)  # the next one takes its place
+        inputs, metadata = self._inputs_of(plan), {"snapvit.correction": correction or "none", **stream}
+
+        def write(by: GraphWriter, flavour: Flavour) -> WrittenGraph:
+            format, precision = replace(self.format, flavour=flavour), GraphPrecision(point.precision)
+            return by.write(name, plan, corrected, format=format, precision=precision, metadata=metadata)
+
+        reference = run_and_read(write(self._other_writer(point.precision), OTHER[wanted]).graph, inputs)
+        written = write(writer, wanted)  # may take its place
         tolerance = flavour_tolerance(point.precision)
-        assert reference is not None
-        require_same_graph(f"{name}: graphs of both flavours", *reference, written.graph, inputs, tolerance)
+        require_same_graph(f"{name}: graphs of two flavours", *reference, written.graph, inputs, tolerance)
         target = msgspec.structs.replace(self.target, precision=point.precision)
         scores, compared = self.packed.anatomy.classes > 1, None
         if self.are_real:

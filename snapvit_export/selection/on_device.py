@@ -3,7 +3,7 @@
 The family's files are timed as they are, with noise for images: latency does not depend on what is in an image. In
 another runtime than ONNX Runtime their answers are compared first, on the family's reference images. If an Elastic
 folder of the same ranking came along, variants that the family does not have are cut from it, corrected, and checked
-against each other in both flavours; they are made beside the family and moved into it when they are whole. They use all
+against each other in two flavours; they are made beside the family and moved into it when they are whole. They use all
 levers if something tells what a candidate loses: images that are given here, or the table of the folder.
 """
 
@@ -411,8 +411,7 @@ def noise(manifest: Manifest, count: int, image: tuple[int, int] | None = None) 
 def _format(folder: Path, manifest: Manifest) -> GraphFormat:
     """Return the format that the graphs of a family were written in, read from their files."""
     dense = manifest.variant(manifest.dense)
-    flavour: Flavour = "portable"
-    if dense.file.endswith(".onnx") and inspect(folder / dense.file).opset == OPSETS["ort"]:
-        flavour = "ort"
+    opset = inspect(folder / dense.file).opset if dense.file.endswith(".onnx") else OPSETS["portable"]
+    flavour: Flavour = next((name for name, its in OPSETS.items() if its == opset), "portable")
     takes_bytes = manifest.input.type == "uint8"
     return GraphFormat(flavour, manifest.input.batch, takes_bytes, single_file=not dense.weights)

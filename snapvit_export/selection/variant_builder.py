@@ -5,7 +5,7 @@ alone (`onnx_rank.cutter`). A variant of smaller images is checked on the same i
 gates, each on real images:
 
     the cut itself                               the Cutter's own: in torch, masked = sliced
-    corrected model = portable = ort             graphs in float32, with the tokens that the Plan has
+    corrected model = graph = other flavour      graphs in float32, with the tokens that the Plan has
     graph in reduced precision ~ in float32      if the target has another precision
     target's runtime = ONNX Runtime              if it is another one
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,7 +36,7 @@ from ..checks.gates import (
 )
 from ..checks.merging import Matches, run_and_read
 from ..checks.quantisation import calibrate
-from ..graph.format import OPSETS, GraphFormat
+from ..graph.format import OTHER, Flavour, GraphFormat
 from ..graph.precision import GraphPrecision
 from ..graph.writer import Blueprint, GraphWriter, WrittenGraph, shared_file
 from ..model.plan import Plan
@@ -136,6 +136,7 @@ class VariantBuilder:
         self._gate_images: dict[tuple[int, int], GateImages] = {}
         self._exact_folder = exact_folder
         self._writers: dict[Precision, GraphWriter] = {}
+        self._exact: dict[Path, GraphWriter] = {}
         self._calibrated: dict[Precision, GraphPrecision] = {}  # of the dense variant
         others = calibration.only(slice(GATE_IMAGES, None))  # not used by the gates
         self.ranging_images = (others if len(others) >= GATE_IMAGES else calibration).first(RANGING_IMAGES)
@@ -155,14 +156,22 @@ class VariantBuilder:
         if precision not in self._writers:
             name = shared_file(precision, self.target.precision)
             self._writers[precision] = GraphWriter(
-                self.blueprint, self.folder, self.format.takes_bytes, precision, shared=name
+                self.blueprint,
+                self.folder,
+                self.format.takes_bytes,
+                precision,
+                shared=name,
+                flavour=self.format.flavour,
             )
         return self._writers[precision]
 
-    @cached_property
-    def exact(self) -> GraphWriter:
-        """The writer of float32 graphs that variants in another precision are compared with."""
-        return GraphWriter(self.blueprint, self._exact_folder, self.format.takes_bytes)
+    def exact(self, flavour: Flavour) -> GraphWriter:
+        """Return the writer of float32 graphs that others are compared with; TensorRT's have a folder of their own."""
+        folder = self._exact_folder / flavour if flavour == "tensorrt" else self._exact_folder
+        if folder not in self._exact:
+            folder.mkdir(exist_ok=True)
+            self._exact[folder] = GraphWriter(self.blueprint, folder, self.format.takes_bytes, flavour=flavour)
+        return self._exact[folder]
 
     def gate_images(self, image: tuple[int, int] | None = None) -> GateImages:
         """Return the images of the gates, in the model's own size or in another."""
@@ -186,9 +195,13 @@ class VariantBuilder:
         self.cutter.check(name, plan, self.gate_images().normalised)
         corrected = cut.layers()
         metadata = {"snapvit.correction": correction or "none", "snapvit.recipe": to_json(self.provenance).decode()}
-        exact = self.writer("fp32") if precision == "fp32" else self.exact
-        write = partial(exact.write, name, plan, corrected, metadata=metadata)
-        written, parity = self._checked_graphs(name, precision, cut, gate, write)
+
+        def in_floats(format: GraphFormat) -> WrittenGraph:
+            shares = format.flavour == self.format.flavour or self.format.flavour != "tensorrt"
+            writer = self.writer("fp32") if precision == "fp32" and shares else self.exact(format.flavour)
+            return writer.write(name, plan, corrected, format=format, metadata=metadata)
+
+        written, parity = self._checked_graphs(name, precision, cut, gate, in_floats)
         cosine = None
         if self.quantises(precision):
             path, weights, cosine = self._in_openvino_int8(name, precision, written, image)
@@ -235,7 +248,7 @@ class VariantBuilder:
         plan, own = point.plan, point.precision in ("fp32", "int8-dynamic")
         precision: Precision = point.precision if own else "fp32"
         corrected = self.cutter.probe_layers(plan)
-        writer = self.writer(precision) if own else self.exact
+        writer = self.writer(precision) if own else self.exact(self.format.flavour)
         written = writer.write(name, plan, corrected, format=self.format, precision=GraphPrecision(precision))
         return Probe(written.graph, written.weights, precision)
 
@@ -268,30 +281,34 @@ class VariantBuilder:
         precision: Precision,
         cut: CutModel,
         gate: GateImages,
-        write: Callable[..., WrittenGraph],
+        write: Callable[[GraphFormat], WrittenGraph],
     ) -> tuple[WrittenGraph, float | None]:
-        """Write both flavours in float32 through their gates; return the wanted one and its largest difference.
+        """Write two flavours in float32 through their gates; return the wanted one and its largest difference.
 
         That is to the model outside a graph; None if there is none, and the flavours are compared with each other.
         """
         reference = cut.outputs(gate.normalised)
         is_outside, largest = reference is not None, None
         format = self.format
-        if precision != "fp32":  # float32 is then only the reference, and calibration needs it portable
-            format = GraphFormat("portable", batch=format.batch if self.quantises(precision) else None)
-        for flavour in sorted(OPSETS, key=lambda flavour: flavour == format.flavour):  # the wanted one last
-            written = write(format=replace(format, flavour=flavour))
+        if precision != "fp32":  # float32 is then only the reference, and graphs for ONNX Runtime hide values
+            flavour: Flavour = "tensorrt" if format.flavour == "tensorrt" else "portable"
+            format = GraphFormat(flavour, batch=format.batch if self.quantises(precision) else None)
+        graphs = []
+        for flavour in (OTHER[format.flavour], format.flavour):
+            graphs.append(written := write(replace(format, flavour=flavour)))
             if reference is None:
                 reference = run_and_read(written.graph, gate.inputs)  # the next one takes its place
                 continue
             found = require_same_graph(
-                f"{name}: module and {flavour} graph" if is_outside else f"{name}: graphs of both flavours",
+                f"{name}: module and {flavour} graph" if is_outside else f"{name}: graphs of two flavours",
                 *reference,
                 written.graph,
                 gate.inputs,
                 where=partial(self._where, cut if is_outside else None, written.graph, gate),
             )
             largest = found.max_abs if is_outside else None
+        if graphs[0].graph != written.graph:  # in another folder
+            graphs[0].remove()
         return written, largest
 
     def _in_reduced_precision(
@@ -305,8 +322,7 @@ class VariantBuilder:
     ) -> tuple[WrittenGraph, float]:
         """Write the graph in a reduced precision; return it and its cosine to the one in float32."""
         images, gate = self._ranging_inputs(image), self.gate_images(image)
-        symmetric = self.format.flavour == "portable"
-        calibrated = calibrate(precision, exact, images, symmetric, usable_cores())
+        calibrated = calibrate(precision, exact, images, self.format.flavour, usable_cores())
         if is_dense:
             self._calibrated[precision] = calibrated
         if calibrated.wide:

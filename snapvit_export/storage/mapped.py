@@ -21,12 +21,13 @@ from .atomic import inside, writing
 from .json import Count, Name, Value
 
 ALIGNMENT = 4096  # bytes: a page, so that every array can be mapped alone
-DataType = Literal["float32", "float64", "float16", "int8"]
-_STORED: dict[str, np.dtype[Any]] = {
+DataType = Literal["float32", "float64", "float16", "int8", "float8"]
+STORED: dict[DataType, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float64": np.dtype("<f8"),
     "float16": np.dtype("<f2"),
     "int8": np.dtype("i1"),
+    "float8": np.dtype("u1"),  # E4M3: numpy has no such type, so arrays hold its bytes
 }
 Array = npt.NDArray[Any]
 
@@ -56,7 +57,7 @@ def write_buffer(path: Path, arrays: Iterable[tuple[str, Array]], dtype: DataTyp
     with writing(path), open(path, "wb") as file:
         for name, array in arrays:
             stored = dtype or _kind(array)
-            data = np.ascontiguousarray(array, _STORED[stored])
+            data = np.ascontiguousarray(array, STORED[stored])
             file.write(bytes(-file.tell() % ALIGNMENT))
             offset, raw = file.tell(), data.reshape(-1).view(np.uint8).data
             file.write(raw)
@@ -69,7 +70,7 @@ def write_buffer(path: Path, arrays: Iterable[tuple[str, Array]], dtype: DataTyp
 
 def _kind(array: Array) -> DataType:
     for name in get_args(DataType):
-        if array.dtype == _STORED[name]:
+        if array.dtype == STORED[name]:
             return name
     raise ValueError(f"arrays of {array.dtype} are not stored")
 
@@ -91,7 +92,7 @@ def map_buffer(
     except OSError as error:
         raise SnapvitError(f"{path}: cannot be read: {error.strerror or error}") from error
     return {
-        tensor.name: pages[tensor.offset : tensor.offset + tensor.size_bytes].view(_STORED[dtype]).reshape(tensor.shape)
+        tensor.name: pages[tensor.offset : tensor.offset + tensor.size_bytes].view(STORED[dtype]).reshape(tensor.shape)
         for tensor in buffer.tensors
     }
 
@@ -122,7 +123,7 @@ def _check_index(buffer: Buffer, shapes: Mapping[str, tuple[int, ...]], dtype: D
 def _check_tensor(tensor: Tensor, shape: tuple[int, ...], dtype: DataType, where: str) -> None:
     if tensor.shape != shape or tensor.dtype != dtype:
         raise FileFormatError(f"{where} is {tensor.dtype} {tensor.shape}, the anatomy needs {dtype} {shape}")
-    if tensor.size_bytes != math.prod(shape) * _STORED[dtype].itemsize:
+    if tensor.size_bytes != math.prod(shape) * STORED[dtype].itemsize:
         raise FileFormatError(f"{where} has {tensor.size_bytes} bytes, which is not what its shape needs")
     if tensor.offset % ALIGNMENT:
         raise FileFormatError(f"{where} begins at byte {tensor.offset}, which is not a multiple of {ALIGNMENT}")

@@ -217,9 +217,11 @@ def _options(request: Request, prepared: PreparedModel) -> Options:
     fixed = prepared.has_one_size or prepared.images.calibration.again is None
     # OpenVINO's int8 has a format of its own.
     fixed_format = request.target.runtime == "openvino" and bool(request.single_file or request.flavour)
+    others = faster_than(own, request.target.runtime, request.card_precisions)
+    others = tuple(p for p in others if p != "fp8" or request.format.flavour == "tensorrt")  # has no other form
     return Options(
         levers=levers,
-        precisions=() if "precision" not in levers or fixed_format else faster_than(own, request.target.runtime),
+        precisions=() if "precision" not in levers or fixed_format else others,
         grids=(None,) if fixed else grids_for(anatomy),
         schedule=prepared.merging,
         prefer=request.prefer,

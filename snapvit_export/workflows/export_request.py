@@ -25,7 +25,7 @@ from ..runtimes.device import check_threads
 from ..runtimes.session import version_of
 from ..runtimes.tensorrt.session import BuildOnly
 from ..storage.atomic import refuse_foreign, settle
-from ..target import ON_CPU, Target, parse_precision
+from ..target import ON_CPU, Precision, Target, parse_precision
 from .inputs import BUNDLED_MODEL, is_onnx, refuse_foreign_checkpoint, refuse_own_folder
 from .onnx_model import OnnxOptions, refuse_without_onnx
 
@@ -62,12 +62,13 @@ class Request:
     strict: bool = False  # True: what may fit but does not surely is refused
     depth: bool | None = None  # True: sub-layers are removable; None: as the settings or the given ranking have it
     ranking: Path | None = None  # made before; None: ranked anew
-    flavour: str | None = None  # of the graphs: ort or portable; None: what suits the target's runtime
+    flavour: str | None = None  # of the graphs: ort, tensorrt or portable; None: what suits the target's runtime
     single_file: bool = False  # True: every graph holds its own weights
     static_batch: bool = False  # True: graphs take exactly the target's batch
     takes_bytes: bool = False  # True: graphs take (B, H, W, 3) bytes and normalise them
     limits: Limits = field(default_factory=Limits)  # beside the budget
     width_multiple: int = 1  # of the neurons that an MLP keeps
+    card_precisions: tuple[Precision, ...] = ()  # that a choice may try; none: those of the runtime
     least_heads: int = 1  # that an attention keeps, unless it is removed
     clock: str | None = None  # advice on the clocks of the device before timing; only shown
     command: str | None = None  # that asks for this, kept in the manifest
@@ -152,7 +153,9 @@ def check(request: Request, budget: Budget | None) -> Ranking | None:
         raise UsageError(
             "nothing to export: give --budget 10ms, --sparsity 0.1,0.3, --flops 0.72, --tokens 0.5 or --pair 0.35:0.2"
         )
-    flavour_for(request.target.runtime, request.flavour)
+    flavour = flavour_for(request.target.runtime, request.flavour)
+    if request.target.precision == "fp8" and flavour != "tensorrt":
+        raise UsageError(f"fp8 is written for TensorRT alone, not in the flavour {flavour}. Leave --flavour out")
     parse_precision(request.target.precision, request.target.runtime)
     _check_runtime(request, budget)
     for fraction in request.sparsity:

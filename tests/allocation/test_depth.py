@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.corrections import corrected
-from helpers.graphs import close, run
+from helpers.graphs import FLAVOURS, close, run, writer_of
 from helpers.images import HALF, inputs_of, make_image_folder, some_images
 from helpers.models import FAMILIES, as_model, make_model_folder, small
 from helpers.plans import anatomy_of, line
@@ -97,10 +97,9 @@ def test_every_correction_gives_a_module_whose_graphs_say_the_same(name, way, tm
     with torch.no_grad():
         wanted = module(inputs_of(images)).numpy()
     drawn = blueprint(model, ranking)
-    emitter = GraphWriter(drawn, tmp_path)
     made = corrected_layers(module, ranking, plan, drawn.dense)
-    for flavour in ("portable", "ort"):
-        path = emitter.write(flavour, plan, made, format=GraphFormat(flavour)).graph
+    for flavour in FLAVOURS:
+        path = writer_of(drawn, tmp_path, flavour).write(flavour, plan, made, format=GraphFormat(flavour)).graph
         assert close(run(path, inputs_of(images).numpy()), wanted), flavour
 
 

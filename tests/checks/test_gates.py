@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from helpers.graphs import FLAVOURS
 from snapvit_export import profiles
 from snapvit_export.allocation.recipe import make_settings
 from snapvit_export.checks.gates import first_difference, require_close, require_equal
@@ -69,7 +70,7 @@ def test_outputs_that_are_all_zero_are_equal():
         require_close("a and b", zeros, zeros + 1, "int8-static")
 
 
-@pytest.mark.parametrize("flavour", ["ort", "portable"])
+@pytest.mark.parametrize("flavour", FLAVOURS)
 def test_an_export_whose_graph_is_wrong_names_the_block_and_leaves_nothing(flavour, tiny_folder, tmp_path, monkeypatch):
     def wrong(dense, anatomy, wiring):
         made = prepare(dense, anatomy, wiring)
@@ -91,8 +92,8 @@ def test_an_export_whose_graph_is_wrong_names_the_block_and_leaves_nothing(flavo
 
 @pytest.mark.parametrize("precision", ["fp16", "int8-dynamic", "int8-static"])
 def test_a_graph_in_fewer_bits_that_is_wrong_is_refused_as_well(precision, tiny_folder, tmp_path, monkeypatch):
-    def wrong(tensors, kind, sum_bits):
-        made = stored(tensors, kind, sum_bits)
+    def wrong(tensors, kind, *rest):
+        made = stored(tensors, kind, *rest)
         name = "blocks.1.norm2.weight"
         return made if kind == "fp32" or name not in made else made | {name: -99 * made[name]}
 

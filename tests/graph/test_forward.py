@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.graphs import close, run
+from helpers.graphs import FLAVOURS, close, run, writer_of
 from helpers.images import noise
 from helpers.models import EVERY_KIND, FAMILIES, as_model, make_model, small
 from helpers.plans import uneven_plan
@@ -40,12 +40,13 @@ def test_graphs_equal_the_sliced_module(name, extra, tmp_path):
     ranking = random_ranking(model.anatomy, seed=1)
     pack(model, ranking, tmp_path / "elastic")
     (tmp_path / "family").mkdir()
-    emitter = GraphWriter(Blueprint.of(Elastic.load(tmp_path / "elastic")), tmp_path / "family")
+    drawn = Blueprint.of(Elastic.load(tmp_path / "elastic"))
     images = torch.randn(3, 3, *model.anatomy.image, generator=torch.Generator().manual_seed(0))
     for title, plan in (("dense", Plan.dense(model.anatomy)), ("cut", uneven_plan(model.anatomy))):
         with torch.no_grad():
             wanted = shrink(module, ranking, plan)(images).numpy()
-        for flavour in ("portable", "ort"):
+        for flavour in FLAVOURS:
+            emitter = writer_of(drawn, tmp_path / "family", flavour)
             path = emitter.write(f"{title}-{flavour}", plan, format=GraphFormat(flavour=flavour)).graph
             onnx.checker.check_model(str(path), full_check=True)
             with OrtSession(path, 1) as session:
@@ -191,7 +192,7 @@ def test_any_counts_in_any_block(data):
         wanted = shrink(module, ranking, plan)(images).numpy()
     with tempfile.TemporaryDirectory() as folder:
         pack(model, ranking, Path(folder) / "elastic")
-        emitter = GraphWriter(Blueprint.of(Elastic.load(Path(folder) / "elastic")), folder)
-        for flavour in ("portable", "ort"):
-            written = emitter.write(flavour, plan, format=GraphFormat(flavour=flavour))
+        drawn = Blueprint.of(Elastic.load(Path(folder) / "elastic"))
+        for flavour in FLAVOURS:
+            written = writer_of(drawn, Path(folder), flavour).write(flavour, plan, format=GraphFormat(flavour=flavour))
             assert close(run(written.graph, images.numpy()), wanted)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from onnx import shape_inference
 
-from helpers.graphs import close, exact_and, run
+from helpers.graphs import FLAVOURS, close, exact_and, run, writer_of
 from helpers.images import noise, noise_arrays
 from helpers.models import EVERY_KIND, FAMILIES, SOME_MODELS, model_of
 from helpers.plans import uneven_plan
@@ -47,7 +47,6 @@ from snapvit_export.selection.point import Point
 from snapvit_export.selection.variant_builder import VariantBuilder
 from snapvit_export.target import Target
 
-FLAVOURS = ["portable", "ort"]
 FEWER = ["fp16", "int8-dynamic", "int8-static"]
 ROUNDING = 2e-5  # of the largest output, between torch and ONNX Runtime in float32
 FORBIDDEN = {"NonZero", "Loop", "If", "Scan", "Range", "Size", "Where"}
@@ -93,13 +92,13 @@ def test_rotations_follow_where_as_many_tokens_stay_in_place_as_are_in_front(tmp
 def test_graphs_equal_the_merging_module(name, extra, tmp_path):
     model = model_of(name, **extra)
     ranking = random_ranking(model.anatomy, seed=1)
-    writer, images = GraphWriter(blueprint(model, ranking), tmp_path), noise_arrays(model.anatomy, 3)
+    drawn, images = blueprint(model, ranking), noise_arrays(model.anatomy, 3)
     for title, plan in merging_plans(model.anatomy).items():
         wanted, matches = outputs_and_matches(shrink(model.module, ranking, plan), torch.from_numpy(images))
         unmerged = shrink(model.module, ranking, plan.with_tokens())(torch.from_numpy(images)).detach().numpy()
         assert not close(unmerged, wanted), "merging must matter for this test to say anything"
         for flavour in FLAVOURS:
-            path = writer.write("x", plan, format=GraphFormat(flavour)).graph
+            path = writer_of(drawn, tmp_path, flavour).write("x", plan, format=GraphFormat(flavour)).graph
             onnx.checker.check_model(str(path), full_check=True)
             what = f"{title} {flavour}"
             require_same_graph(what, wanted, matches, path, images, ROUNDING)
@@ -111,7 +110,7 @@ def test_graphs_equal_the_merging_module(name, extra, tmp_path):
 @pytest.mark.parametrize("name", SOME_MODELS)
 def test_all_shapes_are_known_but_for_the_batch_and_no_sizes_are_computed(name, flavour, tmp_path):
     model = model_of(name)
-    writer = GraphWriter(blueprint(model, random_ranking(model.anatomy)), tmp_path)
+    writer = writer_of(blueprint(model, random_ranking(model.anatomy)), tmp_path, flavour)
     plan, format = merging_plan(model.anatomy), GraphFormat(flavour)
     merged = onnx.load(writer.write("x", plan, format=format).graph, load_external_data=False)
     dense = onnx.load(writer.write("y", plan.with_tokens(), format=format).graph, load_external_data=False)
@@ -125,8 +124,9 @@ def test_all_shapes_are_known_but_for_the_batch_and_no_sizes_are_computed(name, 
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_a_fixed_batch_merges_the_same(deit, flavour):
+def test_a_fixed_batch_merges_the_same(deit, flavour, tmp_path):
     _, _, writer, plan, images = deit
+    writer = writer_of(writer.blueprint, tmp_path, flavour)
     wanted = run_and_read(writer.write("any", plan, format=GraphFormat(flavour)).graph, images[:3])
     fixed = writer.write("two", plan, format=GraphFormat(flavour, batch=2)).graph
     require_same_graph("batches", *wanted, fixed, images[:3], ROUNDING)
@@ -250,12 +250,13 @@ def tied(tmp_path):
     return model, ranking, GraphWriter(blueprint(model, ranking), tmp_path), merging_plan(model.anatomy), images
 
 
-def test_exact_ties_are_undecided_and_pass_between_module_and_both_flavours(tied):
+def test_exact_ties_are_undecided_and_pass_between_module_and_all_flavours(tied, tmp_path):
     model, ranking, writer, plan, images = tied
     wanted, matches = outputs_and_matches(shrink(model.module, ranking, plan), torch.from_numpy(images))
     reference = None
     for flavour in FLAVOURS:
-        path = writer.write("x", plan, format=GraphFormat(flavour)).graph
+        own = writer_of(writer.blueprint, tmp_path, flavour)
+        path = own.write("x", plan, format=GraphFormat(flavour)).graph
         assert (smallest_margins(path, images) < 1e-6).all()
         require_same_graph(flavour, wanted, matches, path, images)
         assert np.array_equal(run(path, images), run(path, images))
@@ -354,7 +355,7 @@ def test_a_variant_that_merges_is_built_through_all_gates(precision, tmp_path):
     assert inspect(built.path).tokens == model.anatomy.tokens_after(plan)
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", ["portable", "ort"])
 def test_a_device_cuts_a_variant_that_merges_without_torch_through_its_gates(family_and_elastic, tmp_path, flavour):
     manifest = read_family(family_and_elastic / "family")
     packed, target = Elastic.load(family_and_elastic / "elastic"), manifest.target.target

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
-from helpers.graphs import exact_and, run, step_by_step
+from helpers.graphs import FLAVOURS, exact_and, run, step_by_step
 from helpers.images import noise_arrays
 from helpers.models import FAMILIES, as_model, make_model, small
 from helpers.plans import uneven_plan
@@ -28,6 +28,7 @@ from snapvit_export.prune.pack import blueprint
 from snapvit_export.target import check_precision, parse_precision
 
 FEWER = ["fp16", "int8-dynamic", "int8-static"]
+FP8_COSINE = 0.995  # a product is off by up to 1/16 of a weight and of an input: more than in int8
 # Least cosine of three blocks in int8, on any CPU. A product is off by the steps of its inputs, 1/255 of a span of 8
 # deviations, and of its weights, at worst 1/64 of about 3; rounding is even within a step, so by 8 / 255 / sqrt(12) =
 # 0.009 and 3 / 64 / sqrt(12) = 0.0135, 0.016 together. Twelve products after each other (qkv, proj, fc1, fc2) make
@@ -48,7 +49,7 @@ def test_every_family_computes_nearly_the_same_in_fewer_bits(name, precision, tm
     model = as_model(module, name, {})
     drawn = blueprint(model, random_ranking(model.anatomy, seed=1))
     images, plan = noise_arrays(model.anatomy, 6), uneven_plan(model.anatomy)
-    for flavour in ("portable", "ort"):
+    for flavour in FLAVOURS:
         exact, written, _ = exact_and(precision, drawn, plan, tmp_path, images, flavour)
         onnx.checker.check_model(str(written.graph), full_check=True)
         found = agreement(run(exact.graph, images), run(written.graph, images))

@@ -5,7 +5,7 @@ import onnx
 import pytest
 import torch
 
-from helpers.graphs import close, exact_and, run
+from helpers.graphs import FLAVOURS, close, exact_and, run, writer_of
 from helpers.models import SOME_MODELS, deep
 from helpers.plans import plan_without
 from helpers.rankings import random_ranking
@@ -43,13 +43,13 @@ def test_a_removed_sub_layer_leaves_no_node_and_changes_nothing_else(name, case,
     images = torch.randn(2, 3, *model.anatomy.image, generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), masked(model.module, ranking, plan) as silenced:
         wanted = silenced(images).numpy()
-    emitter = GraphWriter(blueprint(model, ranking), tmp_path)
-    for flavour in ("portable", "ort"):
-        path = emitter.write(flavour, plan, format=GraphFormat(flavour)).graph
+    drawn = blueprint(model, ranking)
+    for flavour in FLAVOURS:
+        path = writer_of(drawn, tmp_path, flavour).write(flavour, plan, format=GraphFormat(flavour)).graph
         onnx.checker.check_model(str(path), full_check=True)
         assert close(run(path, images.numpy()), wanted), flavour
         for precision in ("fp16", "int8-dynamic", "int8-static"):
-            exact, fewer, _ = exact_and(precision, emitter.blueprint, plan, tmp_path, images.numpy(), flavour)
+            exact, fewer, _ = exact_and(precision, drawn, plan, tmp_path, images.numpy(), flavour)
             assert agreement(run(exact.graph, images.numpy()), run(fewer.graph, images.numpy())).cosine > 0.98
         graph = onnx.load(path, load_external_data=False).graph
         gone = {f"blocks.{i}.attn" for i in attention} | {f"blocks.{i}.mlp" for i in mlps}
@@ -57,18 +57,17 @@ def test_a_removed_sub_layer_leaves_no_node_and_changes_nothing_else(name, case,
         assert not left
         assert ADDED not in {tensor.name for tensor in graph.initializer} or model.anatomy.pre_norm
         read = {tensor.name.rpartition(".")[0] for tensor in graph.initializer if tensor.name.startswith("blocks.")}
-        parts = {"attn": ("q", "k", "v", "proj", "norm1"), "mlp": ("fc1", "fc2", "gate", "up", "norm2")}
+        parts = {"attn": ("q", "k", "v", "qkv", "proj", "norm1"), "mlp": ("fc1", "fc2", "gate", "up", "norm2")}
         assert not read & {f"{sub.rpartition('.')[0]}.{part}" for sub in gone for part in parts[sub.rpartition(".")[2]]}
 
 
 @pytest.mark.parametrize("last", [0, 1, 2])
-@pytest.mark.parametrize("flavour", ["portable", "ort"])
+@pytest.mark.parametrize("flavour", FLAVOURS)
 def test_from_the_last_attention_on_only_the_token_that_is_read_is_worked_on(last, flavour, tmp_path):
     model = deep("deit_tiny_patch16_224")
     plan = plan_without(model.anatomy, set(range(last + 1, 3)), set())
-    written = GraphWriter(blueprint(model, random_ranking(model.anatomy)), tmp_path).write(
-        "x", plan, format=GraphFormat(flavour, batch=2)
-    )
+    writer = writer_of(blueprint(model, random_ranking(model.anatomy)), tmp_path, flavour)
+    written = writer.write("x", plan, format=GraphFormat(flavour, batch=2))
     graph = onnx.shape_inference.infer_shapes(onnx.load(written.graph, load_external_data=False)).graph
     shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.value_info}
     rows = [shapes[written.layer_inputs[f"blocks.{i}.fc2"]][0] for i in range(3)]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from msgspec import UNSET
 
-from helpers.graphs import close, run
+from helpers.graphs import FLAVOURS, close, run, writer_of
 from helpers.models import FAMILIES, as_model, small
 from helpers.plans import plan_without, uneven_plan
 from helpers.rankings import random_ranking
@@ -55,15 +55,15 @@ def test_graphs_of_smaller_images_equal_the_sliced_module(name, extra, tmp_path)
     drawn = replace(Blueprint.of(elastic), preprocessing=PRE)
     for folder in ("floats", "bytes"):
         (tmp_path / folder).mkdir()
-    floats = GraphWriter(drawn, tmp_path / "floats")
-    of_bytes = GraphWriter(drawn, tmp_path / "bytes", takes_bytes=True)
     for grid in ((3, 3), (2, 4)):
         plan = uneven_plan(model.anatomy).with_tokens(grid=grid)
         pixels = np.random.default_rng(0).integers(0, 256, (2, 16 * grid[0], 16 * grid[1], 3), np.uint8)
         images = PRE.normalise(pixels)
         with torch.no_grad():
             wanted = shrink(model, ranking, plan)(torch.from_numpy(images)).numpy()
-        for flavour in ("portable", "ort"):
+        for flavour in FLAVOURS:
+            floats = writer_of(drawn, tmp_path / "floats", flavour)
+            of_bytes = writer_of(drawn, tmp_path / "bytes", flavour, takes_bytes=True)
             named = f"g{grid[0]}{grid[1]}-{flavour}"
             path = floats.write(named, plan, format=GraphFormat(flavour=flavour)).graph
             onnx.checker.check_model(str(path), full_check=True)

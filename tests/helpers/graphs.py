@@ -14,6 +14,8 @@ from snapvit_export.graph.writer import Blueprint, GraphWriter, WrittenGraph
 from snapvit_export.model.plan import Plan
 from snapvit_export.runtimes.ort import OrtSession
 
+FLAVOURS = ("portable", "ort", "tensorrt")
+
 
 def run(path: Path, images: np.ndarray) -> np.ndarray:
     """What the graph says of these inputs, on one thread."""
@@ -26,17 +28,27 @@ def close(got: np.ndarray, wanted: np.ndarray) -> bool:
     return got.shape == wanted.shape and np.abs(got - wanted).max() <= 2e-5 * max(1, np.abs(wanted).max())
 
 
+def writer_of(
+    drawn: Blueprint, folder: Path, flavour: str, precision: str = "fp32", takes_bytes: bool = False
+) -> GraphWriter:
+    """A writer into `folder`/PRECISION; graphs for TensorRT have other weights, and so a folder of their own."""
+    place = folder / (f"{precision}-tensorrt" if flavour == "tensorrt" else precision)
+    place.mkdir(exist_ok=True)
+    return GraphWriter(drawn, place, takes_bytes, precision, flavour=flavour)
+
+
 def exact_and(
     precision: str, drawn: Blueprint, plan: Plan, folder: Path, images, flavour: str, **options
 ) -> tuple[WrittenGraph, WrittenGraph, GraphPrecision]:
     """The float32 graph of a Plan and the one in that precision, calibrated on `images`."""
-    for name in ("fp32", precision):
-        (folder / name).mkdir(exist_ok=True)
     takes_bytes, corrected = options.pop("takes_bytes", False), options.pop("corrected", None)
     format = GraphFormat(flavour, **options)
-    exact = GraphWriter(drawn, folder / "fp32", takes_bytes).write("x", plan, corrected)
-    numerics = calibrate(precision, exact, [image[None] for image in images], symmetric=flavour == "portable")
-    emitter = GraphWriter(drawn, folder / precision, takes_bytes, precision)
+    floats = flavour if flavour == "tensorrt" else "portable"
+    exact = writer_of(drawn, folder, floats, "fp32", takes_bytes).write(
+        "x", plan, corrected, format=GraphFormat(floats)
+    )
+    numerics = calibrate(precision, exact, [image[None] for image in images], flavour)
+    emitter = writer_of(drawn, folder, flavour, precision, takes_bytes)
     written = emitter.write(flavour, plan, corrected, format=format, precision=numerics)
     return exact, written, numerics
 

@@ -15,7 +15,7 @@ from snapvit_export.errors import SnapvitError
 from snapvit_export.model.plan import Plan, Protection
 from snapvit_export.model.ranking import Ranking
 from snapvit_export.model.sublayer import SubLayer
-from snapvit_export.profiling.latency_model import LatencyModel, fit
+from snapvit_export.profiling.latency_model import KEYS_AND_VALUES, LatencyModel, fit
 from snapvit_export.profiling.sample_plans import sample_plans
 from snapvit_export.prune.rank.damage import damage_ranking
 from snapvit_export.prune.stats.observe import observe
@@ -112,7 +112,7 @@ def test_from_the_last_attention_on_all_is_free_where_only_one_token_is_read():
         plan = Plan(heads=heads, neurons=neurons)
         assert model.predict_ms(plan) == pytest.approx(works_for_one_token(plan)) == pytest.approx(costs.of(plan))
     keys = fit(
-        anatomy, [(p, works_for_one_token(p)) for p in sample_plans(anatomy, removable=True)], last_makes_keys=True
+        anatomy, [(p, works_for_one_token(p)) for p in sample_plans(anatomy, removable=True)], last_head=KEYS_AND_VALUES
     )
     assert keys.last_head == 0.5
     assert from_json(to_json(keys), LatencyModel, "x") == keys

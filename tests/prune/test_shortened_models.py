@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.graphs import close, run
+from helpers.graphs import FLAVOURS, close, run, writer_of
 from helpers.images import inputs_of, some_images
 from helpers.models import deep
 from helpers.rankings import random_ranking
@@ -97,8 +97,8 @@ def test_it_is_cut_again_in_torch_as_graph_and_from_an_elastic_folder(name, case
         got = Reference(elastic, plan, False)(inputs_of(images).numpy().astype(np.float64))
         assert np.abs(got - wanted).max() <= 2e-4 * max(1, np.abs(wanted).max())
         made = corrected_layers(module, ranking, plan, drawn.dense)
-        for flavour in ("portable", "ort"):
-            path = GraphWriter(drawn, tmp_path).write(flavour, plan, made, format=GraphFormat(flavour)).graph
+        for flavour in FLAVOURS:
+            path = writer_of(drawn, tmp_path, flavour).write(flavour, plan, made, format=GraphFormat(flavour)).graph
             assert close(run(path, inputs_of(images).numpy()), wanted), flavour
         correct_module(module, ranking, plan, factors)
         wanted = outputs(module, images)

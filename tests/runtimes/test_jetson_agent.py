@@ -672,7 +672,7 @@ def test_an_opset_above_the_ceiling_is_refused_with_file_and_node(device):
     change_graph(device, newer)
     assert device.refused() == (
         "error: family/s30.onnx: opset 23, node blocks.0.attend is Attention, and TensorRT 10.3.0 reads up to 20. "
-        "Export it with --flavour portable"
+        "Export it with --flavour tensorrt"
     )
     assert not device.calls
     assert "is Attention, which TensorRT does not build in fp32" in device.refused(version=110000)

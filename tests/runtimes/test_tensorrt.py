@@ -142,7 +142,7 @@ def test_parts_that_stay_in_float32_are_allowed_only_where_the_graph_says_so():
 
 def test_opsets_and_operators_that_a_version_does_not_take_are_refused_by_name(drawn, tmp_path):
     newer = graph_of(drawn, tmp_path, "fp32", flavour="ort")
-    with pytest.raises(SnapvitError, match=r"up to 20 \(node .*, (Attention|Gelu)\). Export with --flavour portable"):
+    with pytest.raises(SnapvitError, match=r"up to 20 \(node .*, (Attention|Gelu)\). Export with --flavour tensorrt"):
         require_parseable(newer, "10.3.0")
     dynamic = graph_of(drawn, tmp_path, "int8-dynamic")
     with pytest.raises(SnapvitError, match="is DynamicQuantizeLinear, which TensorRT 11.0 is not known to take"):

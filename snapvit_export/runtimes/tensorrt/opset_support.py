@@ -1,8 +1,8 @@
 """Opsets and operators that each version of TensorRT's ONNX parser supports, checked before parsing. Light.
 
 A parser that meets a newer opset warns, guesses, and may fail much later. Here the file is refused first, with the node
-and what to do. Operators are those that our portable graphs use and that tests build for real; an operator outside the
-table is untested.
+and what to do. Operators are those that our graphs for TensorRT and our portable ones use, and that tests build for
+real; an operator outside the table is untested.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ def require_parseable(path: Path, version: str) -> None:
         node = newer[0] if newer else model.graph.node[0]
         raise SnapvitError(
             f"{path}: opset {opset}, and TensorRT {version} reads up to {highest} (node {node.name}, {node.op_type})"
-            ". Export with --flavour portable"
+            ". Export with --flavour tensorrt"
         )
     for node in model.graph.node:
         if node.domain not in ("", "ai.onnx") or node.op_type not in OPERATORS:
             raise SnapvitError(
                 f"{path}: node {node.name or node.output[0]} is {node.op_type}, which TensorRT {version} is not known "
-                "to take. Export with --flavour portable, and int8-static for int8"
+                "to take. Export with --flavour tensorrt, and int8-static for int8"
             )

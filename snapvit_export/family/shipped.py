@@ -24,6 +24,7 @@ from ..calibration.decode import FORMATS, MOST_PIXELS, MOST_PROPORTION
 from ..calibration.preprocessing import FAR_MORE
 from ..errors import SnapvitError
 from ..graph.read import placed_bytes, read_graph, tensors_of
+from ..runtimes.ort import KEEPS_FLOAT8
 from ..storage.atomic import sha256, write_atomically, writing
 from ..target import ON_CPU
 from .class_names import class_name
@@ -135,6 +136,14 @@ def _place_inside(model: Any, folder: Path) -> None:
             del tensor.external_data[:]
 
 
+def _open_model(in_openvino: bool, variant: Variant) -> str:
+    """Return the function that opens the model; ONNX Runtime opens fp8 only with an option."""
+    if in_openvino or variant.precision != "fp8":
+        return OPENVINO if in_openvino else ONNX_RUNTIME
+    threads = "    options.intra_op_num_threads = THREADS\n"
+    return ONNX_RUNTIME.replace(threads, f"{threads}    options.add_session_config_entry{KEEPS_FLOAT8}\n")
+
+
 def _values(manifest: Manifest, variant: Variant, files: list[Path]) -> dict[str, str]:
     """Return what the places of the template are filled with."""
     steps, given = manifest.preprocessing_of(variant), manifest.input
@@ -146,7 +155,7 @@ def _values(manifest: Manifest, variant: Variant, files: list[Path]) -> dict[str
         "needs": f"numpy, pillow and {needs}",
         "files": ", ".join(names[:-1]) + f" and {names[-1]}",
         "imports": "import openvino" if in_openvino else "import onnxruntime",
-        "open_model": (OPENVINO if in_openvino else ONNX_RUNTIME).replace("@model@", files[0].name),
+        "open_model": _open_model(in_openvino, variant).replace("@model@", files[0].name),
         "height": str(steps.input_size[1]),
         "width": str(steps.input_size[2]),
         "crop": repr(steps.crop_pct),

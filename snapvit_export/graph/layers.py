@@ -13,6 +13,8 @@ layers read them (q, k, v):
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..target import Precision
@@ -76,7 +78,7 @@ def about_zero(n: Nodes, x: str, layer: str, biased: bool, in_first: bool, span:
         return [n.add("DequantizeLinear", n.add("QuantizeLinear", x, *steps), *steps)]
 
     read = n.once(f"{x}.quantised", quantised)[0]
-    axis = {} if precision == "fp8" else {"axis": 1 if in_first else 0}
+    axis: dict[str, Any] = {} if precision == "fp8" else {"axis": 1 if in_first else 0}
     stored = f"{layer}.scale" if n.float_type == HALF else f"{layer}{WIDE_SCALE}"  # no Cast: it must be a constant
     weight = n.add("DequantizeLinear", n.raw(f"{layer}.weight"), n.raw(stored), **axis)
     bias = [n.weight(f"{layer}.bias")] if biased else []

@@ -3,8 +3,8 @@
     q, k, v     one Gemm of a weight in the order (heads, 3, h), so that any number of heads is a prefix; Split by parts
     proj, fc2   parts of their own for float16: if only what they add to the stream is too large for it, they alone
                 compute in float32, and the attention before them stays one kernel
-    last block  queries are made of all tokens too, in the one Gemm, and those of the tokens that are read are taken from
-                them: attention stays one kernel, and proj and MLP work on these tokens alone, as elsewhere
+    last block  queries are made of all tokens too, in the one Gemm, and those of the tokens that are read are taken:
+                attention stays one kernel, and proj and MLP work on these tokens alone, as elsewhere
     int8, fp8   with float16 around the products (`layers.about_zero`)
     merging     as elsewhere: gathers, a one-hot product and TopK, no scatter
 

@@ -180,7 +180,7 @@ def test_openvino_gives_what_onnx_runtime_gives(name, tmp_path):
         assert close(session.run(images), run(path, images))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8-static"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8-static", "fp8"])
 @pytest.mark.parametrize("name", SOME_MODELS)
 def test_tensorrt_builds_it_in_the_precision_it_is_called(name, precision, tmp_path):
     if os.environ.get("SNAPVIT_REQUIRE_RUNTIMES"):
@@ -192,11 +192,12 @@ def test_tensorrt_builds_it_in_the_precision_it_is_called(name, precision, tmp_p
     model = model_of(name)
     drawn, plan = blueprint(model, random_ranking(model.anatomy, seed=1)), merging_plan(model.anatomy)
     if precision == "fp32":
-        graph = GraphWriter(drawn, tmp_path).write("x", plan).graph
+        graph = writer_of(drawn, tmp_path, "tensorrt").write("x", plan, format=GraphFormat("tensorrt")).graph
     else:
-        graph = exact_and(precision, drawn, plan, tmp_path, noise_arrays(model.anatomy, 4), "portable")[1].graph
+        graph = exact_and(precision, drawn, plan, tmp_path, noise_arrays(model.anatomy, 4), "tensorrt")[1].graph
     found = build_engine(graph, precision, BuildSettings(), TensorRT(package), None)
-    assert set(found.counts) == {"fp32": {"fp32"}, "fp16": {"fp16"}, "int8-static": {"int8", "fp32"}}[precision]
+    kinds = {"fp32": {"fp32"}, "fp16": {"fp16"}, "int8-static": {"int8", "fp16"}, "fp8": {"fp8", "fp16"}}
+    assert set(found.counts) == kinds[precision]
     assert why_not(graph, inspect(graph), "tensorrt") is None
 
 
@@ -205,7 +206,7 @@ def test_a_stream_that_does_not_fit_fp16_is_merged_in_float32_and_tensorrt_is_to
     model.module.blocks[0].mlp.fc2.bias.data[3] = 60_000  # more than fp16 has, with a margin
     drawn, plan = blueprint(model, random_ranking(model.anatomy, seed=1)), merging_plan(model.anatomy)
     images = noise_arrays(model.anatomy, 4)
-    exact, written, numerics = exact_and("fp16", drawn, plan, tmp_path, images, "portable")
+    exact, written, numerics = exact_and("fp16", drawn, plan, tmp_path, images, "tensorrt")
     assert "stream" in numerics.wide
     require_close_graph("fp16", exact.graph, written.graph, images, "fp16")
     package = pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install tensorrt-rtx")

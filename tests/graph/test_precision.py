@@ -28,7 +28,6 @@ from snapvit_export.prune.pack import blueprint
 from snapvit_export.target import check_precision, parse_precision
 
 FEWER = ["fp16", "int8-dynamic", "int8-static"]
-FP8_COSINE = 0.995  # a product is off by up to 1/16 of a weight and of an input: more than in int8
 # Least cosine of three blocks in int8, on any CPU. A product is off by the steps of its inputs, 1/255 of a span of 8
 # deviations, and of its weights, at worst 1/64 of about 3; rounding is even within a step, so by 8 / 255 / sqrt(12) =
 # 0.009 and 3 / 64 / sqrt(12) = 0.0135, 0.016 together. Twelve products after each other (qkv, proj, fc1, fc2) make

@@ -16,13 +16,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from helpers.graphs import exact_and
+from helpers.graphs import exact_and, writer_of
 from helpers.models import FAMILIES, as_model, make_model, small
 from helpers.plans import uneven_plan
 from helpers.rankings import random_ranking
 from snapvit_export.errors import FileFormatError, GateFailed, SnapvitError, UsageError
 from snapvit_export.graph.format import GraphFormat
-from snapvit_export.graph.writer import GraphWriter
 from snapvit_export.model.plan import Plan
 from snapvit_export.prune.pack import blueprint
 from snapvit_export.runtimes import cuda
@@ -40,7 +39,7 @@ from snapvit_export.runtimes.tensorrt.opset_support import require_parseable
 from snapvit_export.runtimes.tensorrt.session import BuildOnly, build_engine
 from snapvit_export.target import Target, parse_precision
 
-PRECISIONS = ["fp32", "fp16", "int8-static"]
+PRECISIONS = ["fp32", "fp16", "int8-static", "fp8"]
 SHAPE = dict(img_size=32, patch_size=8, embed_dim=64, depth=3, num_heads=4, num_classes=5)
 PLANS = {
     "dense": dict(heads=(4, 4, 4), neurons=(256, 256, 256)),
@@ -63,11 +62,11 @@ def drawn():
     return blueprint(model, random_ranking(model.anatomy, seed=1))
 
 
-def graph_of(drawn, folder, precision: str, plan: str = "dense", flavour: str = "portable", **options):
+def graph_of(drawn, folder, precision: str, plan: str = "dense", flavour: str = "tensorrt", **options):
     images = np.random.default_rng(0).standard_normal((4, 3, 32, 32)).astype(np.float32)
     chosen = Plan(**PLANS[plan])
     if precision == "fp32":
-        return GraphWriter(drawn, folder).write("x", chosen, format=GraphFormat(flavour, **options)).graph
+        return writer_of(drawn, folder, flavour).write("x", chosen, format=GraphFormat(flavour, **options)).graph
     return exact_and(precision, drawn, chosen, folder, images, flavour)[1].graph
 
 
@@ -76,7 +75,7 @@ def graph_of(drawn, folder, precision: str, plan: str = "dense", flavour: str = 
 def test_every_variant_parses_and_builds_in_the_precision_it_is_called(rtx, drawn, tmp_path, plan, precision):
     graph = graph_of(drawn, tmp_path, precision, plan)
     dtypes = build_engine(graph, precision, BuildSettings(), rtx, None)
-    kinds = {"fp32": {"fp32"}, "fp16": {"fp16"}, "int8-static": {"int8", "fp32"}}[precision]
+    kinds = {"fp32": {"fp32"}, "fp16": {"fp16"}, "int8-static": {"int8", "fp16"}, "fp8": {"fp8", "fp16"}}[precision]
     assert set(dtypes.counts) == kinds
     record = msgspec.json.decode(record_path(graph).read_bytes(), type=EngineRecord)
     assert engine_path(graph).stat().st_size > 10_000
@@ -323,8 +322,16 @@ def test_every_family_of_models_builds_pruned(rtx, tmp_path, name, precision):
     images = np.random.default_rng(0).standard_normal((4, 3, *model.anatomy.image)).astype(np.float32)
     plan = uneven_plan(model.anatomy)
     if precision == "fp32":
-        graph = GraphWriter(drawn, tmp_path).write("x", plan).graph
+        graph = writer_of(drawn, tmp_path, "tensorrt").write("x", plan, format=GraphFormat("tensorrt")).graph
     else:
-        graph = exact_and(precision, drawn, plan, tmp_path, images, "portable")[1].graph
+        graph = exact_and(precision, drawn, plan, tmp_path, images, "tensorrt")[1].graph
     build_engine(graph, precision, BuildSettings(), rtx, None)
     assert engine_path(graph).is_file()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8-static"])
+def test_portable_graphs_of_older_families_still_build(rtx, drawn, tmp_path, precision):
+    dtypes = build_engine(
+        graph_of(drawn, tmp_path, precision, "pruned", "portable"), precision, BuildSettings(), rtx, None
+    )
+    assert set(dtypes.counts) == {"fp32": {"fp32"}, "fp16": {"fp16"}, "int8-static": {"int8", "fp32"}}[precision]

@@ -6,7 +6,6 @@ cosines of centred answers and the same best class, image by image. What is aske
 
 from __future__ import annotations
 
-import math
 from typing import Annotated
 
 import msgspec
@@ -39,8 +38,8 @@ class Compared(Value, frozen=True, kw_only=True):
 
 
 def compare(
-    wanted: npt.NDArray[np.float32],
-    found: npt.NDArray[np.float32],
+    wanted: npt.ArrayLike,
+    found: npt.ArrayLike,
     precision: Precision,
     scores: bool,
     undecided: npt.NDArray[np.bool_] | None = None,
@@ -54,14 +53,14 @@ def compare(
     """
     asked = jetson_agent.least_cosine(precision)
     differ = [] if undecided is None else undecided.tolist()
-    told = jetson_agent.compare(
-        wanted.astype(np.float64).tolist(), found.astype(np.float64).tolist(), scores, asked, differ
-    )
-    return Compared(**told)
+    return Compared(**jetson_agent.compare(_rows(wanted), _rows(found), scores, asked, differ))
 
 
-def to_dense(dense: npt.NDArray[np.float32], found: npt.NDArray[np.float32], scores: bool) -> float | None:
+def to_dense(dense: npt.ArrayLike, found: npt.ArrayLike, scores: bool) -> float | None:
     """Return the mean cosine of answers to those of the dense model in fp32; None if they are not finite."""
-    rows = dense.astype(np.float64).tolist(), found.astype(np.float64).tolist()
-    cosine = jetson_agent.compare(*rows, scores, 1.0)["cosine"]
-    return None if cosine is None or not math.isfinite(cosine) else float(cosine)
+    cosine = jetson_agent.compare(_rows(dense), _rows(found), scores, 1.0)["cosine"]
+    return None if cosine is None else float(cosine)
+
+
+def _rows(answers: npt.ArrayLike) -> list[list[float]]:
+    return [row.tolist() for row in np.asarray(answers, np.float64)]

@@ -70,6 +70,9 @@ def test_variants_of_fewer_tokens_are_cut_without_torch_and_equal_torch(device_f
         wanted = outputs_and_matches(shrink(model, ranking, plan), torch.from_numpy(images))
         require_same_graph(name, *wanted, family / variant.file, images)
     assert not [path.name for path in family.iterdir() if path.name.startswith(".")]
+    assert set(manifest.reference.answers) == {variant.name for variant in manifest.variants}
+    assert manifest.reference.pixels_at(family, (48, 64)).shape == (8, 48, 64, 3)  # resized, and kept
+    assert (family / "reference-48x64.rgb").is_file()
 
 
 def test_the_same_variants_are_not_cut_twice_and_others_get_other_names(snapvit, device_folder):

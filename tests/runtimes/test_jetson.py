@@ -59,3 +59,18 @@ def test_the_agent_times_a_family_with_the_real_trtexec(tmp_path, precision):
     now = datetime.now(timezone.utc)
     shutil.copy(out, records / f"{now:%Y-%m-%d}-jetson-{precision}.json")
     assert json.loads(out.read_text())["target"]["runtime"] == "tensorrt"
+
+
+def test_the_board_tells_its_power_and_what_throttles_it():
+    power, reason = jetson_agent.power_of()
+    assert power is not None, reason
+    idle = jetson_agent.idle_watts(power)
+    assert idle is not None
+    assert 0.5 < idle < 500
+    assert jetson_agent.over_currents(), "no oc*_event_cnt below /sys/class/hwmon"
+    assert jetson_agent.power_modes()
+    assert jetson_agent.current_mode() in jetson_agent.power_modes()
+    told = {"power": power.source, "idle_w": idle, "rails": list(jetson_agent.rails_of()), "refresh_s": power.refresh}
+    records = ROOT / "records"
+    records.mkdir(exist_ok=True)
+    (records / f"{datetime.now(timezone.utc):%Y-%m-%d}-jetson-power.json").write_text(json.dumps(told))

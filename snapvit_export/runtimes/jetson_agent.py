@@ -1179,6 +1179,7 @@ def warnings_of(card: Mapping[str, Any], root: Path = ROOT) -> list[str]:
 # --- Power, energy and heat -------------------------------------------------------------------------------------------
 
 PERIOD = 0.05  # seconds between two readings of the power
+SELDOM = 5  # periods between two looks at heat and clocks: looking takes time from what is measured
 LEAST_READINGS = 8  # of the power in a run
 LEAST_REFRESHES = 4  # of the sensor in a run: it averages over the time between two of them
 IDLE_SECONDS = 3.0
@@ -1315,9 +1316,13 @@ def spent_in(samples: Sequence[Sample], start: float, end: float, runs: int, ref
     inside = [at for at, _ in samples if start <= at <= end]
     needed = LEAST_REFRESHES * max(refresh, PERIOD)
     if runs < 1 or end - start < needed:
-        return Spent(reason=f"it ran for {max(end - start, 0):.1f} s, and the sensor needs {needed:.1f}")
+        return Spent(
+            reason=f"it ran for {max(end - start, 0):.1f} s, and the sensor needs {needed:.1f}: give more --seconds"
+        )
     if len(inside) < LEAST_READINGS:
-        return Spent(reason=f"its power was read {len(inside)} times, and {LEAST_READINGS} are needed")
+        return Spent(
+            reason=f"its power was read {len(inside)} times, and {LEAST_READINGS} are needed: give more --seconds"
+        )
     gap = max(b - a for a, b in zip([start, *inside], [*inside, end]))
     if gap > max(needed, 10 * PERIOD):
         return Spent(reason=f"its power could not be read for {gap:.1f} s")
@@ -1339,14 +1344,11 @@ def over_currents(root: Path = ROOT) -> dict[str, int]:
     return found
 
 
-def alerts(root: Path = ROOT) -> list[str]:
-    """Return what the kernel throttles just now because it is hot; a fan that runs is not throttled."""
-    found = []
-    for device in sorted(root.glob("sys/class/thermal/cooling_device*"), key=_by_number):
-        kind = line_of(device / "type")
-        if kind.endswith("-alert") and (number_of(device / "cur_state") or 0) > 0:
-            found.append(kind)
-    return found
+def alert_files(root: Path = ROOT) -> dict[str, Path]:
+    """Return the states of what the kernel throttles when it is hot, by name; a fan that runs throttles nothing."""
+    devices = sorted(root.glob("sys/class/thermal/cooling_device*"), key=_by_number)
+    kinds = {line_of(device / "type"): device / "cur_state" for device in devices}
+    return {kind: state for kind, state in kinds.items() if kind.endswith("-alert")}
 
 
 class Watch:
@@ -1362,7 +1364,7 @@ class Watch:
         self.alerts: set[str] = set()
         self.timed: tuple[float, float, int] | None = None  # beginning and end of the timed runs, and their number
         self.counts: dict[str, int] = {}  # events of over-current meanwhile
-        self._gpu = next(iter(_gpu_places(root)), None)
+        self._gpu, self._alerts = next(iter(_gpu_places(root)), None), alert_files(root)
         self._stop = threading.Event()
         # Reading a sensor may wait for its next value, and the log must not wait for that.
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._read_power, self._read_rest)]
@@ -1390,14 +1392,19 @@ class Watch:
             self._stop.wait(PERIOD)
 
     def _read_rest(self) -> None:
-        last = False
+        last, turn = False, 0
         while not last:
             last = self._stop.is_set()  # once more after the end: a log may have come late
             self._read_log()
-            self.alerts.update(alerts(self.root))
-            clock = None if self._gpu is None else number_of(self._gpu / "cur_freq")
-            self.clocks += [] if clock is None else [(time.monotonic(), clock)]
+            if last or turn % SELDOM == 0:
+                self._read_heat()
+            turn += 1
             self._stop.wait(PERIOD)
+
+    def _read_heat(self) -> None:
+        self.alerts.update(kind for kind, state in self._alerts.items() if (number_of(state) or 0) > 0)
+        clock = None if self._gpu is None else number_of(self._gpu / "cur_freq")
+        self.clocks += [] if clock is None else [(time.monotonic(), clock)]
 
     def _read_log(self) -> None:
         """Note the moment at which trtexec tells of its timed runs, which is right after the last of them."""
@@ -1998,7 +2005,7 @@ class Agent:
             )
         reasons = [visit["no_energy"] for visit in visits if visit["no_energy"]]
         if self.power is not None and profile["energy_mj"] is None and reasons:
-            self.warn(f"the energy of {name} is not known: {reasons[0]}. Give more --seconds")
+            self.warn(f"the energy of {name} is not known: {reasons[0]}")
         soaked = self.state.get("soak", {}).get(name)
         if soaked is not None:
             rows = soaked["rows"]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest.mock import patch
 
-from snapvit_export.profiling import in_process, sampling
+from snapvit_export.profiling import energy, sampling
 
 
 @dataclass
@@ -35,5 +35,5 @@ class FakeClock:
 def fake_clock() -> Iterator[FakeClock]:
     """What is timed in this process is timed by a clock of its own."""
     clock = FakeClock()
-    with patch.object(sampling, "time", clock), patch.object(in_process, "time", clock):
+    with patch.object(sampling, "time", clock), patch.object(energy, "time", clock):
         yield clock

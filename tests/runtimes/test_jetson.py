@@ -10,6 +10,7 @@ dated JSON records in `records/`.
 """
 
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ import subprocess
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -43,6 +45,16 @@ def family(tmp_path: Path) -> Path:
 def run_agent(family: Path, out: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     call = [sys.executable, str(AGENT), str(family), "--out", str(out), "--seconds", "3", "--rounds", "3", *words]
     return subprocess.run(call, capture_output=True, text=True, check=False)
+
+
+def agent() -> ModuleType:
+    """The agent as a module, by its path: snapvit is not installed on a board."""
+    spec = importlib.util.spec_from_file_location("jetson_agent", AGENT)
+    assert spec is not None
+    assert spec.loader is not None
+    found = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
 
 
 def keep(path: Path, what: str) -> None:
@@ -97,3 +109,18 @@ def test_the_process_of_snapvit_times_the_same_family(family, tmp_path):
     assert all(profile.compared is not None for profile in found.profiles.values())
     found.save(tmp_path / "profile.json")
     keep(tmp_path / "profile.json", "in-process")
+
+
+def test_the_board_tells_its_power_and_what_throttles_it(tmp_path):
+    jetson_agent = agent()
+    power, reason = jetson_agent.power_of()
+    assert power is not None, reason
+    idle = jetson_agent.idle_watts(power)
+    assert idle is not None
+    assert 0.5 < idle < 500
+    assert jetson_agent.over_currents(), "no oc*_event_cnt below /sys/class/hwmon"
+    assert jetson_agent.power_modes()
+    assert jetson_agent.current_mode() in jetson_agent.power_modes()
+    told = {"power": power.source, "idle_w": idle, "rails": list(jetson_agent.rails_of()), "refresh_s": power.refresh}
+    (tmp_path / "power.json").write_text(json.dumps(told))
+    keep(tmp_path / "power.json", "power")

@@ -257,6 +257,14 @@ def test_what_is_no_number_is_no_power(tmp_path, text):
     assert agent.power_of(tmp_path) == (None, "VDD_IN by INA3221 cannot be read")
 
 
+def test_a_file_that_refuses_to_be_read_is_no_power(tmp_path):
+    fake_rails(tmp_path, ORIN)
+    refusing = tmp_path / "sys/class/hwmon/hwmon1/curr1_input"
+    refusing.unlink()
+    refusing.mkdir()  # root may read every file; no one reads a folder
+    assert agent.power_of(tmp_path) == (None, "VDD_IN by INA3221 cannot be read")
+
+
 def test_where_nothing_tells_the_whole_power_the_reason_is_told(tmp_path):
     assert agent.power_of(tmp_path) == (None, "no INA3221 or INA238 tells the power of this board")
     fake_rails(tmp_path, {"sys/class/hwmon/hwmon1/in1": ("VDD_WHATEVER", 5000, 1000)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -150,7 +151,7 @@ def profile(
         _print(found, out)
 
 
-def _words(given: dict[str, object]) -> list[str]:
+def _words(given: Mapping[str, object]) -> list[str]:
     return [word for name, value in given.items() if value is not None for word in (name, str(value))]
 
 

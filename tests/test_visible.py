@@ -17,6 +17,7 @@ BIDI = {"LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI"}
 # The only places that print: the one way out, tables and notes of what went through it, and two programs that stand
 # alone on a device.
 PRINTERS = {"visible.py": 1, "report/terminal.py": 1, "cli/progress.py": 1, "runtimes/jetson_agent.py": 1}
+PRINTERS |= {"runtimes/board_side.py": 1}  # for the other end of a connection, whose way out it takes
 PRINTERS |= {"prune/models/plain_timm.py": 1}  # a number, in the program that is shipped with a model for torch
 
 

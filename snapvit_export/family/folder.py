@@ -95,7 +95,7 @@ def _listed(manifest: Manifest) -> list[Listed]:
 def files_to_time(manifest: Manifest) -> dict[str, str]:
     """Return the files beside the manifest that a device needs to time its variants, with their hashes."""
     shipped = manifest.shipped
-    left_out = set() if shipped is None else {each.file for each in (shipped, *shipped.also)}
+    left_out = set() if shipped is None else {shipped.file, *(each.file for each in shipped.also)}
     return {each.file: each.sha256 for each in _listed(manifest) if each.file not in left_out}
 
 

@@ -48,6 +48,11 @@ class Refused(Exception):
     """The work could not be done. The text is one line."""
 
 
+def _tell(text: str, stream: IO[str] | None = None) -> None:
+    """Print a line for the other end of the connection, which shows it or reads it."""
+    print(text, file=stream or sys.stdout, flush=True)
+
+
 # --- Files ------------------------------------------------------------------------------------------------------------
 
 
@@ -67,7 +72,7 @@ def look(key: str) -> None:
         left.unlink()
     missing = [name for name, digest in wanted.items() if sha256(folder / name) != digest]
     free = shutil.disk_usage(folder).free
-    print(json.dumps({"folder": str(folder), "missing": missing, "free_bytes": free}))
+    _tell(json.dumps({"folder": str(folder), "missing": missing, "free_bytes": free}))
 
 
 def take(folder: Path) -> None:
@@ -116,7 +121,7 @@ def give(folder: Path, stem: str) -> None:
     """Print what the agent has written, by name, and its table."""
     places = [*(folder / RESULTS).glob(f"{stem}.json"), *(folder / RESULTS).glob(f"{stem}.*.json")]
     places = [path for path in places if not path.name.endswith(UNFINISHED)] + [folder / RESULTS / f"{stem}{TABLE}"]
-    print(json.dumps({path.name: path.read_text(encoding="utf-8") for path in places}))
+    _tell(json.dumps({path.name: path.read_text(encoding="utf-8") for path in places}))
 
 
 # --- Work -------------------------------------------------------------------------------------------------------------
@@ -188,7 +193,7 @@ def _be_alone(lock: IO[str], folder: Path, silence: float) -> None:
             if time.monotonic() > until:
                 raise Refused(f"another run is at work in {folder}. Wait for it, or end it there") from None
         if not said:
-            print("waiting for an earlier run to end", flush=True)
+            _tell("waiting for an earlier run to end")
             said = True
         if select.select([0], [], [], 0.5)[0] and not os.read(0, 4096):
             raise SystemExit(1)
@@ -235,10 +240,10 @@ def main(words: Sequence[str]) -> int:
         else:
             give(Path(where), rest[0])
     except (Refused, tarfile.TarError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        _tell(f"error: {error}", sys.stderr)
         return 1
     except OSError as error:
-        print(f"error: {error.filename or 'the board'}: {error.strerror}", file=sys.stderr)
+        _tell(f"error: {error.filename or 'the board'}: {error.strerror}", sys.stderr)
         return 1
     return 0
 

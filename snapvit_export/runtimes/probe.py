@@ -21,6 +21,7 @@ from typing import get_args
 from ..errors import FileFormatError, SnapvitError, first_line
 from ..storage.json import Value, from_json
 from ..target import Runtime
+from ..visible import say
 from .cuda import NoGPU
 from .tensorrt.session import PACKAGES
 
@@ -87,12 +88,17 @@ def _hidden_tensorrt(root: Path) -> Probe | None:
         return None
     same = place.parent.name in (here, "python3")
     whose = "this virtual environment does not see" if same else f"is of another Python than this {here}"
-    python, folder = (sys._base_executable, sys.prefix) if same else ("/usr/bin/python3", "VENV")
+    python, folder = (_base_python(), sys.prefix) if same else ("/usr/bin/python3", "VENV")
     return Probe(
         works=False,
         detail=f"the system's tensorrt is in {place}, which {whose}",
         remedy=f"{python} -m venv --system-site-packages {folder}",
     )
+
+
+def _base_python() -> str:
+    """Return the Python that this virtual environment was made with."""
+    return str(getattr(sys, "_base_executable", sys.executable))
 
 
 def probe_in_child(runtime: Runtime) -> Probe:
@@ -125,7 +131,7 @@ def main() -> None:
     """Try the runtime that the first word names, and print the answer."""
     runtime = next(name for name in get_args(Runtime) if name == sys.argv[1])
     found = probe(runtime)
-    print(ANSWER + json.dumps({"works": found.works, "detail": found.detail, "remedy": found.remedy}), flush=True)
+    say(ANSWER + json.dumps({"works": found.works, "detail": found.detail, "remedy": found.remedy}), sys.stdout)
 
 
 def probe(runtime: Runtime) -> Probe:

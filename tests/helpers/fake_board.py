@@ -6,6 +6,7 @@ It shows that copying, resuming and ending work. It says nothing about TensorRT 
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import os
 import shlex
@@ -20,6 +21,7 @@ from typing import Any
 
 from helpers.shared import ROOT
 from helpers.ssh_server import serving
+from snapvit_export.family.folder import read_family
 from snapvit_export.runtimes import jetson_agent
 from snapvit_export.selection.remote import Host
 
@@ -43,6 +45,23 @@ def fake_trtexec() -> str:
     tree = ast.parse((ROOT / "tests" / "runtimes" / "test_jetson_agent.py").read_text())
     named = [node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FAKE"]
     return str(ast.literal_eval(named[0].value))
+
+
+def known_answers(family: Path) -> dict[str, Any]:
+    """Return the reference images that the fake trtexec must know, by their hashes, and what it answers to them."""
+    manifest = read_family(family)
+    reference = getattr(manifest, "reference", None)  # families that have none are not compared
+    if reference is None:
+        return {}
+    from snapvit_export.family.reference import as_inputs
+
+    pixels = reference.pixels_at(family, manifest.anatomy.image)
+    inputs = as_inputs(pixels, manifest.preprocessing, manifest.input.type == "uint8")
+    return {
+        "bytes": inputs[0].nbytes,
+        "inputs": {hashlib.sha256(image.tobytes()).hexdigest(): n for n, image in enumerate(inputs)},
+        "answers": {name: reference.answers_of(family, name).tolist() for name in reference.answers},
+    }
 
 
 @dataclass

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.fake_board import FakeBoard, fake_board, is_alive, ssh_that_knows, wait_until
+from helpers.fake_board import FakeBoard, fake_board, is_alive, known_answers, ssh_that_knows, wait_until
 from helpers.families import make_family
 from helpers.ssh_server import needs_sshd
 from snapvit_export.errors import SnapvitError
@@ -36,7 +36,7 @@ TIMINGS = 2 * 3 * 2  # of two variants in three rounds, with copying and without
 def made(tmp_path_factory) -> Path:
     """A tiny family as an export makes it for TensorRT. To be read, or copied."""
     folder = tmp_path_factory.mktemp("made")
-    return make_family(folder, "local", correct=False, sparsity=[0.3], flavour="portable")
+    return make_family(folder, "local", correct=False, head=30.0, sparsity=[0.3], flavour="portable")
 
 
 @pytest.fixture
@@ -45,8 +45,9 @@ def family(made, tmp_path) -> Path:
 
 
 @pytest.fixture
-def board(tmp_path):
+def board(made, tmp_path):
     with fake_board(tmp_path / "board") as found:
+        found.behave(**known_answers(made))
         yield found
 
 

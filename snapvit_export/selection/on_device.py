@@ -142,6 +142,7 @@ def choose_in_family(
             )
         return _choose_by_known(folder, manifest, budget, limits, known, strict)
     target = options.target(manifest)
+    check_place(folder, manifest, target.runtime)
     device = device_for(target.runtime)
     packed = None if elastic is None else _same_ranking(Elastic.load(elastic), folder, manifest)
     used = None if packed is None else usable_levers(packed, target, levers, data is not None, progress)
@@ -307,6 +308,7 @@ def _choose_by_known(
     folder: Path, manifest: Manifest, budget: Budget, limits: Limits, known: FamilyProfile, strict: bool
 ) -> Manifest:
     """Choose by latencies that were taken on another device, which the manifest then names."""
+    check_place(folder, manifest, known.target.runtime)
     candidates = known_candidates(folder, manifest, known, limits.at)
     choice = select_among(candidates, budget, limits, strict=strict)
     variants = candidates.described(list(candidates.built))

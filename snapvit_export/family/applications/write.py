@@ -1,0 +1,59 @@
+"""Write programs and settings for the engine of a chosen variant, and tell of them. Light."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...storage.atomic import write_atomically
+from ..layout import APPLICATIONS, RUN_ENGINE, Application
+from ..manifest import Manifest, Variant
+from . import cpp, deepstream, run_engine, triton
+from .interface import Interface
+from .places import RUNTIME
+
+README = """
+On the device, in TensorRT 10.3 or newer. Nothing below was ever run on a GPU by those who wrote it: compare its
+answers with those of run.py before you trust them.
+
+Engine    engines/{engine} of the Jetson agent, or built there (TensorRT 11: without --stronglyTyped):
+          {own_build}
+Python    python3 {run_engine} --engine {engine} image.jpg
+C++       cmake -S {cpp} -B build && cmake --build build
+          build/classify {engine} image.ppm --labels labels.txt
+Triton    cp -r {triton}/{name} REPOSITORY && mkdir REPOSITORY/{name}/1
+          cp {engine} REPOSITORY/{name}/1/model.plan
+Streams   DeepStream's nvinfer with config-file-path={config}, after
+          {streams_build}
+"""
+
+
+def write_applications(
+    folder: Path, manifest: Manifest, variant: Variant, model: Path, largest: int
+) -> tuple[Application, ...]:
+    """Write what runs the engine of a variant whose graph is `model`; return their names, none for other runtimes.
+
+    `largest`: bytes of weights in one ONNX file.
+    """
+    if manifest.target.runtime != RUNTIME:
+        return ()
+    about = Interface.of(manifest, variant, model)
+    for kind in (run_engine, cpp, triton, deepstream):
+        for path, text in kind.files(about).items():
+            write_atomically(folder / path, text.encode())
+    deepstream.write_graph(folder, about, model, largest)
+    return APPLICATIONS
+
+
+def about_applications(manifest: Manifest, variant: Variant, model: Path) -> str:
+    """Return what `README.txt` says of them."""
+    about = Interface.of(manifest, variant, model)
+    return README.format(
+        engine=about.engine,
+        name=about.plain_name,
+        own_build=about.own_build,
+        run_engine=RUN_ENGINE,
+        cpp=cpp.FOLDER,
+        triton=triton.FOLDER,
+        config=deepstream.CONFIG,
+        streams_build=deepstream.build_command(about),
+    )

@@ -25,7 +25,7 @@ PROBABILITIES = "probabilities"  # the output in the place of class scores
 
 
 def take_scaled_pixels(model: Any, preprocessing: Preprocessing) -> None:
-    """Change a graph, which holds its own weights, so that it takes (B, C, H, W) float32 of RGB pixels times `SCALE`."""
+    """Change a graph that holds its own weights: it then takes (B, C, H, W) float32, RGB pixels times `SCALE`."""
     from onnx import TensorProto, helper
 
     graph = model.graph
@@ -83,7 +83,9 @@ def _patch_embedding(graph: Any) -> Any:
                 name = made_by[name].input[0]
             if name == INPUT:
                 return node
-    raise SnapvitError("the graph has no convolution that reads its pixels, so they cannot be normalised by its weights")
+    raise SnapvitError(
+        "the graph has no convolution that reads its pixels, so they cannot be normalised by its weights"
+    )
 
 
 def _stored(graph: Any, name: str) -> tuple[Any, Any]:

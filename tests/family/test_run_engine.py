@@ -1,4 +1,4 @@
-"""`run_engine.py` against STUBS of libcuda and TensorRT: which calls, in which order, of which sizes, and all given back.
+"""`run_engine.py` against STUBS of libcuda and TensorRT: calls, their order and sizes, and that all is given back.
 
 That the real ones take these calls is what their documentation says; tests/runtimes/test_tensorrt_contract.py looks for
 the names of the Python API in the real bindings. Nothing here ran on a GPU.
@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from helpers.gpu_stub import StubCuda, stub_tensorrt, write_engine
+from helpers.shared import ROOT
 from helpers.tensorrt_families import make_tensorrt_family
 from snapvit_export.family.folder import read_family
 from snapvit_export.family.loaded import load_family
@@ -188,7 +189,10 @@ def test_what_the_gpu_refuses_is_told_and_the_rest_given_back(bench, family, pic
     [
         ({"images": None}, "is of another graph: it has logits, not images and logits"),
         ({"images": ["INPUT", "float16", [-1, 3, 32, 32]]}, "its images is float16"),
-        ({"images": ["INPUT", "float32", [-1, 3, 99, 99]]}, "its images is float32 (-1, 3, 99, 99), not float32 (1, 3,"),
+        (
+            {"images": ["INPUT", "float32", [-1, 3, 99, 99]]},
+            "its images is float32 (-1, 3, 99, 99), not float32 (1, 3,",
+        ),
         ({"images": ["INPUT", "float32", [8, 3, 32, 32]]}, "its images is float32 (8, 3, 32, 32)"),
         ({"images": ["OUTPUT", "float32", [-1, 3, 32, 32]]}, "is of another graph"),
         ({"logits": ["OUTPUT", "float32", [-1, 1000]]}, "its logits is float32 (-1, 1000), not float32 (1, 5)"),
@@ -250,6 +254,17 @@ def test_it_needs_nothing_but_the_standard_library_numpy_and_pillow(family):
     imported = set(re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE))
     assert imported - set(sys.stdlib_module_names) == {"numpy", "PIL"}
     assert "cuda-python" not in text.replace("no cuda-python", "")
+
+
+def test_it_uses_only_names_that_the_real_bindings_of_tensorrt_have(family):
+    names = runpy.run_path(str(ROOT / "tests" / "runtimes" / "tensorrt_bindings" / "names.py"))["NAMES"]
+    text = (family / "run_engine.py").read_text()
+    kinds = {"engine": "ICudaEngine", "context": "IExecutionContext", "runtime": "Runtime"}
+    used = {f"{kinds[kind]}.{name}" for kind, name in re.findall(r"self\.(engine|context|runtime)\.(\w+)", text)}
+    used |= set(re.findall(r"\btrt\.(\w+)\b", text)) - {"TensorIOMode"}
+    used |= {f"TensorIOMode.{name}" for name in re.findall(r"\bmodes\.(\w+)", text)}
+    assert len(used) > 12
+    assert used - {"version"} <= set(names)
 
 
 def test_images_are_prepared_by_the_same_text_as_in_run_py(family):

@@ -21,7 +21,7 @@ from snapvit_export.family.applications.cpp import preprocess_header
 
 KNOWN = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 FILTERS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
-# Since 13.0 Pillow passes along columns first where that is less work (its pull request 9549). Each pass rounds and clips.
+# Since 13.0 Pillow passes along columns first where that is less work (its pull request 9549); each pass rounds.
 ONE_ORDER = int(PIL.__version__.split(".")[0]) < 13
 STRICT = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off")
 HARNESS = r"""
@@ -138,9 +138,7 @@ SIZES = [(37, 91), (200, 33), (16, 16), (1, 40), (900, 10), (32, 35), (36, 36), 
 )
 def test_images_are_prepared_as_by_pillow_to_the_last_bit(harness, tmp_path, interpolation, steps):
     rng = np.random.default_rng(0)
-    noise = {
-        tmp_path / f"{w}x{h}.ppm": Image.fromarray(rng.integers(0, 256, (h, w, 3), np.uint8)) for w, h in SIZES
-    }
+    noise = {tmp_path / f"{w}x{h}.ppm": Image.fromarray(rng.integers(0, 256, (h, w, 3), np.uint8)) for w, h in SIZES}
     require_equal(harness, Preprocessing(**KNOWN, interpolation=interpolation, **steps), noise)
 
 
@@ -149,7 +147,12 @@ def test_smooth_and_hard_edged_pictures_too(harness, tmp_path):
     stripes = np.tile((np.arange(333)[None, :, None] % 2 * 255), (251, 1, 3))
     images = {
         tmp_path / f"{name}.ppm": Image.fromarray(pixels.astype(np.uint8))
-        for name, pixels in (("smooth", across), ("stripes", stripes), ("black", across * 0), ("white", across * 0 + 255))
+        for name, pixels in (
+            ("smooth", across),
+            ("stripes", stripes),
+            ("black", across * 0),
+            ("white", across * 0 + 255),
+        )
     }
     for size, crop in ((224, 0.9), (384, 1.0)):  # smaller, and larger than the picture
         require_equal(harness, Preprocessing(**KNOWN, crop_pct=crop, input_size=(3, size, size)), images, nearly=0)

@@ -107,10 +107,14 @@ class StubCuda:
         self._take(kind, ctypes.addressof(buffer), buffer)
         return ctypes.addressof(buffer)
 
-    def _cuMemcpyHtoDAsync_v2(self, to: ctypes.c_uint64, start: ctypes.c_void_p, size: ctypes.c_size_t, stream: Any) -> None:
+    def _cuMemcpyHtoDAsync_v2(
+        self, to: ctypes.c_uint64, start: ctypes.c_void_p, size: ctypes.c_size_t, stream: Any
+    ) -> None:
         self._copy("gpu", to.value, "host", start.value or 0, size.value, stream)
 
-    def _cuMemcpyDtoHAsync_v2(self, to: ctypes.c_void_p, start: ctypes.c_uint64, size: ctypes.c_size_t, stream: Any) -> None:
+    def _cuMemcpyDtoHAsync_v2(
+        self, to: ctypes.c_void_p, start: ctypes.c_uint64, size: ctypes.c_size_t, stream: Any
+    ) -> None:
         self._copy("host", to.value or 0, "gpu", start.value, size.value, stream)
 
     def _copy(self, kind: str, to: int, from_kind: str, start: int, size: int, stream: ctypes.c_void_p) -> None:

@@ -1,4 +1,4 @@
-"""Families whose choice is for TensorRT, made on a machine without a GPU: another target is written into the manifest."""
+"""Families whose choice is for TensorRT, made without a GPU: that target is written into their manifest."""
 
 from __future__ import annotations
 

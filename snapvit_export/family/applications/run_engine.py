@@ -6,7 +6,6 @@ from ..layout import LABELS, RUN_ENGINE
 from ..templates import filled, program, step_values
 from .interface import Interface
 
-
 # Of centred answers to those of the same graph in ONNX Runtime, as the Jetson agent asks them.
 LEAST_COSINES, LEAST_QUANTISED = {"fp32": 0.99999, "fp16": 0.9995}, 0.99
 

@@ -26,7 +26,7 @@ from ..graph.read import placed_bytes, read_graph, tensors_of
 from ..storage.atomic import sha256, write_atomically, writing
 from ..target import ON_CPU, Runtime
 from .applications.places import remove_applications, strangers
-from .applications.write import about_applications, write_applications
+from .applications.write import interface_of, readme_of, write_applications
 from .class_names import class_name
 from .layout import LABELS, README, RUN, SHIPPED
 from .manifest import Manifest, Measurement, Shipped, Variant, WeightFile
@@ -69,16 +69,15 @@ def write_shipped(folder: Path, manifest: Manifest) -> Manifest:
         write_atomically(folder / LABELS, "".join(f"{line(class_name(name))}\n" for name in manifest.labels).encode())
     values = _values(manifest, variant, files)
     write_atomically(folder / RUN, filled(program("run.py.in"), values).encode())
+    engine = interface_of(manifest, variant, files[0])
     shipped = Shipped(
         file="model.xml" if files[0].suffix == ".xml" else "model.onnx",
         sha256=sha256(files[0]),
         size_bytes=sum(path.stat().st_size for path in files),
         also=tuple(WeightFile(file=p.name, size_bytes=p.stat().st_size, sha256=sha256(p)) for p in files[1:]),
-        applications=write_applications(folder, manifest, variant, files[0], PROTOBUF_LIMIT),
+        applications=() if engine is None else write_applications(folder, engine, files[0], PROTOBUF_LIMIT),
     )
-    text = _readme(manifest, variant, shipped, values)
-    if shipped.applications:
-        text += about_applications(manifest, variant, files[0])
+    text = _readme(manifest, variant, shipped, values) + ("" if engine is None else readme_of(engine))
     write_atomically(folder / README, text.encode())
     return _with(manifest, shipped)
 

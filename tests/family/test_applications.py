@@ -226,8 +226,8 @@ def test_without_labels_triton_is_told_of_none():
 
 # ---- DeepStream
 
-# Keys of the group [property] that gstnvinfer_property_parser.h of DeepStream has, in 2021 as in 9.1 (NVIDIA/DeepStream,
-# July 2026): those that a classifier of our kind could use, with the values that its parser takes.
+# Keys of the group [property] that gstnvinfer_property_parser.h of DeepStream has, in 2021 as in 9.1 (July 2026,
+# NVIDIA/DeepStream): those that a classifier of our kind could use, with the values that its parser takes.
 KEYS = {
     "gpu-id": int,
     "gie-unique-id": int,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import PIL
 import pytest
 from PIL import Image
 
@@ -247,6 +248,21 @@ def test_the_check_compares_with_the_reference_answers_of_the_family(bench, fami
     assert "does not answer as its graph does" in line
     (tmp_path / "manifest.json").write_text("{}")
     assert "no reference images and answers" in bench.refused(tmp_path, "--engine", engine, "--check")
+
+
+def test_it_runs_with_the_pillow_of_jetpack_6_which_has_no_groups_of_constants(
+    bench, family, pictures, tmp_path, monkeypatch
+):
+    class OlderImage:
+        """PIL.Image as 9.0.1 has it: Image.BICUBIC, not Image.Resampling.BICUBIC."""
+
+        def __getattr__(self, name: str) -> object:
+            if name in ("Resampling", "Transpose"):
+                raise AttributeError(name)
+            return getattr(Image, name)
+
+    monkeypatch.setattr(PIL, "Image", OlderImage())
+    assert bench.run(family, "--engine", engine_of(family, tmp_path), pictures[0])[0] == 0
 
 
 def test_it_needs_nothing_but_the_standard_library_numpy_and_pillow(family):

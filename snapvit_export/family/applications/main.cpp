@@ -8,6 +8,7 @@
 #include <NvInfer.h>
 #include <cuda_runtime_api.h>
 
+#include <cstdio>
 #include <cstring>
 #include <iostream>
 #include <memory>
@@ -193,21 +194,21 @@ private:
 };
 
 void show(std::string const& path, float const* output, std::vector<std::string> const& labels) {
-    std::cout << path << '\n';
+    std::printf("%s\n", path.c_str());
     if (!model::kHasClasses) {
-        std::cout << "  embedding of " << model::kOutputs << " numbers, the first is " << output[0] << '\n';
+        std::printf("  embedding of %d numbers, the first is %.4f\n", model::kOutputs, static_cast<double>(output[0]));
         return;
     }
     std::vector<int> order(model::kOutputs);
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return output[a] > output[b]; });
+    auto const power = [&](int i) { return std::exp(static_cast<double>(output[i]) - output[order[0]]); };
     double sum = 0.0;
-    for (int i = 0; i < model::kOutputs; ++i) sum += std::exp(static_cast<double>(output[i]) - output[order[0]]);
+    for (int const i : order) sum += power(i);
     for (int i = 0; i < std::min(5, model::kOutputs); ++i) {
-        int const best = order[i];
-        double const percent = 100.0 * std::exp(static_cast<double>(output[best]) - output[order[0]]) / sum;
-        bool const named = best < static_cast<int>(labels.size());
-        std::cout << "  " << percent << " %  " << (named ? labels[best] : "class " + std::to_string(best)) << '\n';
+        std::size_t const best = static_cast<std::size_t>(order[i]);
+        std::string const name = best < labels.size() ? labels[best] : "class " + std::to_string(best);
+        std::printf("  %5.1f %%  %s\n", 100.0 * power(order[i]) / sum, name.c_str());
     }
 }
 

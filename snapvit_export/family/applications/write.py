@@ -27,16 +27,13 @@ Streams   DeepStream's nvinfer with config-file-path={config}, after
 """
 
 
-def write_applications(
-    folder: Path, manifest: Manifest, variant: Variant, model: Path, largest: int
-) -> tuple[Application, ...]:
-    """Write what runs the engine of a variant whose graph is `model`; return their names, none for other runtimes.
+def interface_of(manifest: Manifest, variant: Variant, model: Path) -> Interface | None:
+    """Return the interface of the engine of a variant whose graph is `model`; None if it does not run in TensorRT."""
+    return Interface.of(manifest, variant, model) if manifest.target.runtime == RUNTIME else None
 
-    `largest`: bytes of weights in one ONNX file.
-    """
-    if manifest.target.runtime != RUNTIME:
-        return ()
-    about = Interface.of(manifest, variant, model)
+
+def write_applications(folder: Path, about: Interface, model: Path, largest: int) -> tuple[Application, ...]:
+    """Write what runs an engine of the graph `model`; return the names. `largest`: bytes of weights in an ONNX file."""
     for kind in (run_engine, cpp, triton, deepstream):
         for path, text in kind.files(about).items():
             write_atomically(folder / path, text.encode())
@@ -44,9 +41,8 @@ def write_applications(
     return APPLICATIONS
 
 
-def about_applications(manifest: Manifest, variant: Variant, model: Path) -> str:
+def readme_of(about: Interface) -> str:
     """Return what `README.txt` says of them."""
-    about = Interface.of(manifest, variant, model)
     return README.format(
         engine=about.engine,
         name=about.plain_name,

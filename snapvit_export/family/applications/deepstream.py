@@ -82,7 +82,8 @@ infer-dims={channels};{height};{width}
 network-input-order=0
 model-color-format=0
 net-scale-factor={SCALE!r}
-# The whole frame is squeezed into the input. {_seen(about)}
+# The whole frame is squeezed into the input.
+# {_seen(about)}
 maintain-aspect-ratio=0
 scaling-filter={FILTERS[about.steps.interpolation]}
 {answers}
@@ -94,8 +95,8 @@ def _seen(about: Interface) -> str:
     if about.steps.crop_mode == "squash" and about.steps.crop_pct == 1:
         return f"So was every image that the model was checked with, by Pillow's {about.steps.interpolation} filter."
     return (
-        "The model was checked with the middle of the image in its own proportions: crop the frames to that\n"
-        "# before the muxer (nvvideoconvert src-crop), or expect other answers."
+        "The model was checked with the middle of the image in its own proportions: crop the frames to that before\n"
+        "# the muxer (nvvideoconvert src-crop), or expect other answers."
     )
 
 

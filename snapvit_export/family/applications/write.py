@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...storage.atomic import write_atomically
-from ..layout import APPLICATIONS, RUN_ENGINE, Application
+from ..layout import APPLICATIONS, LABELS, RUN_ENGINE, Application
 from ..manifest import Manifest, Variant
 from . import cpp, deepstream, run_engine, triton
 from .interface import Interface
@@ -19,7 +19,7 @@ Engine    engines/{engine} of the Jetson agent, or built there (TensorRT 11: wit
           {own_build}
 Python    python3 {run_engine} --engine {engine} image.jpg
 C++       cmake -S {cpp} -B build && cmake --build build
-          build/classify {engine} image.ppm --labels labels.txt
+          build/classify {engine} image.ppm{labels}
 Triton    cp -r {triton}/{name} REPOSITORY && mkdir REPOSITORY/{name}/1
           cp {engine} REPOSITORY/{name}/1/model.plan
 Streams   DeepStream's nvinfer with config-file-path={config}, after
@@ -45,6 +45,7 @@ def readme_of(about: Interface) -> str:
     """Return what `README.txt` says of them."""
     return README.format(
         engine=about.engine,
+        labels=f" --labels {LABELS}" if about.labels else "",
         name=about.plain_name,
         own_build=about.own_build,
         run_engine=RUN_ENGINE,

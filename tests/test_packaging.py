@@ -34,6 +34,14 @@ def test_every_folder_of_code_is_a_package():
             assert (path.parent / "__init__.py").is_file(), path
 
 
+def test_every_file_beside_the_code_is_in_the_wheel():
+    data = PYPROJECT["tool"]["setuptools"]["package-data"]
+    for path in (ROOT / "snapvit_export").rglob("*"):
+        if path.is_file() and path.suffix not in (".py", ".pyc"):
+            package = ".".join(path.parent.relative_to(ROOT).parts)
+            assert any(path.match(pattern) for pattern in data.get(package, ())), path
+
+
 def test_one_version_everywhere():
     assert PYPROJECT["project"]["version"] == snapvit_export.__version__
     assert f"## {snapvit_export.__version__}" in (ROOT / "CHANGELOG.md").read_text()

@@ -18,7 +18,9 @@ from ..runtimes.tensorrt.engine_file import engine_files
 from ..storage.atomic import inside, sha256
 from ..storage.json import read_json, write_json
 from ..storage.temporary import alone_in, is_temporary
+from .applications.places import own_applications
 from .layout import (
+    APPLICATIONS,
     MANIFEST,
     RANKING,
     SHIPPED,
@@ -121,7 +123,7 @@ def own_files(folder: Path) -> list[str] | None:
     shipped = [] if manifest.shipped is None else SHIPPED  # without it, files of such names are somebody's own
     named = [MANIFEST, RANKING, VALIDATION, *listed, *shipped, *engines, *report_files(), *left_behind]
     for_torch = [TORCH] if _is_ours(folder / TORCH, {variant.name for variant in manifest.variants}) else []
-    return list(dict.fromkeys([*named, *for_torch]))
+    return list(dict.fromkeys([*named, *for_torch, *own_applications(folder, manifest)]))
 
 
 def _is_ours(torch: Path, variants: Collection[str]) -> bool:
@@ -146,5 +148,5 @@ def _is_model(folder: Path) -> bool:
 def parts_beside(path: Path) -> list[Path]:
     """Return the files of the family or the Elastic folder that `path` would lie in: no command writes over them."""
     family, elastic = own_files(path.parent), elastic_files(path.parent)
-    names = [*(elastic or ()), *(() if family is None else (*family, *SHIPPED))]
+    names = [*(elastic or ()), *(() if family is None else (*family, *SHIPPED, *APPLICATIONS))]
     return [path.parent / name for name in names]

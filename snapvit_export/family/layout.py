@@ -10,8 +10,11 @@ from ..errors import UsageError
 MANIFEST, RANKING, VALIDATION = "manifest.json", "ranking.safetensors", "validation.json"
 MODEL = ("model.onnx", "model.xml", "model.bin")  # the chosen variant as it is shipped: one of the first two
 LABELS, RUN, README = "labels.txt", "run.py", "README.txt"  # beside it
+RUN_ENGINE = "run_engine.py"  # and where it runs in TensorRT
 SHIPPED = (*MODEL, LABELS, RUN, README)
 ANSWERS, DENSE_ANSWERS = ".answers", "reference.fp32"  # reference answers: of a variant, of the dense model in fp32
+Application = Literal["run_engine.py", "tensorrt-cpp", "triton", "deepstream"]  # a program or a folder for its engine
+APPLICATIONS: tuple[Application, ...] = get_args(Application)
 TORCH = "torch"  # folder of variants for torch, if they were asked for
 TORCH_MODEL, TRANSFORMERS = "model.json", "transformers"  # of each: its description, and a folder
 TORCH_FILES = (

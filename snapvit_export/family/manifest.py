@@ -25,7 +25,7 @@ from ..storage.json import Count, Finite, Kept, Name, NotNegative, Positive, Rat
 from ..target import Precision, SumBits, Target, in_precision
 from .evaluation import Evaluation
 from .fidelity import Fidelity
-from .layout import MANIFEST, RANKING, SHIPPED
+from .layout import APPLICATIONS, MANIFEST, RANKING, SHIPPED, Application
 from .reference import Reference
 
 Prefer = Literal["fidelity", "accuracy"]
@@ -230,6 +230,7 @@ class Shipped(Value, frozen=True, kw_only=True):
     sha256: str
     size_bytes: Count  # of all its files: the bytes to ship
     also: tuple[WeightFile, ...] = ()  # that it reads: none, but for OpenVINO and models above 2 GB
+    applications: tuple[Application, ...] = ()  # beside it, for its TensorRT engine; none for other runtimes
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -304,7 +305,8 @@ class Manifest(Value, frozen=True, kw_only=True):
             raise ValueError("its latency model is of another number of blocks")
         if len(self.labels) not in (0, self.anatomy.classes):
             raise ValueError(f"{len(self.labels)} labels do not name {self.anatomy.classes} classes")
-        if reserved := sorted({*(v.file for v in self.variants), *(w.file for w in self.weights)} & set(SHIPPED)):
+        files = {*(v.file for v in self.variants), *(w.file for w in self.weights)}
+        if reserved := sorted(files & {*SHIPPED, *APPLICATIONS}):
             raise ValueError(f"{reserved[0]} is the name of what is shipped, not of a variant")
         read = {file for variant in self.variants for file in variant.weights}
         if missing := sorted(read - {weights.file for weights in self.weights}):

@@ -6,7 +6,8 @@
     run.py        classifies images with it: numpy, pillow and the runtime, with the exact preprocessing
     README.txt    input, output, preprocessing, versions
 
-The other variants of a family go on sharing their weights. `run.py` is `run.py.in` with the model's own values.
+The other variants of a family go on sharing their weights. `run.py` is `run.py.in` with the model's own values. Where
+the target is TensorRT, `applications` adds programs and settings for its engine.
 """
 
 from __future__ import annotations
@@ -20,20 +21,19 @@ from typing import Any
 import msgspec
 
 from .. import __version__
-from ..calibration.decode import FORMATS, MOST_PIXELS, MOST_PROPORTION
-from ..calibration.preprocessing import FAR_MORE
 from ..errors import SnapvitError
 from ..graph.read import placed_bytes, read_graph, tensors_of
 from ..runtimes.ort import KEEPS_FLOAT8
 from ..storage.atomic import sha256, write_atomically, writing
-from ..target import ON_CPU
+from ..target import ON_CPU, Runtime
+from .applications.places import remove_applications, strangers
+from .applications.write import interface_of, readme_of, write_applications
 from .class_names import class_name
 from .layout import LABELS, README, RUN, SHIPPED
 from .manifest import Choice, Manifest, Measurement, Shipped, Variant, WeightFile
+from .templates import filled, line, plain, program, step_values
 
-TEMPLATE = Path(__file__).with_name("run.py.in")
 PROTOBUF_LIMIT = 2_000_000_000  # bytes
-MISSING = "@"  # around the names of what is filled in
 
 ONNX_RUNTIME = '''\
 def open_model():
@@ -61,6 +61,7 @@ def write_shipped(folder: Path, manifest: Manifest) -> Manifest:
     if manifest.shipped is not None:
         for name in SHIPPED:
             (folder / name).unlink(missing_ok=True)
+        remove_applications(folder, manifest)
     if manifest.choice is None:
         return _with(manifest, None)
     variant = manifest.variant(manifest.choice.variant)
@@ -68,34 +69,29 @@ def write_shipped(folder: Path, manifest: Manifest) -> Manifest:
     if manifest.labels:
         write_atomically(folder / LABELS, "".join(f"{line(class_name(name))}\n" for name in manifest.labels).encode())
     values = _values(manifest, variant, files)
-    write_atomically(folder / RUN, filled(TEMPLATE.read_text(), values).encode())
+    write_atomically(folder / RUN, filled(program("run.py.in"), values).encode())
+    engine = interface_of(manifest, variant, files[0])
     shipped = Shipped(
         file="model.xml" if files[0].suffix == ".xml" else "model.onnx",
         sha256=sha256(files[0]),
         size_bytes=sum(path.stat().st_size for path in files),
         also=tuple(WeightFile(file=p.name, size_bytes=p.stat().st_size, sha256=sha256(p)) for p in files[1:]),
+        applications=() if engine is None else write_applications(folder, engine, files[0], PROTOBUF_LIMIT),
     )
-    write_atomically(folder / README, _readme(manifest, variant, shipped, values).encode())
+    text = _readme(manifest, variant, shipped, values) + ("" if engine is None else readme_of(engine))
+    write_atomically(folder / README, text.encode())
     return _with(manifest, shipped)
 
 
-def check_place(folder: Path, manifest: Manifest) -> None:
-    """Refuse, before long work, to write over files that no earlier choice has written."""
+def check_place(folder: Path, manifest: Manifest, runtime: Runtime | None = None) -> None:
+    """Refuse, before long work, to write over files that no earlier choice has written.
+
+    `runtime`: of the choice to come, if not that of the family.
+    """
     there = [name for name in SHIPPED if manifest.shipped is None and os.path.lexists(folder / name)]
+    there += strangers(folder, manifest, runtime or manifest.target.runtime)
     if there:
         raise SnapvitError(f"{folder / there[0]}: is there already and not ours. Move it away")
-
-
-def line(name: str) -> str:
-    """Return a class name as one line that cannot control a terminal: it may come from a stranger's manifest."""
-    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(name.split()))
-
-
-def filled(template: str, values: dict[str, str]) -> str:
-    """Put values in the places of a template; each value must have a place, and each place a value."""
-    named = set(re.findall(rf"{MISSING}([a-z_]+){MISSING}", template))
-    assert named == set(values), f"{named ^ set(values)} are not in both"
-    return re.sub(rf"{MISSING}([a-z_]+){MISSING}", lambda found: values[found[1]], template)
 
 
 def _with(manifest: Manifest, shipped: Shipped | None) -> Manifest:
@@ -151,27 +147,14 @@ def _values(manifest: Manifest, variant: Variant, files: list[Path]) -> dict[str
     needs = "openvino" if in_openvino else NEEDS.get(_opset(files[0]), "onnxruntime")
     names = [path.name for path in files] + ([LABELS] if manifest.labels else []) + [RUN]
     return {
-        "title": f"Run {_plain(manifest.model)}, variant {_plain(variant.name)}, on images.{_where(manifest)}",
+        "title": f"Run {plain(manifest.model)}, variant {plain(variant.name)}, on images.{_where(manifest)}",
         "needs": f"numpy, pillow and {needs}",
         "files": ", ".join(names[:-1]) + f" and {names[-1]}",
         "imports": "import openvino" if in_openvino else "import onnxruntime",
         "open_model": _open_model(in_openvino, variant).replace("@model@", files[0].name),
-        "height": str(steps.input_size[1]),
-        "width": str(steps.input_size[2]),
-        "crop": repr(steps.crop_pct),
-        "squash": str(steps.crop_mode == "squash"),
-        "half": "int" if steps.margin == "down" else "round",
-        "interpolation": steps.interpolation.upper(),
-        "mean": repr(steps.mean),
-        "std": repr(steps.std),
-        "takes_bytes": str(given.type == "uint8"),
         "batch": str(given.batch),
-        "has_classes": str(manifest.anatomy.classes > 0),
         "threads": str(manifest.target.threads),
-        "formats": repr(FORMATS),
-        "most_pixels": str(MOST_PIXELS),
-        "most_proportion": str(MOST_PROPORTION),
-        "far_more": str(FAR_MORE),
+        **step_values(steps, given, manifest.anatomy.classes),
     }
 
 
@@ -210,7 +193,7 @@ def _readme(manifest: Manifest, variant: Variant, shipped: Shipped, values: dict
     packages = " ".join(f"'{name}'" if ">" in name else name for name in re.split(r", | and ", values["needs"]))
     device = target.device.cpu if target.device.accelerator is None else target.device.accelerator.name
     lines = [
-        f"{_plain(manifest.model)}, variant {_plain(variant.name)}",
+        f"{plain(manifest.model)}, variant {plain(variant.name)}",
         "",
         f"Ship      {files}: {shipped.size_bytes / 1e6:.2f} MB. Nothing else is read.",
         f"Try       python {RUN} image.jpg      (pip install {packages})",
@@ -223,18 +206,13 @@ def _readme(manifest: Manifest, variant: Variant, shipped: Shipped, values: dict
         f"Precision {variant.precision}",
         f"Latency   {row.latency_ms:.2f} ms ({row.between_ms[0]:.2f} to {row.between_ms[1]:.2f}) at {choice.limits.at}",
         f"          batch {target.batch}, threads {target.threads}, {target.runtime} {target.device.runtime_version}",
-        f"          on {_plain(device)}",
+        f"          on {plain(device)}",
         *([f"Energy    {_energy(row)}"] if row.energy_mj is not None else []),
         f"Verdict   {row.verdict or 'unknown'}: the budget is {_budget(choice)}",
         *([f"Fidelity  {_fidelity(row)}"] if row.fidelity is not None else []),
         f"Made by   snapvit {__version__}; sha256 of {shipped.file}: {shipped.sha256}",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _plain(text: str) -> str:
-    """Return a name in letters that cannot end a docstring of `run.py`, and that every editor shows."""
-    return re.sub(r"[^A-Za-z0-9_.,:@()+/ -]", "?", line(text)).replace(MISSING, "?")
 
 
 def _budget(choice: Choice) -> str:
@@ -245,7 +223,7 @@ def _budget(choice: Choice) -> str:
 def _energy(row: Measurement) -> str:
     assert row.energy_mj is not None
     low, high = row.energy_between_mj or (row.energy_mj, row.energy_mj)
-    source = _plain(row.profile.energy_source or "unknown")
+    source = plain(row.profile.energy_source or "unknown")
     return f"{row.energy_mj:.2f} mJ ({low:.2f} to {high:.2f}) of one run: {source}"
 
 

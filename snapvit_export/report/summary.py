@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..family.layout import RUN
+from ..family.layout import RUN, RUN_ENGINE
 from . import text as words
 from .data import MeasurementRow, Point, ReportData
 
@@ -203,4 +203,6 @@ def lines_below(
     if report.shipped is not None:
         found.append(words.to_ship(report.shipped, str(folder)))
         commands.insert(0, ("Run it:", f"python {shlex.quote(str(folder / RUN))} image.jpg"))
+        if report.shipped.applications:
+            commands.insert(1, ("On the GPU:", f"python3 {shlex.quote(str(folder / RUN_ENGINE))} image.jpg"))
     return found, [f"{title:11s} {command}" for title, command in commands]

@@ -154,6 +154,7 @@ def choose_in_family(
         return _choose_by_known(folder, manifest, budget, limits, known, strict, progress)
     _check_energy(budget, options.target(manifest), elastic, known)
     target = options.target(manifest)
+    check_place(folder, manifest, target.runtime)
     device = device_for(target.runtime)
     packed = None if elastic is None else _same_ranking(Elastic.load(elastic), folder, manifest)
     used = None if packed is None else usable_levers(packed, target, levers, data is not None, progress)
@@ -367,6 +368,7 @@ def _choose_by_known(
     progress: Progress,
 ) -> Manifest:
     """Choose by latencies that were taken on another device, which the manifest then names."""
+    check_place(folder, manifest, known.target.runtime)
     for name, found in not_to_choose(manifest, known).items():
         progress.note(f"{differs(name, found)}. It is not chosen")
     candidates = known_candidates(folder, manifest, known, limits.at)

@@ -37,7 +37,13 @@ def never_timed(monkeypatch) -> None:
     "name",
     [
         *("manifest.json", "weights.bin", "dense.onnx", "ranking.safetensors"),
-        *("validation.json", "model.onnx", "run.py", "report.html"),  # not there yet, and names of the family
+        *(
+            "validation.json",
+            "model.onnx",
+            "run.py",
+            "run_engine.py",
+            "report.html",
+        ),  # not there yet, and names of the family
     ],
 )
 @pytest.mark.usefixtures("never_timed")

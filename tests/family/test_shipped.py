@@ -102,7 +102,7 @@ def run_py(family: Path, folder: Path, preprocessing: Preprocessing) -> dict[str
     variant = msgspec.structs.replace(manifest.variant(manifest.dense), image_size=preprocessing.input_size[1:])
     changed = msgspec.structs.replace(manifest, preprocessing=preprocessing)
     values = shipped._values(changed, variant, [family / "model.onnx"])
-    (folder / "run.py").write_text(shipped.filled(shipped.TEMPLATE.read_text(), values))
+    (folder / "run.py").write_text(shipped.filled(shipped.program("run.py.in"), values))
     return runpy.run_path(str(folder / "run.py"))
 
 
@@ -178,7 +178,7 @@ def test_run_py_uses_no_more_threads_than_there_are_cores(family, tmp_path):
     target = msgspec.structs.replace(manifest.target, threads=10**7)
     greedy = msgspec.structs.replace(manifest, target=target)
     values = shipped._values(greedy, manifest.variant(manifest.dense), [family / "model.onnx"])
-    (tmp_path / "run.py").write_text(shipped.filled(shipped.TEMPLATE.read_text(), values))
+    (tmp_path / "run.py").write_text(shipped.filled(shipped.program("run.py.in"), values))
     assert runpy.run_path(str(tmp_path / "run.py"))["THREADS"] == os.cpu_count()
 
 

@@ -1,5 +1,6 @@
-"""Every name of TensorRT's Python API that `runtimes/tensorrt` uses: the contract with 10.3 to 11.x and TensorRT-RTX.
+"""Every name of TensorRT's Python API that is used: the contract with 10.3 to 11.x and TensorRT-RTX.
 
+`runtimes/tensorrt` uses them, and some of them `run_engine.py`, which lies beside a chosen model.
 tests/runtimes/test_tensorrt_contract.py looks each of them up in the real bindings of several versions, and makes sure
 that the adapter uses no other.
 """
@@ -36,6 +37,7 @@ NAMES = (
     "ICudaEngine.get_tensor_dtype",
     "ICudaEngine.get_tensor_mode",
     "ICudaEngine.get_tensor_name",
+    "ICudaEngine.get_tensor_shape",
     "ICudaEngine.num_io_tensors",
     "IExecutionContext.execute_async_v3",
     "IExecutionContext.get_tensor_shape",
@@ -77,6 +79,7 @@ NAMES = (
     "Runtime",
     "Runtime.deserialize_cuda_engine",
     "TensorIOMode.INPUT",
+    "TensorIOMode.OUTPUT",
 )
 # What is used of TensorRT-RTX alone, which compiles kernels where they run.
 OF_RTX = (

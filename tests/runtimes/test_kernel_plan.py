@@ -42,12 +42,12 @@ def rtx() -> TensorRT:
     return TensorRT(pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install tensorrt-rtx"))
 
 
-def two_blocks(folder: Path, precision: str, plan: Plan = ONE_SINGLE) -> Path:
+def two_blocks(folder: Path, precision: str, plan: Plan = ONE_SINGLE, flavour: str = "portable") -> Path:
     """The graph of which the logs in the fixtures are."""
     model = make_model(TWO_BLOCKS)
     drawn = blueprint(model, random_ranking(model.anatomy, seed=1))
     images = np.random.default_rng(0).standard_normal((4, 3, 16, 16)).astype(np.float32)
-    return exact_and(precision, drawn, plan, folder, images, "portable")[1].graph
+    return exact_and(precision, drawn, plan, folder, images, flavour)[1].graph
 
 
 def test_a_real_log_of_fp16_gives_every_kernel_with_its_types_and_nodes():
@@ -235,6 +235,13 @@ def test_a_live_build_fuses_two_heads_at_batch_one_and_not_a_single_one(rtx, tmp
     assert (plan.summary.attention_fused, plan.summary.attention_not_fused) == ((0,), (1,))
     assert plan.summary.products == {"fp16": 17}
     assert len(plan.of("blocks.0")) < len(plan.of("blocks.1"))
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8-static", "fp8"])
+def test_in_graphs_for_tensorrt_too_a_single_head_is_fused_from_batch_two_on(rtx, tmp_path, precision):
+    graph = two_blocks(tmp_path, precision, flavour="tensorrt")
+    fused = [rtx.parse(graph).build(BuildSettings(batch=n)).kernels.summary.attention_fused for n in (1, 2)]
+    assert fused == [(0,), (0, 1)]
 
 
 def test_at_larger_batches_a_single_head_is_fused(rtx, tmp_path):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from ...runtimes.jetson_agent import least_cosine
 from ..layout import LABELS, RUN_ENGINE
 from ..templates import filled, program, step_values
 from .interface import Interface
-
-# Of centred answers to those of the same graph in ONNX Runtime, as the Jetson agent asks them.
-LEAST_COSINES, LEAST_QUANTISED = {"fp32": 0.99999, "fp16": 0.9995}, 0.99
 
 
 def files(about: Interface) -> dict[str, str]:
@@ -26,6 +24,6 @@ def _values(about: Interface) -> dict[str, str]:
         "shape": repr(about.shape),
         "outputs": str(about.outputs),
         "build": repr(about.own_build),
-        "asked": repr(LEAST_COSINES.get(about.precision, LEAST_QUANTISED)),
+        "asked": repr(least_cosine(about.precision)),
         **step_values(about.steps, about.given, about.classes),
     }

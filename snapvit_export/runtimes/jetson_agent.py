@@ -795,6 +795,8 @@ LEAST_QUANTISED = 0.99
 # Scores that may differ by rounding alone. A cosine c leaves an error of sqrt(2 (1 - c)) standard deviations in every
 # score, the difference of two scores has sqrt(2) times that, and three times as much is still no surprise.
 NEAR_TIE = 6.0
+# Of an image whose merges rounding decides: what int8 graphs must keep of fp32 (checks/gates.py). Noise is near 0.
+LEAST_UNDECIDED = 0.9
 COMPARED = {"cosine", "least_cosine", "asked", "top1", "images", "left_out", "passed"}  # keys of a comparison
 
 
@@ -911,7 +913,8 @@ def compare(
     Both are centred first, or what all answers have in common would hide a difference: scores of classes by the mean of
     each image's own, since that changes no probability; embeddings by the mean that is wanted over all images. Every
     image must have a cosine of `asked`, and the same best class unless two are nearly tied. Images of a variant that
-    merges tokens may differ where rounding decides a merge (`undecided`), if at least half of all agree.
+    merges tokens may differ where rounding decides a merge (`undecided`), as far as merging two other tokens that are
+    as near changes an answer (`LEAST_UNDECIDED`), and if at least half of all agree.
     """
     none = {"cosine": None, "least_cosine": None, "asked": asked, "top1": None, "images": len(wanted), "left_out": 0}
     if not all(math.isfinite(value) for row in found for value in row):
@@ -927,7 +930,8 @@ def compare(
     same = [_same_best(a, b, asked) if scores else None for a, b in pairs]
     agrees = [cosine >= asked and best is not False for cosine, best in zip(cosines, same)]
     may_differ = list(undecided) or [False] * len(agrees)
-    kept = [n for n, agreed in enumerate(agrees) if agreed or not may_differ[n]]
+    excused = [may and cosine >= LEAST_UNDECIDED for may, cosine in zip(may_differ, cosines)]
+    kept = [n for n, agreed in enumerate(agrees) if agreed or not excused[n]]
     if 2 * len(kept) < len(agrees):
         kept = list(range(len(agrees)))
     told = [best for best in (same[n] for n in kept) if best is not None]
@@ -967,7 +971,9 @@ def told_of(compared: Mapping[str, Any]) -> str:
     if compared["least_cosine"] is None:
         return f"its answers to {compared['images']} images are not finite numbers"
     best = "" if compared["top1"] is None else f", the same best class in {100 * compared['top1']:.0f} %"
-    return f"least cosine {compared['least_cosine']:.6f} of {compared['images']} images{best}"
+    out = compared["left_out"]
+    merges = f"; {out} of {compared['images']} are left out, where rounding decides which tokens merge" if out else ""
+    return f"least cosine {compared['least_cosine']:.6f} of {compared['images'] - out} images{best}{merges}"
 
 
 # --- The device -------------------------------------------------------------------------------------------------------
@@ -1648,7 +1654,8 @@ class Agent:
         self.idle_w: float | None = None
         self.state: dict[str, Any] = {}
         self.builds: dict[str, Any] = {}
-        self.failed: dict[str, dict[str, Any]] = {}  # comparisons that a variant did not pass
+        self.answered: dict[str, dict[str, Any]] = {}  # comparisons of this run
+        self.failed: dict[str, dict[str, Any]] = {}  # those that a variant did not pass
         _refuse_foreign(asked.out, {"profiles", "target"})
         _refuse_foreign(asked.record, {"looks", "builds"})
         _check_writable(asked.out, "--out")
@@ -1747,7 +1754,7 @@ class Agent:
             if variant.name not in self.family.reference.answers:
                 self.warn(f"{variant.name}: not compared, since the family has no reference answers of it")
                 continue
-            found = self.compare(variant, engines[variant.name], self.family.reference)
+            found = self.answered[variant.name] = self.compare(variant, engines[variant.name], self.family.reference)
             if found["passed"]:
                 say(f"{variant.name}: compared, {told_of(found)}")
                 continue
@@ -1762,7 +1769,9 @@ class Agent:
     def compare(self, variant: Variant, engine: Path, reference: Reference) -> dict[str, Any]:
         """Compare the answers of one engine; what was found is kept beside it, and not looked for again."""
         known, described = self.builds[variant.name], self.asked.engines / f"{variant.name}.json"
-        against = sorted([*reference.digests.items(), ("asked", str(least_cosine(variant.precision)))])
+        rules = (least_cosine(variant.precision), LEAST_UNDECIDED, reference.scores, reference.mean, reference.std)
+        undecided = sorted(reference.undecided[variant.name])
+        against = [sorted(reference.digests.items()), rules, undecided]
         key = hashlib.sha256(json.dumps(against).encode()).hexdigest()
         if known.get("compared_with") == key:
             return dict(known["compared"])
@@ -2072,7 +2081,7 @@ class Agent:
             energy_mj=None,
             method="trtexec",
             taken=self.taken(variant.name),
-            compared=self.builds[variant.name].get("compared"),
+            compared=self.answered.get(variant.name),
             samples_ms=samples,
             runs=len(samples),
             burst=burst,

@@ -220,7 +220,7 @@ def test_an_engine_that_does_not_load_names_the_reason_and_the_way_to_build_it(b
     assert "was not built for images of (1, 3, " in bench.refused(family, "--engine", other, pictures[0])
 
 
-def with_reference(family: Path, place: Path, wrong: float = 0.0) -> Path:
+def with_reference(family: Path, place: Path, wrong: float = 0.0, undecided: tuple[int, ...] = ()) -> Path:
     """A copy of the program beside reference images and answers, as a family has them; `wrong`: added to the first."""
     (place / "run_engine.py").write_bytes((family / "run_engine.py").read_bytes())
     manifest = read_family(family)
@@ -232,8 +232,9 @@ def with_reference(family: Path, place: Path, wrong: float = 0.0) -> Path:
     pixels.tofile(place / "reference.rgb")
     answers.tofile(place / f"{variant.name}.answers")
     reference = {
+        "kind": "scores",
         "pixels": [{"file": "reference.rgb", "image_size": size}],
-        "answers": {variant.name: {"file": f"{variant.name}.answers", "undecided": [3]}},
+        "answers": {variant.name: {"file": f"{variant.name}.answers", "undecided": undecided}},
     }
     (place / "manifest.json").write_text(json.dumps({"reference": reference}))
     return place
@@ -243,9 +244,11 @@ def test_the_check_compares_with_the_reference_answers_of_the_family(bench, fami
     engine = engine_of(family, tmp_path)
     code, out, _ = bench.run(with_reference(family, tmp_path), "--engine", engine, "--check")
     assert code == 0
-    assert out == "3 reference images: cosine at least 1.000000, the same best class in 3\n"
+    assert out == "4 reference images: cosine at least 1.000000, the same best class in 4\n"
     line = bench.refused(with_reference(family, tmp_path, wrong=30.0), "--engine", engine, "--check")
     assert "does not answer as its graph does" in line
+    with_reference(family, tmp_path, wrong=30.0, undecided=(0, 1, 2, 3))  # rounding cannot change an answer so far
+    assert "does not answer as its graph does" in bench.refused(tmp_path, "--engine", engine, "--check")
     (tmp_path / "manifest.json").write_text("{}")
     assert "no reference images and answers" in bench.refused(tmp_path, "--engine", engine, "--check")
 

@@ -980,11 +980,14 @@ def test_near_ties_are_left_out_of_the_best_class_and_undecided_images_may_diffe
     assert (told["passed"], told["top1"]) == (True, 1.0)
     told = agent.compare([near], [swapped], True, 0.9995)
     assert (told["passed"], told["top1"]) == (True, None)
-    rows, wrong = [far, far, far, far], [far, far, [0.0, 9.0, 1.0, 0.0], far]
+    rows, wrong = [far, far, far, far], [far, far, [9.0, 3.0, 0.0, 0.0], far]
     assert not agent.compare(rows, wrong, True, 0.9995)["passed"]
     told = agent.compare(rows, wrong, True, 0.9995, [False, False, True, False])
     assert (told["passed"], told["left_out"]) == (True, 1)
     assert not agent.compare(rows, wrong, True, 0.9995, [True, True, False, True])["passed"]
+    assert "1 of 4 are left out, where rounding decides" in agent.told_of(told)
+    garbage = [far, far, [0.0, 9.0, 1.0, 0.0], far]
+    assert not agent.compare(rows, garbage, True, 0.9995, [True] * 4)["passed"], "rounding changes no answer so far"
     most = [wrong[2]] * 3 + [far]
     assert not agent.compare(rows, most, True, 0.9995, [True] * 4)["passed"], "half of the images must agree"
 

@@ -84,7 +84,7 @@ class Interface:
         if self.has_any_batch:
             few, many = (f"{self.source}:{'x'.join(map(str, (batch, *image)))}" for batch in (least, self.batch))
             shapes = f" --minShapes={few} --optShapes={many} --maxShapes={many}"
-        return f"trtexec --onnx={onnx} --saveEngine={engine} --stronglyTyped{shapes}"
+        return f"trtexec --onnx={onnx} --saveEngine={engine} --stronglyTyped --noTF32{shapes}"
 
     @property
     def own_build(self) -> str:

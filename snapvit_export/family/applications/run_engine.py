@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...runtimes.jetson_agent import least_cosine
+from ...runtimes.jetson_agent import LEAST_UNDECIDED, NEAR_TIE, least_cosine
 from ..layout import LABELS, RUN_ENGINE
 from ..templates import filled, program, step_values
 from .interface import Interface
@@ -25,5 +25,7 @@ def _values(about: Interface) -> dict[str, str]:
         "outputs": str(about.outputs),
         "build": repr(about.own_build),
         "asked": repr(least_cosine(about.precision)),
+        "least_undecided": repr(LEAST_UNDECIDED),
+        "near_tie": repr(NEAR_TIE),
         **step_values(about.steps, about.given, about.classes),
     }

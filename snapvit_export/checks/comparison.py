@@ -27,7 +27,7 @@ class Compared(Value, frozen=True, kw_only=True):
     asked: Cosine
     top1: Ratio | None = None  # share of the images with the same best class, near ties left out; None: no such images
     images: Some
-    left_out: Count = 0  # images whose merges rounding decides, and that differ
+    left_out: Count = 0  # images below `asked` of which less is asked, since rounding decides their merges
     passed: bool
     dense_cosine: Cosine | None = None  # mean of all images to the dense model in fp32; None: not looked at
 
@@ -46,7 +46,7 @@ def compare(
 ) -> Compared:
     """Compare answers (images, features) with those that are wanted; `scores`: of classes, or else embeddings.
 
-    `undecided`: images that may differ, since rounding decides which of their tokens are merged.
+    `undecided`: images of which less is asked, since rounding decides which of their tokens are merged.
 
     >>> compare(dense_logits, dense_logits, "fp16", scores=True).passed
     True

@@ -244,7 +244,7 @@ def test_the_check_compares_with_the_reference_answers_of_the_family(bench, fami
     engine = engine_of(family, tmp_path)
     code, out, _ = bench.run(with_reference(family, tmp_path), "--engine", engine, "--check")
     assert code == 0
-    assert out == "4 reference images: cosine at least 1.000000, the same best class in 4\n"
+    assert out == "4 reference images: least cosine 1.000000, the same best class in 4\n"
     line = bench.refused(with_reference(family, tmp_path, wrong=30.0), "--engine", engine, "--check")
     assert "does not answer as its graph does" in line
     with_reference(family, tmp_path, wrong=30.0, undecided=(0, 1, 2, 3))  # rounding cannot change an answer so far

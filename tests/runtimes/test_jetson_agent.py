@@ -973,7 +973,7 @@ def test_scores_are_centred_by_image_and_embeddings_by_the_set():
     assert agent.compare([[1.0, 2.0]], [[1.0, 2.0]], False, 0.9)["passed"]  # a single image has no set
 
 
-def test_near_ties_are_left_out_of_the_best_class_and_undecided_images_may_differ():
+def test_near_ties_are_left_out_of_the_best_class_and_less_is_asked_of_undecided_images():
     far, near = [9.0, 1.0, 0.0, 0.0], [5.001, 5.0, 0.0, 0.0]
     swapped = [5.0, 5.001, 0.0, 0.0]
     told = agent.compare([far, near], [far, swapped], True, 0.9995)
@@ -985,11 +985,9 @@ def test_near_ties_are_left_out_of_the_best_class_and_undecided_images_may_diffe
     told = agent.compare(rows, wrong, True, 0.9995, [False, False, True, False])
     assert (told["passed"], told["left_out"]) == (True, 1)
     assert not agent.compare(rows, wrong, True, 0.9995, [True, True, False, True])["passed"]
-    assert "1 of 4 are left out, where rounding decides" in agent.told_of(told)
+    assert "in 1 of them rounding decides which tokens merge, and 0.9 is asked" in agent.told_of(told)
     garbage = [far, far, [0.0, 9.0, 1.0, 0.0], far]
     assert not agent.compare(rows, garbage, True, 0.9995, [True] * 4)["passed"], "rounding changes no answer so far"
-    most = [wrong[2]] * 3 + [far]
-    assert not agent.compare(rows, most, True, 0.9995, [True] * 4)["passed"], "half of the images must agree"
 
 
 def test_what_is_asked_of_each_precision():

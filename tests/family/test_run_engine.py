@@ -213,7 +213,7 @@ def test_an_engine_that_does_not_load_names_the_reason_and_the_way_to_build_it(b
     (tmp_path / "x.engine").write_bytes(b"ftrt of something else")
     line = bench.refused(family, "--engine", tmp_path / "x.engine", pictures[0])
     assert "x.engine: TensorRT 10.3.0 cannot load it: stub: the engine plan is of another version." in line
-    assert re.search(r"trtexec --onnx=model.onnx .* --stronglyTyped --minShapes=images:1x3x\d+x\d+ ", line)
+    assert re.search(r"trtexec --onnx=model.onnx .* --stronglyTyped --noTF32 --minShapes=images:1x3x\d+x\d+ ", line)
     missing = bench.refused(family, "--engine", tmp_path / "none.engine", pictures[0])
     assert "none.engine: cannot be read: No such file or directory. Build it on this device: trtexec" in missing
     other = engine_of(family, tmp_path, batches=[8])

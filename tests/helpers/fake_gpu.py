@@ -134,6 +134,9 @@ class FakeEngine:
     def context(self) -> FakeEngine:
         return self
 
+    def kernels(self) -> None:
+        """Nothing: it has none."""
+
     def tensors(self) -> tuple[str, str]:
         return "images", "logits"
 

@@ -311,6 +311,31 @@ def test_a_file_that_no_agent_wrote_is_not_written_over(tmp_path):
     check_board_places(out)
 
 
+def test_in_power_modes_only_what_a_sweep_writes_is_looked_at_before(tmp_path):
+    out = tmp_path / "orin.json"
+    for name in ("orin.json", "orin.record.json", "orin.modes.partial.json", "other.15W.json"):
+        (tmp_path / name).write_text('{"diary": 1}')
+    check_board_places(out, sweep=True)
+    for name in ("orin.15W.json", "orin.15W.record.json", "orin.modes.json"):
+        (tmp_path / name).write_text('{"diary": 1}')
+        with pytest.raises(SnapvitError, match=rf"{name}: is there already"):
+            check_board_places(out, sweep=True)
+        check_board_places(out, force=True, sweep=True)
+        (tmp_path / name).unlink()
+
+
+def test_a_file_that_may_not_be_written_over_stops_no_other_and_force_writes_it(tmp_path):
+    others = {".15W.record.json": b"{}", ".25W.record.json": b"{}", ".modes.json": b"{}"}
+    found = remote_agent.BoardResults({}, others, "", "")
+    (tmp_path / "orin.15W.record.json").write_text('{"diary": 1}')
+    with pytest.raises(SnapvitError, match=r"orin\.15W\.record\.json: is there already"):
+        found.save(tmp_path / "orin.json")
+    assert (tmp_path / "orin.15W.record.json").read_text() == '{"diary": 1}'
+    assert (tmp_path / "orin.25W.record.json").read_bytes() == b"{}" == (tmp_path / "orin.modes.json").read_bytes()
+    found.save(tmp_path / "orin.json", force=True)
+    assert (tmp_path / "orin.15W.record.json").read_bytes() == b"{}"
+
+
 def test_the_side_of_the_board_is_one_text_in_the_grammar_of_python_3_8_with_the_standard_library_alone():
     tree = ast.parse(Path(board_side.__file__).read_text(), feature_version=(3, 8))
     imported = set()

@@ -124,6 +124,15 @@ def test_the_command_times_there_and_chooses(board, family, tmp_path, snapvit, m
     assert board.builds == ["dense", "s30"]
 
 
+def test_a_place_that_a_choice_may_not_write_is_told_before_the_board_is_asked(family, tmp_path, snapvit, monkeypatch):
+    monkeypatch.setattr(remote_agent, "profile_on_board", lambda *_: pytest.fail("the board was asked"))
+    (family / "run_engine.py").write_text("print('mine')")
+    asked = ("profile", family, "--target", "jetson://orin", "--out", tmp_path / "orin.json", "--budget", "5ms")
+    outcome = snapvit(*asked)
+    assert outcome.code == 1
+    assert "run_engine.py: is there already and not ours. Move it away" in outcome.error_line
+
+
 def started(board: FakeBoard, family: Path, tmp_path: Path) -> subprocess.Popen[str]:
     """The command as a process of its own."""
     command = [sys.executable, "-m", "snapvit_export.cli", "profile", family, "--target", board.target]

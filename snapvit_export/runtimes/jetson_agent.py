@@ -58,6 +58,7 @@ MOST_JSON_BYTES = 1 << 28
 MOST_NUMBER = 10**7
 DEEPEST_GRAPH = 16  # graphs within each other: bodies of If and Loop
 PRECISIONS = ("fp32", "fp16", "fp8", "int8-dynamic", "int8-static")
+OUT_OF_MEMORY = "the kernel ended trtexec, probably for lack of memory. Close other programs, or add swap"
 FP8_SINCE = (8, 9)  # compute capability: Ada; an Orin has 8.7
 # Characters that control a terminal or the writing direction, as in visible.py
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
@@ -1759,7 +1760,8 @@ class Agent:
             )
         text = log.read_text(encoding="utf-8", errors="replace")
         if code != 0 or not gives.is_file():
-            raise AgentError(f"{trouble}: {last_error(text)}. All of it: {log}")
+            reason = OUT_OF_MEMORY if code == -signal.SIGKILL else last_error(text)
+            raise AgentError(f"{trouble}: {reason}. All of it: {log}")
         return text
 
     @property

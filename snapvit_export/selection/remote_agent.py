@@ -40,6 +40,7 @@ LIFE_SECONDS = 10.0  # between two signs of life
 SILENCE_SECONDS = 60.0  # without one the board ends what it does
 END_SECONDS = 0.7  # for the board to hear of our end; a command that is stopped has a second
 LONGEST_LINE = 4096
+KILLED = 128 + 9  # exit code of what was ended by SIGKILL
 AGENT = Path(jetson_agent.__file__)
 BOARD_SIDE = Path(board_side.__file__)
 MAIN, RECORD, MODES = ".json", ".record.json", ".modes.json"  # endings of what the agent writes
@@ -225,6 +226,11 @@ def _work(host: Host, folder: str, stem: str, options: Sequence[str], progress: 
         last = last_line(said.read())
     if code == NO_CONNECTION or code < 0:  # or ssh itself was killed
         raise SnapvitError(f"{host.name}: the connection was lost: {last}. {GOES_ON}")
+    if code == KILLED:
+        raise SnapvitError(
+            f"{host.name}: the kernel ended the agent, probably for lack of memory. Close other programs there, add "
+            f"swap, or time a family of fewer variants. {GOES_ON}"
+        )
     if code != 0:
         text = told if told.startswith("error: ") else last
         kind = UsageError if code == UsageError.exit_code else SnapvitError

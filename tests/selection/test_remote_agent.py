@@ -196,6 +196,26 @@ def test_a_connection_that_is_lost_is_told_and_ends_the_work(board, family):
     assert timed(board, family).profile.profiles
 
 
+@needs_sshd
+def test_an_agent_that_the_kernel_ends_is_told_with_what_helps(board, family):
+    board.behave(hang_at={"--onnx": 1})
+    heard = Heard()
+    heard.describe = lambda line: os.kill(board.hanging()[1], signal.SIGKILL) if line == "dense: building" else None
+    with pytest.raises(
+        SnapvitError, match=r"127\.0\.0\.1: the kernel ended the agent, probably for lack of memory\. .*swap"
+    ):
+        timed(board, family, heard)
+
+
+@needs_sshd
+def test_a_trtexec_that_the_kernel_ends_is_told_with_what_helps(board, family):
+    board.behave(hang_at={"--onnx": 1})
+    heard = Heard()
+    heard.describe = lambda line: os.kill(board.hanging()[0], signal.SIGKILL) if line == "dense: building" else None
+    with pytest.raises(SnapvitError, match=r"cannot build it: the kernel ended trtexec, .*swap\. All of it: "):
+        timed(board, family, heard)
+
+
 def _children(of: int, name: str) -> list[int]:
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):

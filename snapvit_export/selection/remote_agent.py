@@ -44,7 +44,7 @@ KILLED = 128 + 9  # exit code of what was ended by SIGKILL
 AGENT = Path(jetson_agent.__file__)
 BOARD_SIDE = Path(board_side.__file__)
 MAIN, RECORD, MODES = ".json", ".record.json", ".modes.json"  # endings of what the agent writes
-SWEEP = "--power-modes"  # among the options of the agent
+SWEEP = board_side.SWEEP  # among the options of the agent
 GOES_ON = "The same command goes on where it stopped"
 
 

@@ -424,6 +424,28 @@ def test_when_no_sign_of_life_comes_any_more_the_work_ends(at_work):
     assert side.wait(30) != 0
 
 
+SLOW_TO_END = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(3)))
+print(flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("grace", "code"), [(30.0, 3), (0.1, 128 + signal.SIGKILL)])
+def test_an_agent_has_its_grace_to_end_in_order(grace, code):
+    command = [sys.executable, "-c", SLOW_TO_END]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as agent:
+        agent.stdout.readline()
+        assert board_side._end(agent, grace) == code
+
+
+def test_an_agent_that_sets_power_modes_has_the_time_that_setting_one_again_may_take():
+    most = 120 + 3 * 20  # nvpmodel sets, is asked twice, and jetson_clocks
+    assert board_side.grace_of(["--seconds", "3", "--power-modes", "0,2"]) > most
+    assert board_side.grace_of(["--seconds", "3"]) == board_side.GRACE_SECONDS < most
+
+
 def test_when_the_boards_side_is_killed_the_agent_ends_too(at_work):
     side, processes = at_work(60.0)
     side.kill()

@@ -166,15 +166,19 @@ def _on_board(
     family: Path, target: str, python: str, words: list[str], choosing: Choosing | None, output: Output
 ) -> None:
     """Time by the agent on a board, and choose if there is a budget."""
+    from ..family.folder import read_family
+    from ..family.shipped import check_place
     from ..selection.remote import Host
-    from ..selection.remote_agent import check_board_places, profile_on_board
+    from ..selection.remote_agent import SWEEP, check_board_places, profile_on_board
     from .progress import shown
 
     host = Host.parse(target, python)
-    check_board_places(output.out, output.force)
+    check_board_places(output.out, output.force, SWEEP in words)
+    if choosing is not None:
+        check_place(family, read_family(family), "tensorrt")
     with shown(output.quiet) as progress:
         found = profile_on_board(family, host, words, progress)
-    found.save(output.out)
+    found.save(output.out, output.force)
     if not output.as_json:
         _print_board(found, output.out, host.name)
     if choosing is not None and found.profile is not None:

@@ -212,6 +212,8 @@ def print_profiles(found: FamilyProfile) -> None:
     print_rows(columns, rows, left={"variant", "between", "compared"})
     for name, failed in found.failed.items():
         say(f"{name} was not timed: it does not answer as its graph does: {failed.compared.told}.")
+    for name, left in found.left_out.items():
+        say(f"{name} was not timed: {left.reason}.")
     for source in dict.fromkeys(p.energy_source for p in found.profiles.values() if p.energy_source is not None):
         say(f"Energy of a run, in a row of many: {source}.")
     for warning in worst_warnings(p.conditions for p in found.profiles.values()):

@@ -39,7 +39,9 @@ AGENT = "jetson_agent.py"
 FAMILY, ENGINES, RESULTS, LOCK = "family", "engines", "results", "lock"  # in the folder, beside the agent
 UNFINISHED, TABLE = ".partial.json", ".txt"  # endings of what a run that was cut off leaves, and of its table
 HASH = "SNAPVIT.sha256"  # header of every file in an archive
-GRACE_SECONDS = 20.0  # for the agent to end in order, which may mean to set a power mode again
+GRACE_SECONDS = 20.0  # for the agent to end in order
+SWEEP = "--power-modes"  # the option of the agent that changes the board
+SWEEP_GRACE_SECONDS = 210.0  # to set a power mode again, which nvpmodel and jetson_clocks may take long for
 PARENT_DIES = 1  # PR_SET_PDEATHSIG
 CHUNK = 1 << 20
 
@@ -135,7 +137,7 @@ def work(folder: Path, stem: str, silence: float, words: Sequence[str]) -> int:
     """
     heard = _hear_signals()
     with open(folder / LOCK, "w", encoding="utf-8") as lock:
-        _be_alone(lock, folder, silence)
+        _be_alone(lock, folder, silence + grace_of(words))
         _forget(folder / RESULTS, stem)
         options = ["--out", f"{RESULTS}/{stem}.json", "--keep-engines", str(folder / ENGINES), *words]
         with open(folder / RESULTS / f"{stem}{TABLE}", "wb") as table:
@@ -152,8 +154,13 @@ def work(folder: Path, stem: str, silence: float, words: Sequence[str]) -> int:
         try:
             _attend(agent.pid, heard, silence)
         finally:
-            code = _end(agent)
+            code = _end(agent, grace_of(words))
     return code
+
+
+def grace_of(words: Sequence[str]) -> float:
+    """Return the seconds that an agent with these options has to end in order."""
+    return SWEEP_GRACE_SECONDS if SWEEP in words else GRACE_SECONDS
 
 
 def _forget(results: Path, stem: str) -> None:
@@ -182,9 +189,9 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PARENT_DIES, signal.SIGTERM)
 
 
-def _be_alone(lock: IO[str], folder: Path, silence: float) -> None:
+def _be_alone(lock: IO[str], folder: Path, seconds: float) -> None:
     """Wait for an earlier run in this folder, which ends when it finds that its connection is cut."""
-    until, said = time.monotonic() + silence + GRACE_SECONDS, False
+    until, said = time.monotonic() + seconds, False
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -214,11 +221,11 @@ def _has_ended(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _end(agent: subprocess.Popen[bytes]) -> int:
+def _end(agent: subprocess.Popen[bytes], grace: float) -> int:
     """End the agent if it still runs, then all that is left of its group; returns its exit code."""
     with contextlib.suppress(OSError):
         os.killpg(agent.pid, signal.SIGTERM)
-    until = time.monotonic() + GRACE_SECONDS
+    until = time.monotonic() + grace
     while not _has_ended(agent.pid) and time.monotonic() < until:
         time.sleep(0.02)
     with contextlib.suppress(OSError):

@@ -58,6 +58,8 @@ MOST_JSON_BYTES = 1 << 28
 MOST_NUMBER = 10**7
 DEEPEST_GRAPH = 16  # graphs within each other: bodies of If and Loop
 PRECISIONS = ("fp32", "fp16", "fp8", "int8-dynamic", "int8-static")
+OUT_OF_MEMORY = "the kernel ended trtexec, probably for lack of memory. Close other programs, or add swap"
+FP8_SINCE = (8, 9)  # compute capability: Ada; an Orin has 8.7
 # Characters that control a terminal or the writing direction, as in visible.py
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
@@ -758,6 +760,18 @@ def refuse_untaken(family: Family, version: Version) -> None:
                 )
 
 
+def without_fp8(variants: Sequence[Variant], dense: str, capability: tuple[int, int] | None) -> dict[str, str]:
+    """Tell why the variants in fp8 are left out on a GPU that has none; a dense one in fp8 is refused."""
+    if capability is None or capability >= FP8_SINCE:
+        return {}
+    least, own = (".".join(map(str, version)) for version in (FP8_SINCE, capability))
+    reason = f"in fp8, which needs compute capability {least}, and this GPU has {own}"
+    found = {variant.name: reason for variant in variants if variant.precision == "fp8"}
+    if dense in found:
+        raise AgentError(f"{dense}: {reason}. Export it with --precision int8-static or fp16")
+    return found
+
+
 def shape_of(graph: Graph, batch: int) -> str | None:
     """The shape of the images for trtexec, such as images:1x3x224x224; None if the graph has fixed it."""
     if 0 not in graph.shape:
@@ -1142,7 +1156,18 @@ def device_card(version: Version, seen: Mapping[str, Any], root: Path = ROOT) ->
 
 
 def sm_count() -> int | None:
-    """Return the number of streaming multiprocessors, from the driver: boards with one GPU name differ in it."""
+    """Return the number of streaming multiprocessors: boards with one GPU name differ in it."""
+    return attribute_of_gpu(16)  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+
+
+def compute_capability() -> tuple[int, int] | None:
+    """Return what kind of arithmetic the GPU has, such as (8, 7); None if it is not known."""
+    major, minor = attribute_of_gpu(75), attribute_of_gpu(76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+    return None if major is None or minor is None else (major, minor)
+
+
+def attribute_of_gpu(number: int) -> int | None:
+    """Return an attribute of the first GPU by its number in cuda.h, from the driver; None without one."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -1150,7 +1175,7 @@ def sm_count() -> int | None:
     device, found = ctypes.c_int(), ctypes.c_int()
     if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0):
         return None
-    failed = cuda.cuDeviceGetAttribute(ctypes.byref(found), 16, device)  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+    failed = cuda.cuDeviceGetAttribute(ctypes.byref(found), number, device)
     return None if failed else found.value
 
 
@@ -1640,10 +1665,15 @@ class Agent:
         self.version = version_of(self.trtexec)
         refuse_untaken(self.family, self.version)
         self.batch = batch_of(self.family, asked.batch)
-        self.variants = chosen(self.family, asked.only)
+        wanted = chosen(self.family, asked.only)
+        self.left_out = without_fp8(wanted, self.family.dense, compute_capability())
+        self.variants = [variant for variant in wanted if variant.name not in self.left_out]
         self.looks = [look(asked.root)]
         self.card = device_card(self.version, self.looks[0], asked.root)
         self.warnings = warnings_of(self.card, asked.root)
+        if self.left_out:
+            names, reason = ", ".join(self.left_out), next(iter(self.left_out.values()))
+            self.warnings.append(f"{names}: left out, {reason}")
         self.power, self.no_power = power_of(asked.root)
         if self.power is None and (asked.root / "etc/nv_tegra_release").exists():
             self.warnings.append(f"no energy is measured: {self.no_power}")
@@ -1733,7 +1763,8 @@ class Agent:
             )
         text = log.read_text(encoding="utf-8", errors="replace")
         if code != 0 or not gives.is_file():
-            raise AgentError(f"{trouble}: {last_error(text)}. All of it: {log}")
+            reason = OUT_OF_MEMORY if code == -signal.SIGKILL else last_error(text)
+            raise AgentError(f"{trouble}: {reason}. All of it: {log}")
         return text
 
     @property
@@ -1936,6 +1967,9 @@ class Agent:
         gpu = {n: {at: round(percentile(ms, q), 4) for at, q in PERCENTILES.items()} for n, ms in alone.items()}
         written = {"format_version": 1, "model": family.model, "target": target, "profiles": profiles}
         written["failed"] = self.not_passed()
+        if self.left_out:
+            digests = {variant.name: variant.sha256 for variant in family.variants}
+            written["left_out"] = {n: {"sha256": digests[n], "reason": text} for n, text in self.left_out.items()}
         write_json(asked.out, written)
         seen = {"looks": self.looks, "builds": self.builds, "gpu_ms": gpu, "layers": dict(layers)}
         seen.update(self.energy_record(visits))

@@ -37,6 +37,13 @@ class Failed(Value, frozen=True, kw_only=True):
     compared: Compared
 
 
+class LeftOut(Value, frozen=True, kw_only=True):
+    """A variant that the device cannot run: it has no fp8."""
+
+    sha256: str  # of the graph
+    reason: str
+
+
 class FamilyProfile(Value, frozen=True, kw_only=True):
     """The latencies of a family's variants on one device, as `snapvit profile` writes them."""
 
@@ -45,6 +52,12 @@ class FamilyProfile(Value, frozen=True, kw_only=True):
     target: MeasuredOn
     profiles: dict[Name, Profile]  # by variant
     failed: dict[Name, Failed] = msgspec.field(default_factory=dict)  # by variant; none in older files
+    left_out: dict[Name, LeftOut] = msgspec.field(default_factory=dict)  # by variant; likewise
+
+    def is_left_out(self, variant: Variant) -> bool:
+        """Whether the device cannot run a variant, which then has no latencies there and is never chosen."""
+        found = self.left_out.get(variant.name)
+        return found is not None and found.sha256 == variant.sha256
 
     def save(self, path: Path | str) -> None:
         """Write it as JSON."""
@@ -87,7 +100,7 @@ def known_candidates(folder: Path, manifest: Manifest, known: FamilyProfile, at:
     """Return the variants of a family with latencies from elsewhere: nothing can be built or timed."""
     profiles, refused = {}, not_to_choose(manifest, known)
     for variant in taken_by(manifest, known.target.runtime):
-        if variant.name in refused:
+        if variant.name in refused or (known.is_left_out(variant) and variant.name != manifest.dense):
             continue
         profile = known.profiles.get(variant.name)
         if profile is None or profile.sha256 != variant.sha256:

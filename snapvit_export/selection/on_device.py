@@ -371,6 +371,8 @@ def _choose_by_known(
     check_place(folder, manifest, known.target.runtime)
     for name, found in not_to_choose(manifest, known).items():
         progress.note(f"{differs(name, found)}. It is not chosen")
+    for variant in filter(known.is_left_out, manifest.variants):
+        progress.note(f"{variant.name} was not timed: {known.left_out[variant.name].reason}. It is not chosen")
     candidates = known_candidates(folder, manifest, known, limits.at)
     choice = select_among(candidates, budget, limits, strict=strict)
     variants = candidates.described(list(candidates.built))

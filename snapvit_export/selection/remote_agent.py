@@ -11,6 +11,7 @@ was stopped, was killed, or its connection was cut, the board ends the agent and
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import subprocess
 import tarfile
@@ -39,9 +40,11 @@ LIFE_SECONDS = 10.0  # between two signs of life
 SILENCE_SECONDS = 60.0  # without one the board ends what it does
 END_SECONDS = 0.7  # for the board to hear of our end; a command that is stopped has a second
 LONGEST_LINE = 4096
+KILLED = 128 + 9  # exit code of what was ended by SIGKILL
 AGENT = Path(jetson_agent.__file__)
 BOARD_SIDE = Path(board_side.__file__)
-MAIN, RECORD = ".json", ".record.json"  # endings of what the agent writes
+MAIN, RECORD, MODES = ".json", ".record.json", ".modes.json"  # endings of what the agent writes
+SWEEP = board_side.SWEEP  # among the options of the agent
 GOES_ON = "The same command goes on where it stopped"
 
 
@@ -71,21 +74,31 @@ class BoardResults:
         """Return the files that `save` writes."""
         return [_beside(out, ending) for ending in (*self.profiles, *self.others)]
 
-    def save(self, out: Path) -> None:
-        """Write the Profiles, and beside them what else the agent has seen."""
-        for place in self.places(out):
-            if place not in (out, _beside(out, RECORD)):  # which were looked at before the work began
-                _check_place(place, force=False)
-        for ending, profile in self.profiles.items():
-            profile.save(_beside(out, ending))
-        for ending, data in self.others.items():
-            write_atomically(_beside(out, ending), data)
+    def save(self, out: Path, force: bool = False) -> None:
+        """Write the Profiles, and beside them what else the agent has seen; what may not be written stops no other."""
+        texts = {ending: to_json(profile) for ending, profile in self.profiles.items()} | dict(self.others)
+        refused: list[SnapvitError] = []
+        for ending, data in texts.items():
+            place = _beside(out, ending)
+            try:
+                _check_place(place, force)
+                write_atomically(place, data)
+            except SnapvitError as error:
+                refused.append(error)
+        if refused:
+            raise refused[0]
 
 
-def check_board_places(out: Path, force: bool = False) -> None:
-    """Refuse, before anything is copied, to write over something else."""
-    check_profile_place(out, force)
-    _check_place(_beside(out, RECORD), force)
+def check_board_places(out: Path, force: bool = False, sweep: bool = False) -> None:
+    """Refuse, before anything is copied, to write over something else; `sweep`: in power modes, with files for each."""
+    if not sweep:
+        check_profile_place(out, force)
+        _check_place(_beside(out, RECORD), force)
+        return
+    _check_place(_beside(out, MODES), force)
+    for path in sorted(out.parent.glob(f"{glob.escape(out.stem)}.*{MAIN}")):  # only the board knows its modes' names
+        if path != _beside(out, RECORD) and not path.name.endswith(board_side.UNFINISHED):
+            _check_place(path, force)
 
 
 def _check_place(path: Path, force: bool) -> None:
@@ -113,7 +126,7 @@ def profile_on_board(family: Path, host: Host, options: Sequence[str], progress:
     files = _files(family, manifest)
     folder = _copy(host, _key(manifest), files, progress)
     progress.phase(f"building and timing on {host.name}")
-    stem = "modes" if "--power-modes" in options else "board"
+    stem = "modes" if SWEEP in options else "board"
     _work(host, folder, stem, options, progress)
     progress.phase(f"fetching the profile from {host.name}")
     return _fetched(host, folder, stem, manifest, family)
@@ -213,6 +226,11 @@ def _work(host: Host, folder: str, stem: str, options: Sequence[str], progress: 
         last = last_line(said.read())
     if code == NO_CONNECTION or code < 0:  # or ssh itself was killed
         raise SnapvitError(f"{host.name}: the connection was lost: {last}. {GOES_ON}")
+    if code == KILLED:
+        raise SnapvitError(
+            f"{host.name}: the kernel ended the agent, probably for lack of memory. Close other programs there, add "
+            f"swap, or time a family of fewer variants. {GOES_ON}"
+        )
     if code != 0:
         text = told if told.startswith("error: ") else last
         kind = UsageError if code == UsageError.exit_code else SnapvitError

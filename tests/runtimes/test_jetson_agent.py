@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -865,6 +866,62 @@ def test_a_variant_that_answers_otherwise_is_neither_timed_nor_chosen(device, sn
     assert "orin.json: s30 is left out, since it does not answer there as its graph does." in fleet.out
     pick = json.loads(snapvit("fleet", "family", "--budget", "orin.json=4.5ms", "--json").out)[0]
     assert (pick["variant"], pick["compared"], pick["left_out"]) == ("s60", True, ["s30"])
+
+
+class FakeCuda:
+    """A fake libcuda of a GPU with compute capability 8.7 and 8 multiprocessors."""
+
+    attributes: ClassVar = {16: 8, 75: 8, 76: 7}
+
+    def cuInit(self, flags: int) -> int:
+        return 0
+
+    def cuDeviceGet(self, device: object, number: int) -> int:
+        return 0
+
+    def cuDeviceGetAttribute(self, found: object, number: int, device: object) -> int:
+        found._obj.value = self.attributes[number]
+        return 0
+
+
+def on_a_fake_gpu(device: Device, monkeypatch) -> None:
+    """Let the agent run in this process, with a fake libcuda."""
+    (device.folder / "bin" / "how.json").write_text(json.dumps(device.how))
+    monkeypatch.chdir(device.folder)
+    monkeypatch.setenv("PATH", f"{device.folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(agent.ctypes, "CDLL", lambda name: FakeCuda())
+
+
+def test_fp8_on_a_gpu_without_it_is_left_out_and_the_rest_is_timed_and_chosen(device, snapvit, monkeypatch, capsys):
+    on_a_fake_gpu(device, monkeypatch)
+    assert (agent.sm_count(), agent.compute_capability()) == (8, (8, 7))
+    device.edit(in_precision("fp8", "s30"))
+    assert agent.main(["family", "--out", "orin.json", "--seconds", "0.6", "--rounds", "3"]) == 0
+    reason = "in fp8, which needs compute capability 8.9, and this GPU has 8.7"
+    assert capsys.readouterr().err.count(f"warning: s30: left out, {reason}\n") == 1
+    found = FamilyProfile.load("orin.json")
+    assert set(found.profiles) == {"dense", "s60"}
+    assert {name: left.reason for name, left in found.left_out.items()} == {"s30": reason}
+    outcome = snapvit("choose", "family", "--budget", "4.5ms", "--profile", "orin.json")
+    assert outcome.code == 0, outcome.err
+    assert f"s30 was not timed: {reason}. It is not chosen" in outcome.err
+    assert read_family("family").choice.variant == "s60"
+    assert json.loads(snapvit("fleet", "family", "--budget", "orin.json=4.5ms", "--json").out)[0]["variant"] == "s60"
+    written = json.loads(Path("orin.json").read_text())
+    written["left_out"]["s30"]["sha256"] = 64 * "0"
+    Path("orin.json").write_text(json.dumps(written))
+    other = snapvit("choose", "family", "--budget", "4.5ms", "--profile", "orin.json")
+    assert "the given latencies of s30 are missing or of another file" in other.error_line
+
+
+def test_a_dense_model_in_fp8_is_refused_on_a_gpu_without_it(device, monkeypatch, capsys):
+    on_a_fake_gpu(device, monkeypatch)
+    device.edit(in_precision("fp8"))
+    assert agent.main(["family", "--out", "orin.json"]) == 1
+    assert "error: dense: in fp8, which needs compute capability 8.9" in capsys.readouterr().err
+    assert device.calls == []
+    variants = agent.read_family(Path("family")).variants
+    assert agent.without_fp8(variants, "dense", (8, 9)) == {} == agent.without_fp8(variants, "dense", None)
 
 
 def test_without_a_dense_model_that_answers_rightly_nothing_is_timed(device):

@@ -124,6 +124,15 @@ def test_the_command_times_there_and_chooses(board, family, tmp_path, snapvit, m
     assert board.builds == ["dense", "s30"]
 
 
+def test_a_place_that_a_choice_may_not_write_is_told_before_the_board_is_asked(family, tmp_path, snapvit, monkeypatch):
+    monkeypatch.setattr(remote_agent, "profile_on_board", lambda *_: pytest.fail("the board was asked"))
+    (family / "run_engine.py").write_text("print('mine')")
+    asked = ("profile", family, "--target", "jetson://orin", "--out", tmp_path / "orin.json", "--budget", "5ms")
+    outcome = snapvit(*asked)
+    assert outcome.code == 1
+    assert "run_engine.py: is there already and not ours. Move it away" in outcome.error_line
+
+
 def started(board: FakeBoard, family: Path, tmp_path: Path) -> subprocess.Popen[str]:
     """The command as a process of its own."""
     command = [sys.executable, "-m", "snapvit_export.cli", "profile", family, "--target", board.target]
@@ -185,6 +194,26 @@ def test_a_connection_that_is_lost_is_told_and_ends_the_work(board, family):
     wait_until(lambda: not any(map(is_alive, processes)))
     board.behave(hang_at={})
     assert timed(board, family).profile.profiles
+
+
+@needs_sshd
+def test_an_agent_that_the_kernel_ends_is_told_with_what_helps(board, family):
+    board.behave(hang_at={"--onnx": 1})
+    heard = Heard()
+    heard.describe = lambda line: os.kill(board.hanging()[1], signal.SIGKILL) if line == "dense: building" else None
+    with pytest.raises(
+        SnapvitError, match=r"127\.0\.0\.1: the kernel ended the agent, probably for lack of memory\. .*swap"
+    ):
+        timed(board, family, heard)
+
+
+@needs_sshd
+def test_a_trtexec_that_the_kernel_ends_is_told_with_what_helps(board, family):
+    board.behave(hang_at={"--onnx": 1})
+    heard = Heard()
+    heard.describe = lambda line: os.kill(board.hanging()[0], signal.SIGKILL) if line == "dense: building" else None
+    with pytest.raises(SnapvitError, match=r"cannot build it: the kernel ended trtexec, .*swap\. All of it: "):
+        timed(board, family, heard)
 
 
 def _children(of: int, name: str) -> list[int]:
@@ -311,6 +340,31 @@ def test_a_file_that_no_agent_wrote_is_not_written_over(tmp_path):
     check_board_places(out)
 
 
+def test_in_power_modes_only_what_a_sweep_writes_is_looked_at_before(tmp_path):
+    out = tmp_path / "orin.json"
+    for name in ("orin.json", "orin.record.json", "orin.modes.partial.json", "other.15W.json"):
+        (tmp_path / name).write_text('{"diary": 1}')
+    check_board_places(out, sweep=True)
+    for name in ("orin.15W.json", "orin.15W.record.json", "orin.modes.json"):
+        (tmp_path / name).write_text('{"diary": 1}')
+        with pytest.raises(SnapvitError, match=rf"{name}: is there already"):
+            check_board_places(out, sweep=True)
+        check_board_places(out, force=True, sweep=True)
+        (tmp_path / name).unlink()
+
+
+def test_a_file_that_may_not_be_written_over_stops_no_other_and_force_writes_it(tmp_path):
+    others = {".15W.record.json": b"{}", ".25W.record.json": b"{}", ".modes.json": b"{}"}
+    found = remote_agent.BoardResults({}, others, "", "")
+    (tmp_path / "orin.15W.record.json").write_text('{"diary": 1}')
+    with pytest.raises(SnapvitError, match=r"orin\.15W\.record\.json: is there already"):
+        found.save(tmp_path / "orin.json")
+    assert (tmp_path / "orin.15W.record.json").read_text() == '{"diary": 1}'
+    assert (tmp_path / "orin.25W.record.json").read_bytes() == b"{}" == (tmp_path / "orin.modes.json").read_bytes()
+    found.save(tmp_path / "orin.json", force=True)
+    assert (tmp_path / "orin.15W.record.json").read_bytes() == b"{}"
+
+
 def test_the_side_of_the_board_is_one_text_in_the_grammar_of_python_3_8_with_the_standard_library_alone():
     tree = ast.parse(Path(board_side.__file__).read_text(), feature_version=(3, 8))
     imported = set()
@@ -368,6 +422,28 @@ def test_when_no_sign_of_life_comes_any_more_the_work_ends(at_work):
     assert all(map(is_alive, processes))  # longer than the silence, and heard of in between
     wait_until(lambda: not any(map(is_alive, processes)))
     assert side.wait(30) != 0
+
+
+SLOW_TO_END = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(3)))
+print(flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("grace", "code"), [(30.0, 3), (0.1, 128 + signal.SIGKILL)])
+def test_an_agent_has_its_grace_to_end_in_order(grace, code):
+    command = [sys.executable, "-c", SLOW_TO_END]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as agent:
+        agent.stdout.readline()
+        assert board_side._end(agent, grace) == code
+
+
+def test_an_agent_that_sets_power_modes_has_the_time_that_setting_one_again_may_take():
+    most = 120 + 3 * 20  # nvpmodel sets, is asked twice, and jetson_clocks
+    assert board_side.grace_of(["--seconds", "3", "--power-modes", "0,2"]) > most
+    assert board_side.grace_of(["--seconds", "3"]) == board_side.GRACE_SECONDS < most
 
 
 def test_when_the_boards_side_is_killed_the_agent_ends_too(at_work):

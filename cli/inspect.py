@@ -19,7 +19,7 @@ def inspect(
     target: Annotated[Optional[str], typer.Option(hidden=True, help="The older name of --runtime.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what is in an ONNX file, and if a runtime takes it; or the kernels of an engine.
+    """Show what is in an ONNX file or an engine.
 
     Its blocks, heads, neurons, precision, opset and size.
     """

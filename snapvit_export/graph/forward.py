@@ -138,10 +138,12 @@ class Forward:
         kind = self.precision.float_type(f"{name}.attn")
         with n.part("attn"), n.floats(kind):
             if block.heads:
-                y = self.attention(self.from_stream(x, f"{name}.norm1"), i, read)
+                normed = self.from_stream(x, f"{name}.norm1")
+                asking = self.asking(normed, read)
                 if read < self.tokens:
                     with n.part(OF_STREAM):
                         x = self.first(x, read)
+                y = self.attention(asking, normed, i, read)
                 x = n.add("Add", x, y, name=f"{name}.attended" if block.hidden or merged else f"{name}.stream")
         if merged:
             with n.part("merge"):
@@ -185,11 +187,15 @@ class Forward:
         cut = n.add("Slice", whole, n.ints([0]), n.ints([count]), n.ints([1]))
         return n.reshape(cut, [-1, self.e])
 
-    def attention(self, x: str, i: int, read: int) -> str:
+    def asking(self, x: str, read: int) -> str:
+        """The tokens that queries are made of: the first `read` of each image."""
+        return x if read == self.tokens else self.first(x, read)
+
+    def attention(self, asking: str, x: str, i: int, read: int) -> str:
         """Attention of the first `read` tokens of each image to all of its tokens; the result is of the stream."""
         block, name = self.anatomy.blocks[i], f"blocks.{i}"
         has = block.biases
-        q = self.linear(x if read == self.tokens else self.first(x, read), f"{name}.q", "q" in has)
+        q = self.linear(asking, f"{name}.q", "q" in has)
         if read < self.tokens and self.can_reorder(i):
             return self.output(self.attend_few(q, x, i, read), f"{name}.proj")
         k = self.linear(x, f"{name}.k", "k" in has and not drops_key_bias(self.anatomy, i))

@@ -49,10 +49,14 @@ class ForTensorRT(Forward):
 
     merging_class = MergingForTensorRT
 
-    def attention(self, x: str, i: int, read: int) -> str:
+    def asking(self, x: str, read: int) -> str:
+        """All tokens: the one Gemm makes queries of them."""
+        return x
+
+    def attention(self, asking: str, x: str, i: int, read: int) -> str:
         """Attention of the first `read` tokens of each image to all; queries of the others are made and dropped."""
         n, name = self.n, f"blocks.{i}"
-        q, k, v = self.parts(self.layer(x, f"{name}.qkv", self.biased[f"{name}.qkv"], in_first=False), i)
+        q, k, v = self.parts(self.layer(asking, f"{name}.qkv", self.biased[f"{name}.qkv"], in_first=False), i)
         if read < self.tokens:
             q = n.add("Slice", q, n.ints([0]), n.ints([read]), n.ints([2]))
         q, self.keys = self.placed(q, k, i, read)

@@ -104,7 +104,7 @@ def compare_here(
         return {}
     if without := [variant.name for variant in variants if variant.name not in known]:
         why = "the family has no reference images" if reference is None else "there are no reference answers of them"
-        progress.note(f"not compared: {', '.join(without)}, since {why}. Export the family again")
+        progress.note(f"not compared: {', '.join(without)}, since {why}. Export the family again with --reference")
     found = {}
     for variant in variants:
         if reference is not None and variant.name in known:

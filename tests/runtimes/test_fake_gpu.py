@@ -42,7 +42,9 @@ class Notes(Silent):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
-    return make_family(folder, "local", correct=False, head=30.0, sparsity=[0.3, 0.6], flavour="portable")
+    return make_family(
+        folder, "local", correct=False, head=30.0, sparsity=[0.3, 0.6], flavour="portable", reference=True
+    )
 
 
 @pytest.fixture

@@ -134,6 +134,9 @@ class FakeEngine:
     def context(self) -> FakeEngine:
         return self
 
+    def kernels(self) -> None:
+        """None: it has none to tell of."""
+
     def tensors(self) -> tuple[str, str]:
         return "images", "logits"
 

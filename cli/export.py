@@ -113,6 +113,13 @@ def export(
     single_file: Annotated[
         bool, typer.Option("--single-file", help="Put the weights into each graph instead of one shared file.")
     ] = False,
+    reference: Annotated[
+        Optional[bool],
+        typer.Option(
+            "--reference/--no-reference",
+            help="Put eight of the images into the folder, for other runtimes to be compared; as these need it.",
+        ),
+    ] = None,
     save_torch: Annotated[
         bool,
         typer.Option("--save-torch", help="Also write what is chosen, or all variants without a budget, for timm."),
@@ -192,6 +199,7 @@ def export(
         static_batch=static_batch,
         takes_bytes=takes_bytes,
         build_only=build_only,
+        reference=reference,
         save_torch=save_torch,
         elsewhere=for_device is not None,
         limits=parsing.limits(at, max_size, max_params),
@@ -206,6 +214,9 @@ def export(
     print_family(manifest, folder=out)
     files = [variant.file for variant in manifest.variants] + [weights.file for weights in manifest.weights]
     say(f"Written to {out}: {', '.join(files)}, manifest.json")
+    if manifest.reference is not None:
+        count = manifest.reference.images
+        say(f"It holds {count} of the images, to compare answers with; --no-reference leaves them out")
     if save_torch:
         say(f"For torch: {out / 'torch'}, see load.py and README.txt there")
     if for_device is not None:

@@ -6,7 +6,7 @@ cosines of centred answers and the same best class, image by image. What is aske
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -30,6 +30,9 @@ class Compared(Value, frozen=True, kw_only=True):
     left_out: Count = 0  # images below `asked` of which less is asked, since rounding decides their merges
     passed: bool
     dense_cosine: Cosine | None = None  # mean of all images to the dense model in fp32; None: not looked at
+    # What they were compared with: the same graph in ONNX Runtime; or, of files that only OpenVINO reads, the graph in
+    # fp32 that they were made of, or the same file where it was exported.
+    beside: Literal["graph", "fp32", "export"] = "graph"
 
     @property
     def told(self) -> str:

@@ -403,8 +403,15 @@ def _compared(profile: Profile, manifest: Manifest, choice: Choice) -> bool | No
     return profile.compared is not None
 
 
+BESIDE = {
+    "graph": "its graph in ONNX Runtime",
+    "fp32": "the fp32 graph that it was made of, in ONNX Runtime",
+    "export": "its answers where it was exported",
+}
+
+
 def _comparison(profile: Profile) -> str | None:
-    return None if profile.compared is None else profile.compared.told
+    return None if profile.compared is None else f"{BESIDE[profile.compared.beside]}: {profile.compared.told}"
 
 
 def _alternative(found: Alternative, manifest: Manifest, choice: Choice) -> AlternativeRow:

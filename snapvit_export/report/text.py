@@ -243,7 +243,7 @@ def comparison(report: ReportData) -> str | None:
         return None
     if not report.compared:
         return f"Not compared: nobody has looked if {report.chosen} answers in its runtime as in ONNX Runtime."
-    return f"Compared with its graph in ONNX Runtime: {report.comparison}."
+    return f"Compared with {report.comparison}."
 
 
 def _takes(row: MeasurementRow, report: ReportData) -> str:

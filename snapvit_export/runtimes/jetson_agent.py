@@ -1775,7 +1775,7 @@ class Agent:
     def compared(self, engines: Mapping[str, Path]) -> dict[str, Path]:
         """Compare the answers of all engines with the family's reference; return those that are worth timing."""
         if self.family.reference is None:
-            self.warn("the family has no reference images, so no answer is compared. Export it with a newer snapvit")
+            self.warn("the family has no reference images, so no answer is compared. Export it with --reference")
             return dict(engines)
         for variant in self.variants:
             if variant.name not in self.family.reference.answers:

@@ -229,12 +229,14 @@ class Candidates:
         built: Iterable[BuiltVariant] = (),  # that exist already
         advice: str = "",  # what helps if no variant fits a budget: ends an error message
         latencies: Latencies | None = None,  # None: those of the runs that are recorded here
+        energies: Mapping[str, Energy] | None = None,  # by all runs; of others those that are recorded here
     ) -> None:
         self.anatomy, self.target, self.advice = anatomy, target, advice
         self.progress = progress if isinstance(progress, Stages) else Stages(progress)  # how long what takes
         self.built = {variant.name: variant for variant in built}
         self.drift: Latencies = latencies or DriftCorrection(DENSE)
         self.meter, self._builder, self._timer = meter, builder, timer
+        self._energies = dict(energies or {})
         self._taken: dict[str, list[Profile]] = defaultdict(list)  # by variant, one of every timing run
 
     def add(self, name: str, point: Point | Plan, keep: bool = False) -> None:
@@ -356,6 +358,8 @@ class Candidates:
 
     def energy(self, name: str) -> Energy | None:
         """Return the energy of one run of a variant's last file; None if it was not measured, or too rarely."""
+        if name in self._energies:
+            return self._energies[name]
         return energy_of([profile for profile in self._taken[name] if profile.sha256 == self.built[name].sha256])
 
     def latency_model(

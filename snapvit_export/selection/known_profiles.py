@@ -19,6 +19,7 @@ from ..errors import BudgetNotMet, FileFormatError, GateFailed, UsageError
 from ..family.folder import parts_beside
 from ..family.manifest import Choice, Limits, Manifest, MeasuredOn, Prefer, Variant, Verdict
 from ..profiling.drift import Latency
+from ..profiling.energy import Energy
 from ..profiling.profile import LEAST_RUNS, Percentile, Profile
 from ..progress import Silent
 from ..storage.json import Name, Value, read_json, write_json
@@ -124,11 +125,14 @@ def _timed_candidates(
     variants: Sequence[Variant],
     profiles: Mapping[str, Profile],
     latencies: Latencies | None = None,
+    energies: Mapping[str, Energy] | None = None,
 ) -> Candidates:
     require_dense(manifest)
     built = [BuiltVariant.of(folder, variant, manifest.anatomy) for variant in variants]
     advice = "export sparser variants and time them there"
-    candidates = Candidates(manifest.anatomy, target, Silent(), built=built, advice=advice, latencies=latencies)
+    candidates = Candidates(
+        manifest.anatomy, target, Silent(), built=built, advice=advice, latencies=latencies, energies=energies
+    )
     candidates.record(profiles)
     return candidates
 
@@ -160,10 +164,7 @@ class ChoiceLatencies:
         choice = manifest.choice
         if choice is None or choice.limits.at != at:
             return None
-        found = {row.variant: row.profile for row in choice.measurements}
-        timed = [variant for variant in manifest.variants if variant.profile is not None]
-        same = all(found.get(variant.name) == variant.profile for variant in timed)
-        if not same or manifest.dense not in found:
+        if not _is_timed_by(choice, manifest) or manifest.dense not in {row.variant for row in choice.measurements}:
             return None
         latencies = ChoiceLatencies(manifest, choice)
         dense = latencies.latency(manifest.dense, at)
@@ -185,6 +186,24 @@ class ChoiceLatencies:
 
     def latency(self, name: str, at: Percentile, relative: bool = False) -> Latency:
         return Latency(self._found[name].latency_ms, *self._found[name].between_ms)
+
+
+def _is_timed_by(choice: Choice, manifest: Manifest) -> bool:
+    """Return True if no variant was timed again since a choice."""
+    found = {row.variant: row.profile for row in choice.measurements}
+    return all(found.get(each.name) == each.profile for each in manifest.variants if each.profile is not None)
+
+
+def choice_energies(manifest: Manifest) -> dict[str, Energy]:
+    """Return the energies that a manifest's choice rests on, of all its runs; none if variants were timed since."""
+    choice = manifest.choice
+    if choice is None or not _is_timed_by(choice, manifest):
+        return {}
+    return {
+        row.variant: Energy(row.energy_mj, *row.energy_between_mj)
+        for row in choice.measurements
+        if row.energy_mj is not None and row.energy_between_mj is not None
+    }
 
 
 class Pick(Value, frozen=True, kw_only=True):
@@ -251,7 +270,8 @@ def pick(
         for name, profile in profiles.items():
             require_runs(name, profile, at)
     latencies = ChoiceLatencies.of(manifest, at) if device == OWN else None
-    candidates = _timed_candidates(Path(), manifest, found.target.target, timed, profiles, latencies)
+    energies = choice_energies(manifest) if device == OWN else None
+    candidates = _timed_candidates(Path(), manifest, found.target.target, timed, profiles, latencies, energies)
     try:
         choice = select_among(candidates, budget, *_as_chosen(device, manifest, at), strict=strict)
     except (BudgetNotMet, UsageError) as error:

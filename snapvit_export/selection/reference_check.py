@@ -104,7 +104,7 @@ def compare_here(
         return {}
     if without := [variant.name for variant in variants if variant.name not in known]:
         why = "the family has no reference images" if reference is None else "there are no reference answers of them"
-        progress.note(f"not compared: {', '.join(without)}, since {why}. Export the family again")
+        progress.note(f"not compared: {', '.join(without)}, since {why}. Export the family again with --reference")
     found = {}
     for variant in variants:
         if reference is not None and variant.name in known:
@@ -126,7 +126,8 @@ def _compared(folder: Path, manifest: Manifest, reference: Reference, variant: V
     wanted, may_differ = reference.answers_of(folder, variant.name), reference.undecided(variant.name)
     compared = compare(wanted[numbers], found, precision, reference.scores, may_differ[numbers])
     cosine = to_dense(reference.dense_answers(folder)[numbers], found, reference.scores)
-    return msgspec.structs.replace(compared, dense_cosine=cosine)
+    beside = "graph" if variant.file.endswith(".onnx") else "export"  # where OpenVINO gave the answers itself
+    return msgspec.structs.replace(compared, dense_cosine=cosine, beside=beside)
 
 
 def left_out(compared: Mapping[str, Compared], dense: str, progress: Progress) -> list[str]:

@@ -215,7 +215,10 @@ class VariantBuilder:
         compared = None
         if self.quantises(precision) and cosine is not None:  # with fp32, when it was made
             nearest, least = min(cosine, 1.0), LEAST_COSINE[precision]
-            compared = Compared(cosine=nearest, least_cosine=nearest, asked=least, images=len(gate.inputs), passed=True)
+            count = len(gate.inputs)
+            compared = Compared(
+                cosine=nearest, least_cosine=nearest, asked=least, images=count, passed=True, beside="fp32"
+            )
         elif self.runs_target:
             scores = self.anatomy.classes > 1
             compared = require_same_in_runtime(name, path, self._target(precision), gate.inputs, scores)

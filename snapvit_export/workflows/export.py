@@ -22,6 +22,7 @@ from ..family.fidelity import LEAST_NEIGHBOURS
 from ..family.folder import own_files, write_manifest
 from ..family.layout import RANKING
 from ..family.manifest import Choice, Input, Manifest, MeasuredOn
+from ..family.reference import Reference
 from ..family.shipped import write_shipped
 from ..graph.writer import is_shared
 from ..model.plan import Plan
@@ -143,16 +144,7 @@ def _fill(
         asked = _build_requested(request, prepared, candidates)
         choice = _time_and_choose(request, budget, prepared, candidates)
     candidates.keep_only([*asked, *filter(None, (choice.variant, choice.next_denser) if choice else ())])
-    progress.phase("writing reference answers")
-    reference = write_reference(
-        stage,
-        anatomy,
-        request.target,
-        prepared.images.calibration,
-        request.takes_bytes,
-        candidates.built,
-        lambda: builder.write_probe(REFERENCE, Point(Plan.dense(anatomy), "fp32")).path,
-    )
+    reference = _reference(stage, request, prepared, candidates, builder) if request.writes_reference else None
     _remove_unread(stage, candidates)
     if request.save_torch:
         from .save_torch import save_torch
@@ -174,6 +166,23 @@ def _fill(
         labels=prepared.labels,
         reference=reference,
         command=request.command,
+    )
+
+
+def _reference(
+    stage: Path, request: Request, prepared: PreparedModel, candidates: Candidates, builder: VariantBuilder
+) -> Reference:
+    """Write what other runtimes are compared with: some of the images, and the answers of all variants to them."""
+    builder.progress.phase("writing reference answers")
+    dense = Point(Plan.dense(prepared.anatomy), "fp32")
+    return write_reference(
+        stage,
+        prepared.anatomy,
+        request.target,
+        prepared.images.calibration,
+        request.takes_bytes,
+        candidates.built,
+        lambda: builder.write_probe(REFERENCE, dense).path,
     )
 
 

@@ -75,6 +75,7 @@ class Request:
     build_only: bool = False  # True: build engines for a GPU that is not here, and time nothing
     save_torch: bool = False  # True: the chosen variant, or without a budget every one, is written for torch too
     elsewhere: bool = False  # True: for a device that is not here, which times and chooses itself; nothing is timed
+    reference: bool | None = None  # if some of the images go into the folder; None: where answers are compared later
 
     def __post_init__(self) -> None:
         depth = self.depth
@@ -107,6 +108,13 @@ class Request:
     def runs_target(self) -> bool:
         """True if files can be run in the target's runtime, if only to compare their outputs."""
         return self.is_timed or (self.elsewhere and self.target.runtime in ON_CPU)
+
+    @property
+    def writes_reference(self) -> bool:
+        """True if images and the answers to them go into the folder: ONNX Runtime on the CPU gives these itself."""
+        if self.reference is not None:
+            return self.reference
+        return self.target.runtime != "onnxruntime" or not self.is_timed
 
     @property
     def format(self) -> GraphFormat:

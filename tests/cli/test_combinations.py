@@ -24,7 +24,7 @@ COMMANDS = get_command(app).commands
 # Options that always have an effect, and switches of what is printed.
 ALWAYS = {
     "export": "--model --data --out --sparsity --flops --params --pair --tokens --resolution --ranking --for --threads "
-    "--batch --no-correct --images --seed --precision --static-batch --uint8-input --classes "
+    "--batch --no-correct --images --seed --precision --static-batch --uint8-input --classes --reference "
     "--save-torch --json --quiet",
     "rank": "--out --recipe --allocation --depth --seed --rounds --force --json --quiet",
     "pack": "--model --ranking --out --no-correct --no-fidelity --classes --json --quiet",

@@ -121,6 +121,20 @@ def test_what_is_no_engine_with_its_record_is_refused_in_one_line(snapvit, tmp_p
     assert len(outcome.err.strip().splitlines()) == 1
 
 
+def test_an_engine_of_the_jetson_agent_is_recognised_by_its_own_record(snapvit, tmp_path):
+    path = without_record(write(tmp_path))
+    recipe = {"onnx_sha256": "0", "tensorrt": "10.3.0", "device": "Orin", "sm_count": 8, "precision": "fp16"}
+    recipe.update(batch=1, arguments=["--onnx=s30.onnx"])
+    told = {"recipe": recipe, "sha256": hashlib.sha256(ENGINE).hexdigest(), "size_bytes": len(ENGINE), "seconds": 1.0}
+    path.with_suffix(".json").write_text(json.dumps(told))
+    outcome = snapvit("inspect", path)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert "built by the Jetson agent in fp16, batch 1, by TensorRT 10.3.0 for Orin, as s30.json" in outcome.error_line
+    assert "has no kernel plan" in outcome.error_line
+    path.write_bytes(b"another")
+    assert "has no record s30.engine.json beside it" in snapvit("inspect", path).error_line
+
+
 def test_a_runtime_is_asked_about_onnx_files_alone(snapvit, tmp_path):
     outcome = snapvit("inspect", write(tmp_path), "--runtime", "tensorrt")
     assert (outcome.code, "--runtime is for ONNX files" in outcome.error_line) == (2, True)

@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 
 from helpers.families import make_family
+from helpers.images import make_image_folder
+from helpers.models import TINY, make_model_folder
 from snapvit_export.checks.comparison import compare, to_dense
 from snapvit_export.errors import FileFormatError
 from snapvit_export.family.folder import own_files, read_family
 from snapvit_export.family.reference import as_inputs
 from snapvit_export.runtimes import jetson_agent
 from snapvit_export.runtimes.ort import OrtSession
+from snapvit_export.target import Target
+from snapvit_export.workflows.export import Request
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +24,12 @@ def made(tmp_path_factory):
     """A family in int8, with a variant of smaller images and one that merges tokens."""
     folder = tmp_path_factory.mktemp("made")
     precision = dict(target=precise("int8-dynamic"))
-    return make_family(folder, correct=False, head=30.0, resolution=[32, 16], tokens=[1.0, 0.5], **precision)
+    return make_family(
+        folder, correct=False, head=30.0, resolution=[32, 16], tokens=[1.0, 0.5], reference=True, **precision
+    )
 
 
 def precise(precision):
-    from snapvit_export.target import Target
-
     return Target(runtime="onnxruntime", precision=precision, batch=1, threads=1)
 
 
@@ -76,7 +80,7 @@ def test_a_reference_is_small_and_belongs_to_the_family(made):
 
 
 def test_a_family_in_fp32_has_the_dense_answers_once(tmp_path):
-    family = make_family(tmp_path, correct=False, sparsity=[0.3])
+    family = make_family(tmp_path, correct=False, sparsity=[0.3], reference=True)
     reference = read_family(family).reference
     assert reference.dense == reference.answers["dense"]
     assert not (family / "reference.fp32").exists()
@@ -140,8 +144,46 @@ def test_arrays_are_compared_as_the_agent_compares():
 
 
 def test_a_new_export_replaces_the_reference_of_the_one_before(tmp_path):
-    family = make_family(tmp_path, correct=False, sparsity=[0.3], resolution=[16])
+    family = make_family(tmp_path, correct=False, sparsity=[0.3], resolution=[16], reference=True)
     before = {each.file for each in read_family(family).reference.files}
     assert "reference-16x16.rgb" in before
-    make_family(tmp_path, correct=False, sparsity=[0.6])
+    make_family(tmp_path, correct=False, sparsity=[0.6], reference=True)
     assert not (family / "reference-16x16.rgb").exists()
+    assert (family / "reference-32x32.rgb").exists()
+    make_family(tmp_path, correct=False, sparsity=[0.6])  # timed here in ONNX Runtime, which nothing is compared with
+    assert read_family(family).reference is None
+    assert not [*family.glob("*.rgb"), *family.glob("*.answers")]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "asked", "written"),
+    [
+        ("onnxruntime", {}, False),
+        ("onnxruntime", {"elsewhere": True}, True),
+        ("onnxruntime", {"reference": True}, True),
+        ("openvino", {}, True),
+        ("openvino", {"reference": False}, False),
+        ("onnxruntime-cuda", {}, True),
+        ("tensorrt", {"build_only": True}, True),
+        ("tensorrt", {"build_only": True, "reference": False}, False),
+    ],
+)
+def test_images_go_into_the_folder_only_where_answers_are_compared_later(runtime, asked, written):
+    request = Request(target=Target(runtime=runtime, precision="fp32", batch=1, threads=1), **asked)
+    assert request.writes_reference is written
+
+
+def test_an_export_says_how_many_images_lie_in_the_folder(snapvit, short_timings, tmp_path):
+    make_model_folder(tmp_path / "model", TINY, 1.0)
+    make_image_folder(tmp_path / "images")
+    words = ("export", "--model", tmp_path / "model", "--data", tmp_path / "images", "--images", "16")
+    words += ("--sparsity", "0.3", "--recipe", "local", "--runtime", "openvino", "--precision", "fp32")
+    outcome = snapvit(*words, "--out", tmp_path / "with")
+    assert outcome.code == 0, outcome.err
+    assert "It holds 8 of the images, to compare answers with; --no-reference leaves them out" in outcome.out
+    assert list((tmp_path / "with").glob("*.rgb"))
+    outcome = snapvit(*words, "--no-reference", "--out", tmp_path / "without")
+    assert outcome.code == 0, outcome.err
+    assert "of the images" not in outcome.out
+    assert read_family(tmp_path / "without").reference is None
+    assert not [*(tmp_path / "without").glob("*.rgb"), *(tmp_path / "without").glob("*.answers")]

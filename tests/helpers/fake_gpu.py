@@ -135,7 +135,7 @@ class FakeEngine:
         return self
 
     def kernels(self) -> None:
-        """Nothing: it has none."""
+        """None: it has none to tell of."""
 
     def tensors(self) -> tuple[str, str]:
         return "images", "logits"

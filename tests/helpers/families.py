@@ -42,7 +42,7 @@ def make_family_and_elastic(folder: Path) -> Path:
 
     Its answers to noise differ enough from image to image for a divergence to say something.
     """
-    make_family(folder, kwargs=MEDIUM, head=30.0, sparsity=[0.3, 0.6])
+    make_family(folder, kwargs=MEDIUM, head=30.0, sparsity=[0.3, 0.6], reference=True)
     command = ["pack", "--model", folder / "model", "--data", folder / "images", "--images", "16"]
     command += ["--ranking", folder / "family" / "ranking.safetensors", "--out", folder / "elastic"]
     subprocess.run([sys.executable, "-m", "snapvit_export.cli", *map(str, command)], check=True, capture_output=True)

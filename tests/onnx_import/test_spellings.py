@@ -96,12 +96,16 @@ def test_rotary_pairs_in_an_order_of_their_own(tmp_path):
     assert "its rotary tables follow no known formula: it stays at its own resolution" in found.notes
 
 
-@pytest.mark.parametrize("flavour", ["portable", "ort"])
+@pytest.mark.parametrize("flavour", ["portable", "ort", "tensorrt"])
 def test_rms_norms_of_our_own_graphs(flavour, tmp_path):
     module = randomise(timm.create_model("vit_tiny_patch16_224", norm_layer="rmsnorm", **SIZE))
     model = as_model(module, "rms", {})
     drawn = blueprint(model, in_file_order(model.anatomy))
-    path = GraphWriter(drawn, tmp_path).write("x", Plan.dense(model.anatomy), format=GraphFormat(flavour)).graph
+    path = (
+        GraphWriter(drawn, tmp_path, flavour=flavour)
+        .write("x", Plan.dense(model.anatomy), format=GraphFormat(flavour))
+        .graph
+    )
     found = recognise(path)
     assert found.anatomy.norm == "rms"
     assert require_same_as_original(found, path, images_for(found.anatomy)).max_abs < 2e-6

@@ -42,7 +42,9 @@ class Notes(Silent):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
-    return make_family(folder, "local", correct=False, head=30.0, sparsity=[0.3, 0.6], flavour="portable")
+    return make_family(
+        folder, "local", correct=False, head=30.0, sparsity=[0.3, 0.6], flavour="portable", reference=True
+    )
 
 
 @pytest.fixture
@@ -187,8 +189,9 @@ def test_a_family_without_a_reference_is_not_compared_and_no_noise_takes_its_pla
     with fake_gpu(lambda _, answers: answers[:, ::-1]):
         found = profiled(family, progress)
     assert {profile.compared for profile in found.profiles.values()} == {None}
-    assert "not compared: dense, s30, s60, since the family has no reference images. Export the family again" in (
-        progress.said
+    assert (
+        "not compared: dense, s30, s60, since the family has no reference images. Export the family again with --reference"
+        in (progress.said)
     )
 
 

@@ -137,7 +137,9 @@ def made(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reference_check, "IMAGES", 2)
-        return make_family(folder, "local", correct=False, head=30.0, sparsity=[0.3, 0.6], flavour="portable")
+        return make_family(
+            folder, "local", correct=False, head=30.0, sparsity=[0.3, 0.6], flavour="portable", reference=True
+        )
 
 
 @dataclass
@@ -982,7 +984,9 @@ def test_a_reference_that_is_damaged_is_refused(device):
 @pytest.mark.parametrize("kind", ["bytes", "embeddings"])
 def test_images_as_bytes_and_models_without_classes_are_compared_too(tmp_path, kind):
     asked = dict(takes_bytes=True) if kind == "bytes" else dict(kwargs={**TINY, "num_classes": 0})
-    family = make_family(tmp_path / "made", "local", correct=False, sparsity=[0.6], flavour="portable", **asked)
+    family = make_family(
+        tmp_path / "made", "local", correct=False, sparsity=[0.6], flavour="portable", reference=True, **asked
+    )
     known = known_to_fake(family)
     on = Device(tmp_path, {"version": 100300, "ms": {"dense": 5.0, "s60": 3.0}, **known})
     family.rename(tmp_path / "family")

@@ -206,6 +206,17 @@ def test_here_every_variant_is_measured_in_as_many_processes_as_a_decision_needs
     assert calls == [(sorted(known.names), True, True)] * 3
     assert known.choice["variant"] == known.names[1]
     assert known.choice["measurements"][0]["energy_between_mj"] == [30.0, 30.0]  # three processes that agree
+    manifest = json.loads((known.family / "manifest.json").read_text())
+    for row in manifest["choice"]["measurements"]:  # as if the last process had measured less than all of them
+        if row["variant"] == "dense":
+            row.update(energy_mj=31.0, energy_between_mj=[29.0, 33.0])
+    (known.family / "manifest.json").write_text(json.dumps(manifest))
+    picks = json.loads(snapvit("fleet", known.family, "--budget", "cpu=15mJ", "--json").out)
+    assert (picks[0]["variant"], picks[0]["next_denser_mj"]) == (known.names[1], 31.0)
+    picks = json.loads(snapvit("fleet", known.family, "--budget", "cpu=32mJ", "--json").out)
+    assert (picks[0]["variant"], picks[0]["energy_mj"]) != ("dense", 30.0)  # the last Profile alone would surely fit
+    picks = json.loads(snapvit("fleet", known.family, "--budget", "cpu=34mJ", "--json").out)
+    assert (picks[0]["variant"], picks[0]["energy_mj"]) == ("dense", 31.0)
     calls.clear()
     assert snapvit("choose", known.family, "--budget", "1000ms").code == 0
     assert not calls[0][1]  # energy takes time, and nobody asked for it

@@ -36,7 +36,7 @@ TIMINGS = 2 * 3 * 2  # of two variants in three rounds, with copying and without
 def made(tmp_path_factory) -> Path:
     """A tiny family as an export makes it for TensorRT. To be read, or copied."""
     folder = tmp_path_factory.mktemp("made")
-    return make_family(folder, "local", correct=False, head=30.0, sparsity=[0.3], flavour="portable")
+    return make_family(folder, "local", correct=False, head=30.0, sparsity=[0.3], flavour="portable", reference=True)
 
 
 @pytest.fixture

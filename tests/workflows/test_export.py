@@ -53,11 +53,6 @@ def leftovers(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {"tiny-model", "pictures"}
 
 
-def reference_files(manifest) -> set[str]:
-    """The reference images and answers of a family."""
-    return {each.file for each in manifest.reference.files}
-
-
 def test_a_request_has_one_answer_for_depth_and_tells_the_name_of_its_settings():
     assert Request(depth=False).settings.depth is False
     assert Request().settings == make_settings("default")
@@ -93,7 +88,6 @@ def test_a_relative_budget_is_met_and_proved(run_in_full, tmp_path, monkeypatch)
     expected = {"manifest.json", "ranking.safetensors", "weights.bin", "dense.onnx"}
     expected |= {"model.onnx", "run.py", "README.txt", *(["labels.txt"] if manifest.labels else [])}
     listed = {weights.file for weights in manifest.weights}
-    expected |= reference_files(manifest)
     assert {p.name for p in (tmp_path / "out").iterdir()} == expected | listed | {
         f"{name}.onnx" for name in (choice.variant, choice.next_denser)
     }
@@ -115,7 +109,7 @@ def test_fewer_bits_are_exported_timed_and_told(run, precision, tmp_path):
         assert variant.int8_sum_bits == (UNSET if precision == "fp16" else 16)
         assert json.loads(said["snapvit.recipe"])["name"] == "local"
     assert {p.name for p in (tmp_path / "out").iterdir()} == {
-        "manifest.json", "ranking.safetensors", "weights.bin", "dense.onnx", "s30.onnx", *reference_files(manifest),
+        "manifest.json", "ranking.safetensors", "weights.bin", "dense.onnx", "s30.onnx",
     }  # fmt: skip
 
 
@@ -173,7 +167,7 @@ def test_the_files_run_with_any_batch_and_say_what_they_are(run, tmp_path):
 def test_single_files_need_nothing_beside_them(run, tmp_path):
     assert run("--sparsity", "0.5", "--single-file").code == 0
     manifest = read_family(tmp_path / "out")
-    names = {"manifest.json", "ranking.safetensors", "dense.onnx", "s50.onnx", *reference_files(manifest)}
+    names = {"manifest.json", "ranking.safetensors", "dense.onnx", "s50.onnx"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
     assert manifest.weights == manifest.variant("s50").weights == ()
     alone = tmp_path / "alone.onnx"

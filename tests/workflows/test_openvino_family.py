@@ -34,6 +34,8 @@ def test_a_family_for_openvino_is_exported_chosen_from_and_timed(
     chosen = snapvit("choose", out, "--budget", "1000ms")
     assert chosen.code == 0, chosen.err
     assert read_family(out).choice.variant == "dense"
+    beside = "its answers where it was exported" if precision == "int8" else "its graph in ONNX Runtime"
+    assert f"Compared with {beside}: least cosine" in chosen.out
     timed = snapvit("profile", out, "--seconds", 0.1, "--out", tmp_path / "p.json", "--json")
     assert json.loads(timed.out)["target"]["runtime"] == "openvino"
     other = snapvit("choose", out, "--budget", "1000ms", "--runtime", "onnxruntime")
@@ -55,6 +57,8 @@ def test_a_budget_in_int8_is_met_without_a_latency_model(snapvit, image_folder, 
     assert manifest.input.batch == 1
     assert manifest.choice.variant.startswith(("t", "smallest"))  # FLOPs stand for latency
     assert manifest.variant(manifest.choice.variant).file.endswith(".xml")
+    assert "Compared with the fp32 graph that it was made of, in ONNX Runtime: least cosine" in outcome.out
+    assert "Compared with its graph" not in outcome.out
 
 
 def test_what_int8_for_openvino_cannot_be_is_refused(snapvit, tmp_path):

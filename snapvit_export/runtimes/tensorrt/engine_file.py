@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from ...errors import FileFormatError
+from ...errors import FileFormatError, SnapvitError
 from ...storage.atomic import cache_folder, sha256, write_atomically
 from ...storage.json import Count, Size, Value, read_json, write_json
 from ...target import Precision
@@ -64,6 +64,22 @@ class EngineRecord(Value, frozen=True, kw_only=True):
         return None
 
 
+class AgentRecipe(msgspec.Struct, frozen=True):
+    """What the Jetson agent writes of a build, as far as it is shown; the agent reads all of it itself."""
+
+    precision: Precision
+    batch: Size
+    tensorrt: str
+    device: str
+
+
+class AgentRecord(msgspec.Struct, frozen=True):
+    """The agent's record of an engine, s30.json beside s30.engine."""
+
+    recipe: AgentRecipe
+    sha256: str
+
+
 def engine_path(graph: Path) -> Path:
     """Return the path of a graph's engine."""
     return graph.with_suffix(SUFFIX)
@@ -107,13 +123,27 @@ def read_record(path: Path) -> EngineRecord:
         raise FileFormatError(f"{path}: there is no such engine. Give a file that ends in {SUFFIX}")
     record = path.with_name(f"{path.name}.json")
     if not record.is_file():
-        raise FileFormatError(
-            f"{path}: has no record {record.name} beside it, so nothing is known of it. Build it again"
-        )
+        raise FileFormatError(_of_agent(path) or f"{path}: has no record {record.name} beside it. Build it again")
     found = read_json(record, EngineRecord)
     if sha256(path) != found.engine_sha256:
         raise FileFormatError(f"{path}: it is not the engine that {record.name} describes. Build it again")
     return found
+
+
+def _of_agent(path: Path) -> str | None:
+    """Say what the Jetson agent's own record, s30.json, tells of an engine; None if it has none of this very file."""
+    record = path.with_suffix(".json")
+    try:
+        found = read_json(record, AgentRecord)
+    except SnapvitError:
+        return None
+    if sha256(path) != found.sha256:
+        return None
+    built = found.recipe
+    return (
+        f"{path}: built by the Jetson agent in {built.precision}, batch {built.batch}, by TensorRT {built.tensorrt} "
+        f"for {built.device}, as {record.name} says, which has no kernel plan. The agent with --layers shows its layers"
+    )
 
 
 def mark_agreed(graph: Path) -> None:

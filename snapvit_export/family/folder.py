@@ -54,13 +54,17 @@ def unchanged(folder: Path, manifest: Manifest) -> Iterator[None]:
         yield
 
 
-def read_family(folder: Path | str) -> Manifest:
-    """Read a family and check that every file in it is what its manifest says."""
-    folder = Path(folder)
+def read_manifest(folder: Path | str) -> Manifest:
+    """Read the manifest of a family alone: whoever uses a file must check it."""
     try:
-        manifest = read_json(folder / MANIFEST, Manifest)
+        return read_json(Path(folder) / MANIFEST, Manifest)
     except FileFormatError as error:
         raise FileFormatError(f"{error}. If another version wrote it, export the family again") from error
+
+
+def read_family(folder: Path | str) -> Manifest:
+    """Read a family and check that every file in it is what its manifest says."""
+    folder, manifest = Path(folder), read_manifest(folder)
     for listed in _listed(manifest):
         path = inside(folder, listed.file, MANIFEST)
         if not path.is_file():

@@ -1,0 +1,77 @@
+"""Images of a source through a session, one after the other or at the pace of a camera. Light.
+
+A camera does not wait: its frames arrive at fixed times, latency counts from there, and a frame for which there was no
+time is gone. It has room for one frame: after a slow run the newest goes next. Images are decoded before they arrive.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from ..calibration.source import Source, UnreadableImage
+from ..family.loaded import Prediction
+from ..storage.json import Value
+from .session import ElasticSession, Refused
+
+
+class Frame(Value, frozen=True, kw_only=True):
+    """What was said of one image."""
+
+    image: str
+    variant: str | None = None  # None: nothing was run
+    latency_ms: float | None = None
+    met: bool | None = None
+    fidelity: float | None = None
+    predictions: tuple[Prediction, ...] = ()
+    features: int | None = None  # numbers of the embedding, of a model without classes
+    error: str | None = None
+
+
+def frames(
+    session: ElasticSession,
+    source: Source,
+    fps: float | None = None,
+    count: int | None = None,
+    top: int = 5,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Frame]:
+    """Answer the images of a source, or `count` frames that go through it again and again, so many a second."""
+    began, number, total = None, 0, source.count if count is None else count
+    while number < total:
+        title = source.title(number % source.count)
+        try:
+            picture = source.open(number % source.count)
+        except UnreadableImage as error:
+            yield Frame(image=title, error=str(error))
+            number += 1
+            continue
+        arrived = clock()
+        if fps is not None:
+            began = arrived if began is None else began
+            due = began + number / fps
+            newest = int((arrived - began) * fps)
+            if newest > number:
+                for missed in range(number, min(newest, total)):
+                    yield Frame(image=source.title(missed % source.count), met=False, error="no time for this frame")
+                number = newest
+                continue
+            sleep(max(0.0, due - arrived))
+            arrived = due
+        try:
+            answer = session.run_images(picture, arrived=arrived)
+        except Refused as error:
+            yield Frame(image=title, met=False, error=str(error))
+        else:
+            has_classes = bool(session.manifest.anatomy.classes)
+            yield Frame(
+                image=title,
+                variant=answer.variant,
+                latency_ms=answer.latency_ms,
+                met=answer.met,
+                fidelity=answer.fidelity,
+                predictions=tuple(session.likeliest(answer, top)[0]) if has_classes else (),
+                features=None if has_classes else answer.output.shape[1],
+            )
+        number += 1

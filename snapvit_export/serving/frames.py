@@ -10,9 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 
 from ..calibration.source import Source, UnreadableImage
-from ..family.loaded import Prediction
 from ..storage.json import Value
 from .session import ElasticSession, Refused
+
+
+class Said(Value, frozen=True, kw_only=True):
+    """A class, and how sure the model is of it."""
+
+    label: str
+    probability: float
 
 
 class Frame(Value, frozen=True, kw_only=True):
@@ -23,7 +29,7 @@ class Frame(Value, frozen=True, kw_only=True):
     latency_ms: float | None = None
     met: bool | None = None
     fidelity: float | None = None
-    predictions: tuple[Prediction, ...] = ()
+    predictions: tuple[Said, ...] = ()
     features: int | None = None  # numbers of the embedding, of a model without classes
     error: str | None = None
 
@@ -65,13 +71,14 @@ def frames(
             yield Frame(image=title, met=False, error=str(error))
         else:
             has_classes = bool(session.manifest.anatomy.classes)
+            best = session.likeliest(answer, top)[0] if has_classes else []
             yield Frame(
                 image=title,
                 variant=answer.variant,
                 latency_ms=answer.latency_ms,
                 met=answer.met,
                 fidelity=answer.fidelity,
-                predictions=tuple(session.likeliest(answer, top)[0]) if has_classes else (),
+                predictions=tuple(Said(label=a, probability=b) for a, b in best),
                 features=None if has_classes else answer.output.shape[1],
             )
         number += 1

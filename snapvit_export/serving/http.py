@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import signal
 import socket
 import time
@@ -164,6 +165,15 @@ class Service:
         self._inside = 0  # requests whose body is here
         self._decoders = CapacityLimiter(usable_cores())
         self._callers = CapacityLimiter(options.most_waiting)
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Decode one image: the first takes as long as loading what it needs."""
+        from PIL import Image
+
+        file = io.BytesIO()
+        Image.new("RGB", (64, 64)).save(file, "PNG")
+        self._prepared(file.getvalue())
 
     async def predict(self, request: Request) -> Response:
         began = time.perf_counter()

@@ -191,7 +191,7 @@ class ElasticSession:
             inputs = self._checked(batch)
             limit = self._deadline_ms if deadline is None else self._ms(deadline)
             images = len(next(iter(inputs.values())))
-            request = Request(arrived_ms, math.inf if limit is None else arrived_ms + limit, images, inputs)
+            request = Request(arrived_ms, limit, images, inputs)
             with self._turns.turn(request) as is_mine:
                 answer: Answer = self._answer(request) if is_mine else request.answer
         except (Overloaded, Refused):
@@ -271,13 +271,12 @@ class ElasticSession:
         """Give each request its part of the output; return that of the first."""
         ends = np.cumsum([each.images for each in together])
         for request, part in zip(together, np.split(output, ends[:-1])):
-            limit = request.due_ms - request.arrived_ms
             request.answer = Answer(
                 output=part,
                 variant=decision.variant,
                 latency_ms=ended - request.arrived_ms,
                 fidelity=self._variants.fidelity(decision.variant),
-                deadline_ms=None if math.isinf(limit) else limit,
+                deadline_ms=request.limit_ms,
                 met=ended <= request.due_ms,
                 fitted=decision.fits,
                 waited_ms=began - request.arrived_ms,

@@ -6,6 +6,7 @@ them together with its own request.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -29,11 +30,15 @@ class Request:
     """A request that waits or runs."""
 
     arrived_ms: float
-    due_ms: float  # infinite: whenever
+    limit_ms: float | None  # from then on; None: whenever
     images: int
     inputs: Any
     answer: Any = None  # from whoever ran it together with its own
     _go: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def due_ms(self) -> float:
+        return math.inf if self.limit_ms is None else self.arrived_ms + self.limit_ms
 
 
 class Turns:

@@ -30,6 +30,7 @@ def run(
     ] = None,
     top: Annotated[int, typer.Option(min=1, max=1000, help="Classes to show of each image.")] = 3,
     variant: Annotated[Optional[str], typer.Option(help="Always this variant.")] = None,
+    record: Annotated[bool, typer.Option("--record", help="Keep the answers in the family, for its report.")] = False,
     runtime: options.Runtime = None,
     threads: options.Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, at the end.")] = False,
@@ -41,7 +42,7 @@ def run(
     """
     from ..calibration.open_source import open_images
     from ..errors import SnapvitError
-    from ..serving.frames import frames
+    from ..serving.frames import frames, traced
     from ..serving.session import ElasticSession
     from ..target import check_runtime
     from .parsing import late_choice
@@ -67,6 +68,8 @@ def run(
             if not as_json:
                 say(line_of(frame))
         stats = session.stats
+        if record:
+            traced(session, found, f"{len(found)} images").save(family)
     if as_json:
         print_json({"deadline_ms": due if due is None else session.deadline_ms, "images": found, "stats": stats})
     else:

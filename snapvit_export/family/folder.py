@@ -25,6 +25,7 @@ from .layout import (
     TORCH_FILES,
     TORCH_KEYS,
     TORCH_MODEL,
+    TRACE,
     UNFINISHED,
     VALIDATION,
     report_files,
@@ -105,7 +106,7 @@ def own_files(folder: Path) -> list[str] | None:
     left_behind = [path.name for begun in UNFINISHED for path in folder.glob(begun)]
     left_behind += [path.name for path in folder.iterdir() if is_temporary(path.name)]
     shipped = [] if manifest.shipped is None else SHIPPED  # without it, files of such names are somebody's own
-    named = [MANIFEST, RANKING, VALIDATION, *listed, *shipped, *engines, *report_files(), *left_behind]
+    named = [MANIFEST, RANKING, VALIDATION, TRACE, *listed, *shipped, *engines, *report_files(), *left_behind]
     for_torch = [TORCH] if _is_ours(folder / TORCH, {variant.name for variant in manifest.variants}) else []
     return list(dict.fromkeys([*named, *for_torch]))
 

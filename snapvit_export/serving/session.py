@@ -157,6 +157,16 @@ class ElasticSession:
         return tuple(self._variants.names)
 
     @property
+    def best_first(self) -> tuple[str, ...]:
+        """The same, the most faithful first."""
+        return tuple(sorted(self.variants, key=self._variants.quality, reverse=True))
+
+    @property
+    def slowness(self) -> float:
+        """How slow the machine is now, beside the time when the session was opened."""
+        return math.exp(self._controller.state.level)
+
+    @property
     def deadline_ms(self) -> float | None:
         """The deadline of a request that has none of its own."""
         return self._deadline_ms
@@ -173,7 +183,7 @@ class ElasticSession:
         return Stats(
             **self._tally.summary(),
             waiting=len(self._turns.waiting()),
-            slowness=math.exp(state.level),
+            slowness=self.slowness,
             margin=math.exp(state.factor - state.level),
             variants={each.name: each.ms for each in self._known()},
             opened=tuple(variants.opened),

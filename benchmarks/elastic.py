@@ -5,8 +5,8 @@
         --classes imagenet-sample/classes.txt --results DIR [--seconds 60] [--write docs]
 
 `--make` exports the family first: DeiT-Tiny, mixes of levers from 0.85 to 0.25 of the FLOPs. IMAGES is a source with
-labels of the model's classes. With `--classes` it is a folder of files that are called wnid_label.jpg, a class being the
-line of its wnid: half of the images are for the export, the others for the requests. Labels are for accuracy alone.
+labels of the model's classes. With `--classes` it is a folder of files that are called wnid_label.jpg, a class being
+the line of its wnid: half of the images are for the export, the others for the requests. Labels tell accuracy alone.
 
 Scenarios, each for so many seconds, by the same seed for all contenders:
 
@@ -342,7 +342,8 @@ def write(rows: Sequence[Row], traces: dict[str, Trace], docs: Path) -> None:
             plots.append(f"![{chart.alt}](elastic-{name}.svg)")
     text = (
         f"`python benchmarks/elastic.py` (the whole command is in its docstring), {rows[0]['cpu']}, deadline "
-        f"{rows[0]['deadline_ms']:.1f} ms. The goal: {GOALS}, and better than every static variant with the same hit rate."
+        f"{rows[0]['deadline_ms']:.1f} ms. The goal: {GOALS}, and better than every static variant with the same hit "
+        "rate."
     )
     parts = [text, "\n".join(goals(rows)), table(columns, cells), *plots]
     write_section(docs, "elastic", "Deadlines while the machine changes", "\n\n".join(parts))

@@ -107,7 +107,7 @@ def _listen(options: ServeOptions) -> socket.socket:
 
 
 def _server(uvicorn: Any, config: Any) -> Any:
-    class Server(uvicorn.Server):  # type: ignore[misc,name-defined]
+    class Server(uvicorn.Server):
         """A server that ends in order when it is told to, and then does not send itself the same signal again."""
 
         @contextlib.contextmanager

@@ -238,7 +238,8 @@ def _make_arena() -> None:
     import onnxruntime as ort
 
     place = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-    ort.create_and_register_allocator(place, None)
+    with contextlib.suppress(Exception):  # where somebody else in this process has made one, that is used
+        ort.create_and_register_allocator(place, None)
 
 
 def _on_device(value: Any, device: str) -> Any:

@@ -60,6 +60,6 @@ def read_cases() -> Cases:
     """Read the table that comes with the package.
 
     >>> read_cases().choosing[0].decision.variant
-    'dense'
+    's25'
     """
     return read_json(FILE, Cases)

@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 
 from snapvit_export.calibration.source import Source, UnreadableImage
+from snapvit_export.family.folder import own_files, read_family
 from snapvit_export.family.loaded import load_family
+from snapvit_export.family.trace import Trace
+from snapvit_export.report.charts import all_charts
+from snapvit_export.report.data import LoadedFamily, collect
 from snapvit_export.serving.frames import frames
 from snapvit_export.serving.session import ElasticSession
 
@@ -114,3 +118,15 @@ def test_an_image_that_cannot_be_opened_does_not_stop_a_camera(plain_family):
         source = Source("noise", open=broken, count=3, title=str)
         found = list(frames(session, source, fps=10, clock=clock, sleep=clock.sleep))
     assert [frame.error for frame in found] == [None, "broken", None]
+
+
+def test_recorded_answers_are_kept_for_the_report(snapvit, plain_family, images, tmp_path):
+    family = shutil.copytree(plain_family, tmp_path / "family")
+    assert snapvit("run", family, images, "--fps", 500, "--frames", 20, "--record").code == 0
+    trace = Trace.load(family)
+    assert len(trace.requests) == 20
+    assert trace.deadline_ms == 2.0
+    assert trace.variants == ("dense", "s30")
+    report = collect(LoadedFamily(family, read_family(family), trace=trace))
+    assert "deadlines" in [chart.name for chart in all_charts(report)]
+    assert "deadlines.json" in own_files(family)

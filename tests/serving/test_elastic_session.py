@@ -505,3 +505,10 @@ def test_sessions_that_share_weights_hold_one_mapping_of_each_file(copied):
     del session
     gc.collect()
     assert mapped() == 0
+
+
+def test_pages_that_were_given_back_are_read_again(family):
+    with opened(family) as session:
+        before = session.run(batch_for(family)).output
+        session._variants.forget_all_but([])
+        np.testing.assert_array_equal(session.run(batch_for(family)).output, before)

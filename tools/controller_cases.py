@@ -11,9 +11,10 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 
+import msgspec
+
 from snapvit_export.serving.cases import FILE, Cases, Choosing, Learning
 from snapvit_export.serving.controller import Late, Runnable, Settings, State, decide, learn
-from snapvit_export.storage.json import to_json
 
 RUNNABLE = tuple(
     Runnable(name=name, ms=ms, more_ms=0.75 * ms, quality=quality)
@@ -98,10 +99,17 @@ def _choosing(
     )
 
 
+def _lines(cases: Cases) -> bytes:
+    """Return the table as JSON with a line for each case."""
+    parts = {name: [msgspec.json.encode(case) for case in getattr(cases, name)] for name in ("choosing", "learning")}
+    lists = [f'"{name}": [\n'.encode() + b",\n".join(part) + b"\n]" for name, part in parts.items()]
+    return f'{{"format_version": {cases.format_version},\n'.encode() + b",\n".join(lists) + b"}\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true")
-    written = to_json(made())
+    written = _lines(made())
     if not parser.parse_args().check:
         FILE.write_bytes(written)
     elif not FILE.is_file() or FILE.read_bytes() != written:

@@ -14,6 +14,7 @@ would see next to nothing. `family/run.py.in` does the same, and a test holds th
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,20 +51,36 @@ def open_image(path: str | Path) -> Image:
         return as_rgb(image, str(path))
 
 
+def decode_bytes(data: bytes, title: str = "the image", most_pixels: int = MOST_PIXELS) -> Image:
+    """Decode one image file as RGB that is in memory."""
+    with _header_read(io.BytesIO(data), title) as image:
+        check_size(image.size, title, most_pixels)
+        return as_rgb(image, title)
+
+
 @contextmanager
 def opened(path: str | Path) -> Iterator[Image]:
     """Yield an image file of which only the header was read."""
-    from PIL import Image
-
     if not os.path.lexists(path):
         raise unreadable(str(path), "no such file")
     if reason := why_not_read(path, MOST_IMAGE):  # Pillow would wait for ever at a pipe
         raise unreadable(str(path), reason)
+    with _header_read(path, str(path)) as image:
+        yield image
+
+
+@contextmanager
+def _header_read(source: str | Path | io.BytesIO, title: str) -> Iterator[Image]:
+    from PIL import Image, UnidentifiedImageError
+
     Image.init()
     try:
-        image = Image.open(path, formats=[name for name in FORMATS if name in Image.OPEN])
+        image = Image.open(source, formats=[name for name in FORMATS if name in Image.OPEN])
+    except UnidentifiedImageError as error:
+        reason = "of no known format" if isinstance(source, io.BytesIO) else first_line(error)
+        raise unreadable(title, reason) from error
     except Exception as error:  # damaged files make the decoders raise whatever they like
-        raise unreadable(str(path), first_line(error)) from error
+        raise unreadable(title, first_line(error)) from error
     with image:
         yield image
 
@@ -86,11 +103,11 @@ def as_rgb(image: Image, title: str = "the image") -> Image:
     return rgb
 
 
-def check_size(size: tuple[int, int], title: str) -> None:
+def check_size(size: tuple[int, int], title: str, most_pixels: int = MOST_PIXELS) -> None:
     """Refuse an image without pixels, with too many, or in the shape of a thread."""
     shorter, longer = sorted(size)
-    if shorter < 1 or shorter * longer > MOST_PIXELS or longer > MOST_PROPORTION * shorter:
-        limits = f"at most {MOST_PIXELS // 10**6} million, and {MOST_PROPORTION} to 1"
+    if shorter < 1 or shorter * longer > most_pixels or longer > MOST_PROPORTION * shorter:
+        limits = f"at most {most_pixels // 10**6} million, and {MOST_PROPORTION} to 1"
         raise unreadable(title, f"{size[0]} x {size[1]} pixels; {limits}")
 
 

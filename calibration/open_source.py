@@ -7,8 +7,9 @@ from pathlib import Path
 
 from ..errors import SnapvitError, UsageError
 from . import hub, list_file
+from .decode import open_image
 from .digits import BUNDLED, bundled_digits
-from .folder import folder_source
+from .folder import SUFFIXES, folder_source
 from .npz import npz_source
 from .source import Source
 
@@ -26,6 +27,14 @@ def open_source(text: str) -> Source:
     if text.startswith(hub.PREFIX):
         return hub.from_hub(text.removeprefix(hub.PREFIX))
     return _at_path(Path(text))
+
+
+def open_images(text: str) -> Source:
+    """Open images to look at: a source, or a single image file."""
+    path = Path(text)
+    if path.suffix.lower() in SUFFIXES and os.path.isfile(path):
+        return Source(str(path), open=lambda _: open_image(path), count=1, title=lambda _: str(path))
+    return open_source(text)
 
 
 def _at_path(path: Path) -> Source:

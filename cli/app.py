@@ -27,6 +27,8 @@ from . import (
     profile,
     rank,
     report,
+    run,
+    serve,
     validate,
 )
 from .combinations import refuse_idle
@@ -39,7 +41,7 @@ MEANS_BOTH = frozenset(
     for name in (
         *("data", "on", "by", "classes", "features", "ranking", "checkpoint", "profile", "elastic", "target"),
         *("sparsity", "flops", "params", "pair", "pairs", "recipes", "rounds", "ignore", "format", "budget"),
-        *("tokens", "resolution", "power-modes"),
+        *("tokens", "resolution", "power-modes", "deadline"),
     )
 )
 ENDLESS = frozenset(["--most-moved"])  # options that may be inf: for never
@@ -92,6 +94,8 @@ app.command("fleet", cls=StrictCommand)(fleet.fleet)
 app.command("validate", cls=StrictCommand)(validate.validate)
 app.command("compare", cls=StrictCommand)(compare.compare)
 app.command("report", cls=StrictCommand)(report.report)
+app.command("run", cls=StrictCommand)(run.run)
+app.command("serve", cls=StrictCommand)(serve.serve)
 app.command("inspect", cls=StrictCommand)(inspect.inspect)
 app.command("import-scores", cls=StrictCommand)(import_scores.import_scores)
 app.command("models", cls=StrictCommand)(models.models)

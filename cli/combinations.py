@@ -219,6 +219,19 @@ RULES = (
         "is how long variants are timed, and --profile has their latencies. Give one of them",
         beside=("--profile",),
     ),
+    Rule(
+        "run", "--hit", "chooses among variants, and --variant names one. Leave one of them out", beside=("--variant",)
+    ),
+    *(
+        Rule(
+            "run",
+            option,
+            "is about keeping a deadline. Give --deadline 10ms too, or leave it out",
+            unless=("--deadline", "--fps"),
+        )
+        for option in ("--hit", "--late", "--record")
+    ),
+    Rule("run", "--frames", "is how long a camera runs. Give --fps 30 too, or leave it out", unless=("--fps",)),
     Rule("compare", "--sparsity", "and --flops are two measures of size. Give one", beside=("--flops",)),
     Rule("inspect", "--target", "is the older name of --runtime. Give one of them", beside=("--runtime",)),
 )

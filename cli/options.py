@@ -37,3 +37,8 @@ Resize = Annotated[
 ]
 ClassNames = Annotated[Optional[Path], typer.Option(help="Names of the model's classes: line i names output i.")]
 Force = Annotated[bool, typer.Option("--force", help="Write over a file that this command did not make.")]
+
+# Of answering before a deadline.
+Deadline = Annotated[Optional[str], typer.Option(help="From an image to its answer: 10ms, 60% (of dense) or 100fps.")]
+Hit = Annotated[float, typer.Option(min=0.5, max=1, help="Share of answers that are to be in time.")]
+Late = Annotated[str, typer.Option(help="What nothing can answer in time: 'run' it on the fastest, or 'refuse' it.")]

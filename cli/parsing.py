@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ..family.manifest import Limits, Prefer
     from ..profiles import Card
+    from ..serving.controller import Late
     from ..target import Precision, Runtime
     from ..workflows.onnx_model import OnnxOptions
 
@@ -190,3 +191,20 @@ def next_on_device(card: Card, family: Path) -> list[str]:
         f"  scp -r {where} user@device: && ssh user@device snapvit choose {name} --budget 10ms",
         f"  snapvit profile {where} --target ssh://user@device --out device.json",
     ]
+
+
+def late_choice(text: str) -> Late:
+    """Parse what becomes of a request that nothing can answer in time."""
+    if text not in ("run", "refuse"):
+        raise UsageError(f"--late '{text}' is neither run nor refuse. Give one of them")
+    return text  # type: ignore[return-value]
+
+
+def size_in_bytes(text: str, option: str) -> int:
+    """Parse `10MB`."""
+    return _quantity(text, option, SIZES, "10MB") or 0
+
+
+def pixels(text: str, option: str) -> int:
+    """Parse `32M`."""
+    return _quantity(text, option, COUNTS, "32M") or 0

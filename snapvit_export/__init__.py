@@ -34,6 +34,7 @@ _HOME = {
     "calibration_and_held_out": ".calibration.images",
     "prepare": ".calibration.images",
     "Elastic": ".elastic.folder",
+    "ElasticSession": ".serving.session",
     "SnapvitError": ".errors",
     "Request": ".workflows.export",
     "export": ".workflows.export",

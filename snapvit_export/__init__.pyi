@@ -23,6 +23,7 @@ from .prune.models.slicing import ElasticViT as ElasticViT
 from .prune.models.slicing import shrink as shrink
 from .prune.pack import pack as pack
 from .prune.rank.rank import rank as rank
+from .serving.session import ElasticSession as ElasticSession
 from .target import Target as Target
 from .workflows.export import Request as Request
 from .workflows.export import export as export

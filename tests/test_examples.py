@@ -138,6 +138,14 @@ def test_the_page_about_python_runs(tmp_path, monkeypatch):
     assert {variant.name for variant in made["manifest"].variants} == {"dense", "s30"}
 
 
+def test_the_page_about_elastic_inference_runs(tmp_path, monkeypatch, capsys):
+    [block] = python_blocks("docs/elastic_inference.md")
+    monkeypatch.chdir(tmp_path)
+    make_chosen_family(tmp_path)
+    exec(compile(block, "elastic_inference.md", "exec"), {})
+    assert "(1, 5)" in capsys.readouterr().out
+
+
 def test_the_page_about_models_runs(tmp_path, monkeypatch, capsys):
     [block] = python_blocks("docs/models.md")
     monkeypatch.chdir(tmp_path)

@@ -25,6 +25,9 @@ HEAVY = (
     "datasets",
     "jinja2",
     "vl_convert",
+    "starlette",
+    "uvicorn",
+    "prometheus_client",
 )
 LIGHT = [
     module.name
@@ -64,7 +67,20 @@ def test_missing_packages_are_named_with_the_remedy():
     )
 
 
-COMMANDS = ["export", "rank", "pack", "evaluate", "validate", "report", "import-scores", "inspect", "models", "doctor"]
+COMMANDS = [
+    "export",
+    "rank",
+    "pack",
+    "evaluate",
+    "validate",
+    "report",
+    "run",
+    "serve",
+    "import-scores",
+    "inspect",
+    "models",
+    "doctor",
+]
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])

@@ -11,6 +11,7 @@ import sys
 import msgspec
 import pytest
 
+from helpers.families import make_family
 from helpers.load import Left
 from helpers.programs import python
 from helpers.shared import ROOT
@@ -47,6 +48,20 @@ def test_folders_that_are_forgotten_are_closed_though_no_garbage_is_collected(fa
 @leaks
 def test_families_validated_in_a_row_leave_no_images_and_no_files(family_and_elastic, leak):
     left = left_by("families", family_and_elastic, 6, leak)
+    assert nothing_but_memory_is_left(left)
+    assert (left.grown_bytes > left.rounds * left.unit_bytes / 2) == leak
+
+
+@pytest.fixture(scope="module")
+def small_family(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("requests")
+    make_family(folder, "local", correct=False, sparsity=[0.3])
+    return folder
+
+
+@leaks
+def test_ten_thousand_requests_of_eight_threads_are_all_answered_and_leave_nothing(small_family, leak):
+    left = left_by("requests", small_family, 50, leak)  # rounds of 200
     assert nothing_but_memory_is_left(left)
     assert (left.grown_bytes > left.rounds * left.unit_bytes / 2) == leak
 

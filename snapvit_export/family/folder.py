@@ -28,6 +28,7 @@ from .layout import (
     TORCH_FILES,
     TORCH_KEYS,
     TORCH_MODEL,
+    TRACE,
     UNFINISHED,
     VALIDATION,
     report_files,
@@ -60,13 +61,17 @@ def unchanged(folder: Path, manifest: Manifest) -> Iterator[None]:
         yield
 
 
-def read_family(folder: Path | str) -> Manifest:
-    """Read a family and check that every file in it is what its manifest says."""
-    folder = Path(folder)
+def read_manifest(folder: Path | str) -> Manifest:
+    """Read the manifest of a family alone: whoever uses a file must check it."""
     try:
-        manifest = read_json(folder / MANIFEST, Manifest)
+        return read_json(Path(folder) / MANIFEST, Manifest)
     except FileFormatError as error:
         raise FileFormatError(f"{error}. If another version wrote it, export the family again") from error
+
+
+def read_family(folder: Path | str) -> Manifest:
+    """Read a family and check that every file in it is what its manifest says."""
+    folder, manifest = Path(folder), read_manifest(folder)
     for listed in _listed(manifest):
         path = inside(folder, listed.file, MANIFEST)
         if not path.is_file():
@@ -121,7 +126,7 @@ def own_files(folder: Path) -> list[str] | None:
     left_behind = [path.name for begun in UNFINISHED for path in folder.glob(begun)]
     left_behind += [path.name for path in folder.iterdir() if is_temporary(path.name)]
     shipped = [] if manifest.shipped is None else SHIPPED  # without it, files of such names are somebody's own
-    named = [MANIFEST, RANKING, VALIDATION, *listed, *shipped, *engines, *report_files(), *left_behind]
+    named = [MANIFEST, RANKING, VALIDATION, TRACE, *listed, *shipped, *engines, *report_files(), *left_behind]
     for_torch = [TORCH] if _is_ours(folder / TORCH, {variant.name for variant in manifest.variants}) else []
     return list(dict.fromkeys([*named, *for_torch, *own_applications(folder, manifest)]))
 

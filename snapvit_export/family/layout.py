@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from ..errors import UsageError
 
 MANIFEST, RANKING, VALIDATION = "manifest.json", "ranking.safetensors", "validation.json"
+TRACE = "deadlines.json"  # of `snapvit run --record`
 MODEL = ("model.onnx", "model.xml", "model.bin")  # the chosen variant as it is shipped: one of the first two
 LABELS, RUN, README = "labels.txt", "run.py", "README.txt"  # beside it
 RUN_ENGINE = "run_engine.py"  # and where it runs in TensorRT
@@ -29,7 +30,16 @@ UNFINISHED = (f"{KEPT_FEATURES}*", ".tap-*", ".cut-*", ".*.onnx.probe")
 Format = Literal["html", "png", "svg", "md", "json"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 STEM = "report"
-PLOTS = ("pareto", "proof", "heads", "neurons", "latencies", "search", "sublayers")  # in the order of the page
+PLOTS = (
+    "pareto",
+    "proof",
+    "heads",
+    "neurons",
+    "latencies",
+    "deadlines",
+    "search",
+    "sublayers",
+)  # in the order of the page
 
 
 def reference_images(image: tuple[int, int]) -> str:

@@ -60,9 +60,7 @@ class LoadedVariant:
 
     def prepare(self, image: Image) -> npt.NDArray[Any]:
         """Return one image as the file takes it."""
-        steps = self.manifest.preprocessing_of(self.variant)
-        pixels = steps.pixels(_opened(image))[None]  # (1, H, W, 3)
-        return pixels if self.manifest.input.type == "uint8" else steps.normalise(pixels)
+        return prepared(self.manifest, self.variant, image)
 
     def run(self, *images: Image) -> npt.NDArray[np.float32]:
         """Return the outputs of some images: class scores, or the embedding of a model without classes, (N, C)."""
@@ -74,14 +72,7 @@ class LoadedVariant:
 
     def predict(self, image: Image, top: int = 5) -> list[Prediction]:
         """Return the most likely classes of an image, the likeliest first."""
-        if not self.manifest.anatomy.classes:
-            raise SnapvitError(f"{self.manifest.model} has no classes. `run` gives its embedding")
-        (scores,) = self.run(image).astype(np.float64)
-        chance = np.exp(scores - scores.max())
-        chance /= chance.sum()
-        labels = [class_name(label) for label in self.manifest.labels]
-        best = np.argsort(-chance, kind="stable")[:top]
-        return [Prediction(labels[i] if labels else f"class {i}", float(chance[i])) for i in best]
+        return likeliest(self.manifest, self.run(image)[0], top)
 
 
 class Family:
@@ -121,7 +112,27 @@ def load_family(folder: Path | str) -> Family:
     return Family(folder)
 
 
-def _opened(image: Image) -> PillowImage:
+def prepared(manifest: Manifest, variant: Variant, image: Image) -> npt.NDArray[Any]:
+    """Return one image as the file of a variant takes it, (1, ...)."""
+    steps = manifest.preprocessing_of(variant)
+    pixels = steps.pixels(decoded(image))[None]  # (1, H, W, 3)
+    return pixels if manifest.input.type == "uint8" else steps.normalise(pixels)
+
+
+def likeliest(manifest: Manifest, scores: npt.NDArray[np.float32], top: int = 5) -> list[Prediction]:
+    """Return the classes with the largest of these scores (C,), the likeliest first."""
+    if not manifest.anatomy.classes:
+        raise SnapvitError(f"{manifest.model} has no classes. `run` gives its embedding")
+    exact = scores.astype(np.float64)
+    chance = np.exp(exact - exact.max())
+    chance /= chance.sum()
+    labels = [class_name(label) for label in manifest.labels]
+    best = np.argsort(-chance, kind="stable")[:top]
+    return [Prediction(labels[i] if labels else f"class {i}", float(chance[i])) for i in best]
+
+
+def decoded(image: Image) -> PillowImage:
+    """Return an image in any of its forms as Pillow has it."""
     from PIL import Image as Pillow
 
     if isinstance(image, np.ndarray):

@@ -33,6 +33,7 @@ from ..family.manifest import (
     Verdict,
     verdict_on,
 )
+from ..family.trace import Trace
 from ..family.validation import Validation
 from ..profiling.conditions import worst_warnings
 from ..profiling.profile import Percentile, Profile
@@ -191,6 +192,7 @@ class ReportData(Value, frozen=True, kw_only=True):
     warnings: tuple[str, ...]
     seconds: dict[str, float]  # that each stage of the export or choice took
     shipped: Shipped | None  # the chosen variant as a model that runs alone
+    trace: Trace | None = None  # requests that were answered before a deadline
 
     @property
     def own(self) -> tuple[Point, ...]:
@@ -209,6 +211,7 @@ class LoadedFamily:
     folder: Path
     manifest: Manifest
     validation: Validation | None = None
+    trace: Trace | None = None
 
 
 def collect(own: LoadedFamily, beside: Sequence[LoadedFamily] = (), budget: Budget | None = None) -> ReportData:
@@ -265,6 +268,7 @@ def collect(own: LoadedFamily, beside: Sequence[LoadedFamily] = (), budget: Budg
         warnings=tuple(worst_warnings(v.profile.conditions for v in manifest.variants if v.profile)),
         seconds={visible(stage): seconds for stage, seconds in manifest.seconds.items()},
         shipped=manifest.shipped,
+        trace=own.trace,
     )
 
 

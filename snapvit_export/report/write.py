@@ -8,6 +8,7 @@ from pathlib import Path
 from ..budget import Budget
 from ..family.folder import parts_beside, read_family
 from ..family.layout import Format, place, plot_file, report_files
+from ..family.trace import Trace
 from ..family.validation import Validation
 from ..progress import Progress, Silent
 from ..storage.atomic import write_atomically
@@ -36,7 +37,7 @@ def report(
     wanted = Budget.parse(budget) if budget is not None else None
     check_there()
     progress.phase(f"reading {family}")
-    own = LoadedFamily(family, read_family(family), Validation.load(family))
+    own = LoadedFamily(family, read_family(family), Validation.load(family), Trace.load(family))
     data = collect(own, [LoadedFamily(path, read_family(path)) for path in beside], wanted)
     charts = all_charts(data)
     _check_places(family, [folder / name for name in _names(stem, kinds, charts)], force)

@@ -15,7 +15,8 @@ import ctypes
 import hashlib
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -105,8 +106,19 @@ class OrtSession:
     >>> with OrtSession(written.graph, threads=1) as session: logits = session.run(batch)
     """
 
-    def __init__(self, path: Path | bytes, threads: int, runtime: Runtime = "onnxruntime", batch: int = 1) -> None:
-        """`batch`: the one that a graph that takes any is opened for on a GPU; the CPU takes any."""
+    def __init__(
+        self,
+        path: Path | bytes,
+        threads: int,
+        runtime: Runtime = "onnxruntime",
+        batch: int = 1,
+        weights: Mapping[str, npt.NDArray[Any]] | None = None,
+    ) -> None:
+        """`batch`: the one that a graph that takes any is opened for on a GPU; the CPU takes any.
+
+        `weights`: the tensors that the graph at this path has in other files, to be shared with other sessions. It is
+        a little slower then: packed copies would be faster, and belong to one session alone.
+        """
         provider = require_provider(runtime)
         import onnxruntime as ort
 
@@ -115,6 +127,7 @@ class OrtSession:
         options.inter_op_num_threads = 1
         options.log_severity_level = 3  # errors only: warnings about the machine are not ours to print
         source, self._where = (path, "graph") if isinstance(path, bytes) else (str(path), str(path))
+        self._shared = [] if weights is None else _share(options, weights)
         if provider == CPU:
             self._session: Any = self._open(source, options, CPU, SETTINGS[CPU])
             self._call: Any = self._plain
@@ -184,6 +197,7 @@ class OrtSession:
     def close(self) -> None:
         """Release its memory."""
         self._call = self._session = None
+        self._shared = []
 
     def __enter__(self) -> OrtSession:
         return self
@@ -217,6 +231,34 @@ class BoundSession:
         self._session.run_with_iobinding(self._binding)
         self._binding.synchronize_outputs()
         return [np.array(value.numpy()) for value in self._outputs]  # of memory on the CPU it gives a view
+
+
+def _share(options: Any, weights: Mapping[str, npt.NDArray[Any]]) -> list[Any]:
+    """Let a session take as little memory of its own as it can; return what must live as long as it does.
+
+    Its tensors are where they are. Nothing is packed. Activations come from an arena of the whole process, and the one
+    convolution stays as it is, for which ONNX Runtime would copy the weights into another layout.
+    """
+    import onnxruntime as ort
+
+    values = [ort.OrtValue.ortvalue_from_numpy(tensor) for tensor in weights.values()]  # on the CPU without a copy
+    for name, value in zip(weights, values):
+        options.add_initializer(name, value)  # `add_external_initializers` copies them (1.31)
+    _make_arena()
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    return [values, dict(weights)]
+
+
+@cache
+def _make_arena() -> None:
+    """Make the arena of this process, which sessions use that ask for it."""
+    import onnxruntime as ort
+
+    place = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    with contextlib.suppress(Exception):  # where somebody else in this process has made one, that is used
+        ort.create_and_register_allocator(place, None)
 
 
 def _on_device(value: Any, device: str) -> Any:

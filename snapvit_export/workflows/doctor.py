@@ -18,6 +18,7 @@ PACKAGES = (
     *("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "torch", "timm", "scikit-learn"),
     *("openvino", "nncf", "tensorrt", "tensorrt-cu12", "tensorrt-cu13", "tensorrt-rtx"),
     *("vl-convert-python", "jinja2"),
+    *("starlette", "uvicorn", "prometheus-client"),
 )
 # By command: modules that it imports, and the extra that installs them.
 COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -32,6 +33,8 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "evaluate": (("torch", "timm", "sklearn"), "prune"),
     "compare": (("torch", "timm", "sklearn", "vl_convert", "jinja2"), "all"),
     "report": (("onnx", "vl_convert", "jinja2"), "report"),
+    "run": (("onnx", "onnxruntime"), "ort"),
+    "serve": (("onnx", "onnxruntime", "starlette", "uvicorn", "prometheus_client"), "serve"),
 }
 
 

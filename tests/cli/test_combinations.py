@@ -34,6 +34,9 @@ ALWAYS = {
     "fleet": "--budget --at --strict --json",
     "validate": "--data --by --min-accuracy --images --seed --model --runtime --threads --batch --json --quiet",
     "compare": "--recipes --flops --model --data --on --by --images --judged --seed --out --force --json --quiet",
+    "run": "--deadline --fps --top --variant --runtime --threads --json --quiet",
+    "serve": "--deadline --port --host --hit --late --max-batch --queue --max-bytes --max-pixels --drain --runtime "
+    "--threads --quiet",
     "report": "--out --format --beside --force --json --quiet",
     "inspect": "--runtime --json",
     "import-scores": "--out --model --force --json",
@@ -129,7 +132,13 @@ BY_LIBRARY = [
     ),
     (("report", "--budget", "CHOSEN --budget 9ms"), "Leave --budget out"),
 ]
-NEEDED = {"profile": ["x"], "evaluate": ["x"], "validate": ["x"], "inspect": ["x"]}  # arguments without which none run
+NEEDED = {
+    "profile": ["x"],
+    "run": ["x", "y"],
+    "evaluate": ["x"],
+    "validate": ["x"],
+    "inspect": ["x"],
+}  # arguments without which none run
 
 
 def option_of(command, name):

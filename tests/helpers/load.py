@@ -173,6 +173,41 @@ def families(made: Path, count: int, leak: bool) -> Left:
         return repeat(once, count, decoded, leak, FEWER)
 
 
+THREADS, EACH = 8, 25  # that ask at the same time, and requests of each in a round
+
+
+def requests(made: Path, count: int, leak: bool) -> Left:
+    """Requests of eight threads to one ElasticSession, each answered, in the order of its thread, by its own images."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from snapvit_export.family.loaded import load_family
+    from snapvit_export.serving.session import ElasticSession
+
+    family = load_family(made / "family")
+    size = family.manifest.anatomy.image
+    pictures = [np.random.default_rng(n).standard_normal((1, 3, *size)).astype(np.float32) for n in range(16)]
+    expected = {each.name: [each.session.run(picture) for picture in pictures] for each in family}
+    with ElasticSession(made / "family", "1000ms", seconds=0) as session, ThreadPoolExecutor(THREADS) as pool:
+
+        def caller(number: int, thread: int) -> list[Any]:
+            answers = []
+            for n in range(EACH):
+                which = (7 * number + 3 * thread + n) % len(pictures)
+                answer = session.run(pictures[which], deadline=1e-3 if n % 5 == 0 else None)  # some are late
+                np.testing.assert_allclose(answer.output, expected[answer.variant][which], rtol=1e-3, atol=1e-3)
+                answers.append(answer)
+            return answers
+
+        def once(number: int) -> list[Any]:
+            return list(pool.map(caller, [number] * THREADS, range(THREADS)))
+
+        left = repeat(once, count, THREADS * EACH * 512, leak)  # an answer: an array, its header, six numbers
+        assert session.stats.calls == (count + WARM_UP) * THREADS * EACH
+        assert session.stats.retired == {}
+        assert session.stats.failed == 0
+        return left
+
+
 def days(made: Path, count: int, leak: bool, variants: float = 24, hours: float = 24.0, ms: float = 10.0) -> Left:
     """Days of `profile` by a clock of their own: files that take so long, in turns, for as many hours together."""
     from helpers.clock import fake_clock
@@ -244,7 +279,7 @@ def _scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
-LOADS = {"exports": exports, "folders": folders, "families": families, "days": days}
+LOADS = {"exports": exports, "requests": requests, "folders": folders, "families": families, "days": days}
 
 
 def main() -> None:

@@ -26,8 +26,10 @@ from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.family.folder import own_files, read_family, write_manifest
 from snapvit_export.family.layout import PLOTS, parse_formats, place, report_files
 from snapvit_export.family.manifest import Manifest
+from snapvit_export.family.trace import Load, Trace, Traced
 from snapvit_export.family.validation import Validation
 from snapvit_export.report.charts import all_charts
+from snapvit_export.report.charts.deadlines import deadlines
 from snapvit_export.report.charts.pareto import pareto
 from snapvit_export.report.charts.pareto import place as place_labels
 from snapvit_export.report.charts.style import DARK, LIGHT, axis
@@ -199,8 +201,41 @@ def test_what_is_missing_is_said_with_its_command():
 # Plots
 
 
+def make_trace() -> Trace:
+    """Requests, some of them late, refused or beside a load."""
+    requests = [
+        Traced(at_s=0.1 * n, variant="dense" if n % 3 else "s30", latency_ms=8.0 if n % 7 else 30.0, met=n % 7 != 0)
+        for n in range(50)
+    ]
+    requests += [Traced(at_s=6.0, variant=None, latency_ms=None, met=False)]
+    loads = (Load(from_s=1.0, to_s=2.0, what="a <hog>"),)
+    return Trace(title="a test", deadline_ms=10.0, variants=("dense", "s30"), requests=tuple(requests), loads=loads)
+
+
+def test_requests_over_time_are_drawn_with_their_misses_and_the_load(tmp_path):
+    chart = deadlines(make_trace())
+    rows = chart.spec["data"]["values"]
+    assert sum(row["state"] == "missed" for row in rows) == 9
+    assert max(row["ms"] for row in rows) == 16.0  # beyond that it is drawn at the edge
+    assert chart.rows[0] == ("dense", "33", "28")
+    assert b"a &lt;hog&gt;" in svg(chart)
+    make_trace().save(tmp_path)
+    assert Trace.load(tmp_path) == make_trace()
+    assert Trace.load(tmp_path / "elsewhere") is None
+
+
+def test_of_very_many_requests_all_misses_are_drawn():
+    some = make_trace()
+    many = msgspec.structs.replace(some, requests=some.requests * 400)
+    rows = deadlines(many).spec["data"]["values"]
+    assert len(rows) < 8000
+    assert sum(row["state"] == "missed" for row in rows) == 9 * 400
+
+
 def test_every_plot_is_there_when_there_are_numbers_for_it():
-    assert tuple(charts_of(full())) == PLOTS
+    report = msgspec.structs.replace(report_of(full()), trace=make_trace())
+    assert tuple(chart.name for chart in all_charts(report)) == PLOTS
+    assert "deadlines" not in charts_of(full())
     assert list(charts_of(make_manifest(3, timed=False, evaluated=False))) == ["heads", "neurons"]
     assert list(charts_of(make_manifest(1))) == ["pareto", "heads", "neurons", "latencies"]
 

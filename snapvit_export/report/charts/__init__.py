@@ -6,6 +6,7 @@ No name, label or path ever becomes part of an expression or a field name: they 
 from __future__ import annotations
 
 from ..data import ReportData
+from .deadlines import deadlines
 from .depth import depth
 from .latencies import latencies
 from .pareto import pareto
@@ -18,5 +19,13 @@ from .widths import widths
 def all_charts(report: ReportData) -> list[Chart]:
     """Return the charts that there is data for, in the order of the page."""
     kinds = (widths(report, "heads"), widths(report, "neurons"))
-    found = (pareto(report), proof(report), *kinds, latencies(report), search(report), depth(report))
+    found = (
+        pareto(report),
+        proof(report),
+        *kinds,
+        latencies(report),
+        deadlines(report.trace),
+        search(report),
+        depth(report),
+    )
     return [chart for chart in found if chart is not None]

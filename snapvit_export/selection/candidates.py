@@ -23,7 +23,7 @@ from msgspec import UNSET
 from ..allocation.recipe import ADDS_BIASES
 from ..family.evaluation import Evaluation
 from ..family.fidelity import Fidelity, NotFinite
-from ..family.manifest import Limits, Measurement, Variant, WeightFile, verdict_on
+from ..family.manifest import Limits, Measurement, Recovery, Variant, WeightFile, verdict_on
 from ..graph.format import GraphFormat
 from ..graph.forward import can_reorder
 from ..graph.precision import GraphPrecision
@@ -81,6 +81,7 @@ class BuiltVariant:
     profile: Profile | None = None  # of the last timing run
     parity: float | None = None  # largest difference to torch, in units of the largest output
     int8_sum_bits: SumBits | None = None  # None: not known, or not int8
+    recovered: Recovery | None = None  # how it was trained after it was cut
 
     @staticmethod
     def of(folder: Path, variant: Variant, anatomy: Anatomy) -> BuiltVariant:
@@ -102,6 +103,7 @@ class BuiltVariant:
             kept=True,
             parity=variant.parity,
             int8_sum_bits=None if sum_bits is UNSET else sum_bits,
+            recovered=variant.recovered,
         )
 
     @property
@@ -490,6 +492,7 @@ def _described(built: BuiltVariant, anatomy: Anatomy) -> Variant:
         evaluation=before[0] if before else built.evaluation,
         evaluations=before[1:],
         fidelity=built.fidelity,
+        recovered=built.recovered,
     )
     if built.evaluation is None or built.evaluation in before:
         return described

@@ -263,7 +263,7 @@ def _candidates(
     built = {each.name: BuiltVariant.of(folder, each, manifest.anatomy) for each in manifest.variants}
     dense, builder = built[manifest.dense], None
     if packed is not None:
-        builder = ElasticBuilder(packed, manifest, target, _format(folder, manifest), inputs, scratch, progress)
+        builder = ElasticBuilder(packed, manifest, target, format_of(folder, manifest), inputs, scratch, progress)
         builder.require_same_model(folder, dense)
     runnable = [built[variant.name] for variant in taken_by(manifest, target.runtime)]
     for each in runnable:
@@ -335,7 +335,7 @@ def noise(manifest: Manifest, count: int, image: tuple[int, int] | None = None) 
     return pixels if manifest.input.type == "uint8" else manifest.preprocessing.normalise(pixels)
 
 
-def _format(folder: Path, manifest: Manifest) -> GraphFormat:
+def format_of(folder: Path, manifest: Manifest) -> GraphFormat:
     """Return the format that the graphs of a family were written in, read from their files."""
     dense = manifest.variant(manifest.dense)
     flavour: Flavour = "portable"

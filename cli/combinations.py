@@ -158,6 +158,9 @@ RULES = (
         "is how long variants are timed, and --profile has their latencies. Give one of them",
         beside=("--profile",),
     ),
+    Rule("recover", "--minutes", "and --epochs both say how long. Give one of them", beside=("--epochs",)),
+    Rule("recover", "--variant", "names some, and --elastic means all. Give one of them", beside=("--elastic",)),
+    Rule("recover", "--variant", "and --budget each say what to recover. Give one of them", beside=("--budget",)),
     Rule("compare", "--sparsity", "and --flops are two measures of size. Give one", beside=("--flops",)),
     Rule("inspect", "--target", "is the older name of --runtime. Give one of them", beside=("--runtime",)),
 )

@@ -36,6 +36,10 @@ def recover(
     ] = None,
     recipe: Annotated[str, typer.Option(help="short, or finetune-paper: 300 epochs with labels, for GPUs.")] = "short",
     labels: Annotated[bool, typer.Option("--labels", help="Learn from labels of the model's classes too.")] = False,
+    rate: Annotated[
+        Optional[float],
+        typer.Option(min=1e-9, max=10, help="Largest step size of AdamW; by default what suits --train."),
+    ] = None,
     batch: Annotated[
         Optional[int], typer.Option(min=1, max=65536, help="Images of one step, of all processes.")
     ] = None,
@@ -86,6 +90,7 @@ def recover(
         labels=labels,
         device=device,
         seed=seed,
+        rate=rate,
         batch=batch,
         recompute=recompute,
         autocast=autocast,

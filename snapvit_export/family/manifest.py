@@ -20,7 +20,7 @@ from ..model.plan import Plan
 from ..profiling.latency_model import LatencyModel
 from ..profiling.profile import Percentile, Profile
 from ..runtimes.device import DeviceCard
-from ..storage.json import Count, Finite, Kept, Name, NotNegative, Positive, Ratio, Size, Value
+from ..storage.json import Count, Finite, Kept, Name, NotNegative, Positive, Ratio, Size, Some, Value
 from ..target import Precision, SumBits, Target, in_precision
 from .evaluation import Evaluation
 from .fidelity import Fidelity

@@ -342,7 +342,7 @@ def _is_short(text: str, at: int) -> bool:
 
 
 def print_recovered(manifest: Manifest) -> None:
-    """Print what training has brought to each variant that was recovered, on images that none of them was trained on."""
+    """Print what training has brought to each variant that was recovered, on images that it was not trained on."""
     found = [(variant, variant.recovered) for variant in manifest.variants if variant.recovered is not None]
     if not found:
         say("No variant got better by training: the family is as it was.")

@@ -73,6 +73,7 @@ class RecoverRequest:
     labels: bool = False
     device: str = "auto"
     seed: int = 0
+    rate: float | None = None  # None: what suits `train`
     batch: int | None = None
     recompute: bool = False
     autocast: str | None = None
@@ -171,7 +172,7 @@ def _recover_in(folder: Path, request: RecoverRequest, processes: Processes, pro
     model = _model(request, folder, manifest, progress)
     check_same_weights(ranking, model, f"{folder / RANKING}: ")
     settings = _settings(request)
-    split = _split(request, manifest)
+    split = _split(request, manifest, progress)
     _warn_of_few(split[0], progress)
     corrected = split[0].subset(range(min(split[0].count, CALIBRATED)))
     calibration, stopping, reported = read_images(
@@ -272,6 +273,7 @@ def _settings(request: RecoverRequest) -> Settings:
     found = recipe_of(request.recipe)
     asked: dict[str, Any] = {"seed": request.seed, "recompute": request.recompute}
     asked |= {} if request.train is None else {"train": request.train}
+    asked |= {} if request.rate is None else {"rate": request.rate}
     asked |= {} if request.batch is None else {"batch": request.batch, "micro": min(found.micro, request.batch)}
     asked |= {} if request.autocast is None else {"autocast": check_autocast(request.autocast)}
     asked |= {"labels": LABELS} if request.labels and not found.labels else {}
@@ -279,10 +281,10 @@ def _settings(request: RecoverRequest) -> Settings:
     return replace(found, **{**asked, **request.changes})
 
 
-def _split(request: RecoverRequest, manifest: Manifest) -> tuple[Source, Source, Source]:
+def _split(request: RecoverRequest, manifest: Manifest, progress: Progress) -> tuple[Source, Source, Source]:
     """Return the images to train on, those that decide when to stop, and those that report.
 
-    Images that the family was calibrated on are among the first: its variants look better on them than they are.
+    Images that the family was calibrated on are among the first, where others are left to hold out.
     """
     data = request.data
     used, known = dict(manifest.recipe.get("data", {})), manifest.recipe.get("seed")
@@ -295,8 +297,14 @@ def _split(request: RecoverRequest, manifest: Manifest) -> tuple[Source, Source,
     train, held_out = calibration_and_held_out(data, 10**9, seed, wanted, wanted)
     calibrated = int(used.get("images", 0)) + int(used.get("unreadable", 0))
     if used.get("source") == train.name and train.count < calibrated and train.held_out is None:
-        left = max(0, train.count + held_out.count - calibrated)
-        train, held_out = calibration_and_held_out(data, 10**9, seed, wanted, left)
+        left = train.count + held_out.count - calibrated
+        if left >= LEAST:
+            train, held_out = calibration_and_held_out(data, 10**9, seed, wanted, left)
+        else:
+            progress.note(
+                f"{train.name}: the family was calibrated on images that report here, so what went in looks better "
+                "than it is"
+            )
     if train.count < LEAST or held_out.count < 4:
         raise SnapvitError(
             f"{train.name}: {train.count + held_out.count} images are too few to train on and to hold some out. "

@@ -6,13 +6,12 @@ alone keeps its Profile. The folder is replaced as a whole, or not at all.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -30,14 +29,13 @@ from ..model.plan import Plan
 from ..progress import Progress
 from ..runtimes.in_threads import run_in_threads
 from ..runtimes.session import version_of
-from ..runtimes.tensorrt.engine_file import engine_files
 from ..selection.candidates import BuiltVariant, Candidates
 from ..selection.elastic_builder import adopt
 from ..selection.image_meter import BATCH, REFERENCE, ImageMeter, columns_of
 from ..selection.on_device import format_of
 from ..selection.point import Point
 from ..selection.variant_builder import VariantBuilder
-from ..storage.atomic import sha256, staged_folder
+from ..storage.atomic import sha256, staged_folder, writing
 from ..storage.temporary import scratch_folder
 from ..target import Precision
 
@@ -271,14 +269,11 @@ class _Writer:
                 )
 
     def _take(self, name: str) -> None:
-        """Take a file of the family over, without a copy where the file system can."""
+        """Take a file of the family over; a copy, since onnx reads no weights that have two names."""
         source, goal = self.folder / name, self.stage / name
-        if goal.exists() or not source.exists():
-            return
-        try:
-            os.link(source, goal)
-        except OSError:
-            shutil.copy2(source, goal)
+        if source.exists() and not goal.exists():
+            with writing(goal):
+                shutil.copy2(source, goal)
 
     def _save_torch(self, found: Mapping[str, BuiltVariant]) -> None:
         """Write the variants for torch that the family has for torch."""

@@ -34,6 +34,8 @@ ALWAYS = {
     "fleet": "--budget --at --strict --json",
     "validate": "--data --by --min-accuracy --images --seed --model --runtime --threads --batch --json --quiet",
     "compare": "--recipes --flops --model --data --on --by --images --judged --seed --out --force --json --quiet",
+    "recover": "--data --budget --elastic --epochs --train --rate --recipe --labels --batch --model --seed --device "
+    "--autocast --recompute --json --quiet",
     "report": "--out --format --beside --force --json --quiet",
     "inspect": "--runtime --json",
     "import-scores": "--out --model --force --json",
@@ -128,8 +130,11 @@ BY_LIBRARY = [
         )
     ),
     (("report", "--budget", "CHOSEN --budget 9ms"), "Leave --budget out"),
+    (("recover", "--out", "FAMILY --elastic"), "Leave it out"),
+    (("recover", "--checkpoint", "FAMILY --elastic --model bundled"), "--checkpoint does not go with bundled"),
+    (("recover", "--model-arg", "FAMILY --elastic --model bundled --model-arg depth=3"), "--model-arg"),
 ]
-NEEDED = {"profile": ["x"], "evaluate": ["x"], "validate": ["x"], "inspect": ["x"]}  # arguments without which none run
+NEEDED = {"profile": ["x"], "evaluate": ["x"], "validate": ["x"], "inspect": ["x"], "recover": ["x"]}  # arguments without which none run
 
 
 def option_of(command, name):

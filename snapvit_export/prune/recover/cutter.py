@@ -1,4 +1,4 @@
-"""Cuts a model for `selection.variant_builder` as it was recovered: the trained modules of some Plans, or nested weights."""
+"""Cuts a model for `selection.variant_builder` as it was recovered: trained modules of some Plans, or nested ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TrainedModule(CutModule):
 
 @dataclass(frozen=True, eq=False)
 class RecoveredCutter(ModuleCutter):
-    """Gives the trained modules of the Plans that have one; `nested`: those of all others as they have learnt together."""
+    """Gives the trained modules of the Plans that have one; `nested`: all others as they have learnt together."""
 
     trained: Mapping[Plan, Trained] = field(default_factory=dict)
     nested: bool = False

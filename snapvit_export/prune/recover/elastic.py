@@ -174,7 +174,7 @@ class NestedStudents:
         damping: Damping = Damping(),
         columns: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """`model`: of its own weights, a copy of the teacher's, which learn. `statistics`: None: nothing is corrected."""
+        """`model`: a copy of the teacher's, whose weights learn. `statistics`: None: nothing is corrected."""
         self.model, self.teacher, self.settings, self.columns = model, teacher, settings, columns
         found = trained(model.module, settings.train, None)
         self.parameters = {name: tensor for name, tensor in found.items() if not name.startswith(EMBEDDING)}

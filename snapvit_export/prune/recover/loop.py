@@ -33,6 +33,7 @@ from .settings import Settings
 from .student import Learner
 
 SAVE_SECONDS = 120.0  # between checkpoints, beside those at every look
+SHOWN_SECONDS = 10.0  # between the lines that tell how it goes
 SHOWN_LOSS = 0.9  # of the loss that is shown is the mean of earlier steps'
 FIRST_SCALE = 2.0**14  # of the loss in float16
 GROWS_AFTER = 500  # steps without an overflow
@@ -125,7 +126,7 @@ class _Run:
         self.start = copies(self.parameters)
         self.before = self._look()
         self._saved = self._began = time.monotonic()
-        self._shown = ""
+        self._shown, self._described, self.looks = "", 0.0, look_steps(settings)
 
     def whole(self) -> Outcome:
         """Take all steps, or go on with those that are left."""
@@ -133,7 +134,6 @@ class _Run:
         settings, stopped = self.settings, None
         self.progress.phase(f"recovering {self.name}", settings.steps)
         self.progress.advance(self.state.step)
-        looks = look_steps(settings)
         while self.state.step < settings.steps:
             if (stopped := self._ended()) is not None:
                 break
@@ -142,10 +142,11 @@ class _Run:
             if not math.isfinite(loss):
                 stopped = f"the loss of step {self.state.step} is no number"
                 break
-            self._show(loss)
-            if self.state.step in looks:
+            self._count(loss)
+            if self.state.step in self.looks:
                 self._compare()
-            self._save(due=self.state.step in looks)
+            self._show()
+            self._save(due=self.state.step in self.looks)
             self.progress.advance()
         if stopped is not None:
             self.progress.note(f"{self.name}: stopped after step {self.state.step}: {stopped}; the best is kept")
@@ -242,10 +243,17 @@ class _Run:
             return None
         return f"the held-out fidelity has not risen for {len(since)} looks"
 
-    def _show(self, loss: float) -> None:
+    def _count(self, loss: float) -> None:
         state = self.state
         state.loss = loss if state.loss is None else SHOWN_LOSS * state.loss + (1 - SHOWN_LOSS) * loss
-        passed = state.seconds + time.monotonic() - self._began
+
+    def _show(self) -> None:
+        state = self.state
+        now = time.monotonic()
+        if now - self._described < SHOWN_SECONDS and state.step not in self.looks:
+            return
+        self._described = now
+        passed = state.seconds + now - self._began
         left = passed / state.step * (self.settings.steps - state.step)
         self.progress.describe(f"recovering {self.name}: loss {state.loss:.4f}{self._shown}, {clock(left)} left")
 

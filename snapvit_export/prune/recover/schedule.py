@@ -1,4 +1,4 @@
-"""The schedule of a training: AdamW whose step size rises at the beginning and falls along a cosine to almost nothing."""
+"""The schedule of a training: AdamW whose step size rises at first and falls along a cosine to almost nothing."""
 
 from __future__ import annotations
 

@@ -136,8 +136,8 @@ def _named_weights(module: Any, ranking: Ranking, plan: Plan) -> dict[str, Array
     tensors = dict(_outside(module, anatomy))
     for i, block in enumerate(blocks_of(module)):
         orders = (ranking.head_order(i)[: plan.heads[i]], ranking.neuron_order(i)[: plan.neurons[i]])
-        places = (torch.from_numpy(np.argsort(np.argsort(order))) for order in orders)  # from original to rank order
-        block_tensors = _split(block_weights(block, *places, split_query=True))
+        heads, neurons = (torch.from_numpy(np.argsort(np.argsort(order))) for order in orders)  # in rank order
+        block_tensors = _split(block_weights(block, heads, neurons, split_query=True))
         tensors |= {f"blocks.{i}.{name}": tensor for name, tensor in block_tensors.items()}
     names = stored_shapes(anatomy)
     return {name: _stored(name, tensor) for name, tensor in tensors.items() if name in names}

@@ -44,7 +44,7 @@ from .recovered_family import Done, write_recovered
 if TYPE_CHECKING:
     from ..prune.models.load import Model
     from ..prune.rank.distributed import Processes
-    from ..prune.recover.settings import Settings
+    from ..prune.recover.settings import Autocast, Settings
 
 MINUTES = 10.0  # of each variant, unless something else is asked for
 MOST_STOPPING, MOST_REPORTED = 128, 256  # held-out images that decide when to stop, and that report
@@ -376,13 +376,13 @@ class _Trainer:
         autocast = DTYPES[self._autocast()]
         self.teacher = Teacher(parts.model, parts.stopping, processes.device, autocast)
 
-    def _autocast(self) -> str:
+    def _autocast(self) -> Autocast:
         """Return the precision of matrix products: what was asked for, or bf16 on a GPU that has it."""
         if self.request.autocast is not None or self.processes.device.type == "cpu":
             return self.settings.autocast
         import torch
 
-        kind = "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+        kind: Autocast = "bf16" if torch.cuda.is_bf16_supported() else "fp16"
         self.settings = replace(self.settings, autocast=kind)
         return kind
 

@@ -130,7 +130,7 @@ def random_box(size: tuple[int, int], crop: tuple[float, float], rng: np.random.
     width, height = size
     for _ in range(TRIES):
         area = rng.uniform(*crop) * width * height
-        across = math.exp(rng.uniform(*map(math.log, PROPORTIONS)))
+        across = math.exp(rng.uniform(math.log(PROPORTIONS[0]), math.log(PROPORTIONS[1])))
         w, h = math.sqrt(area * across), math.sqrt(area / across)
         if w <= width and h <= height:
             left, top = rng.uniform(0, width - w), rng.uniform(0, height - h)

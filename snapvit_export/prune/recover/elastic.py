@@ -200,7 +200,7 @@ class NestedStudents:
         """Return which models learn in a step: None for the dense one, the smallest, and others by chance."""
         last = len(self.nested) - 1
         rng = np.random.default_rng([self.settings.seed, step])
-        others = rng.choice(last, min(SAMPLED, last), replace=False) if last else []
+        others = rng.permutation(last)[:SAMPLED]
         return [None, last, *(int(other) for other in others)]
 
     def backward(self, views: Views, step: int, share: float) -> float:

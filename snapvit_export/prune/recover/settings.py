@@ -23,6 +23,7 @@ from typing import Literal, get_args
 from ...errors import UsageError
 
 Train = Literal["norms", "linear", "all"]
+Autocast = Literal["none", "bf16", "fp16"]
 TRAINS: tuple[Train, ...] = get_args(Train)
 RATES: dict[Train, float] = {"norms": 2e-3, "linear": 2e-4, "all": 5e-5}
 DEFAULT_RECIPE = "short"
@@ -51,7 +52,7 @@ class Settings:
     looks: int = 12  # at the held-out images during the run
     patience: int = 6  # looks without a better one after which the run ends
     seed: int = 0
-    autocast: Literal["none", "bf16", "fp16"] = "none"
+    autocast: Autocast = "none"
     recompute: bool = False  # activations are computed again on the way back: slower, in far less memory
 
     def __post_init__(self) -> None:

@@ -134,7 +134,13 @@ BY_LIBRARY = [
     (("recover", "--checkpoint", "FAMILY --elastic --model bundled"), "--checkpoint does not go with bundled"),
     (("recover", "--model-arg", "FAMILY --elastic --model bundled --model-arg depth=3"), "--model-arg"),
 ]
-NEEDED = {"profile": ["x"], "evaluate": ["x"], "validate": ["x"], "inspect": ["x"], "recover": ["x"]}  # arguments without which none run
+NEEDED = {
+    "profile": ["x"],
+    "evaluate": ["x"],
+    "validate": ["x"],
+    "inspect": ["x"],
+    "recover": ["x"],
+}  # arguments without which none run
 
 
 def option_of(command, name):

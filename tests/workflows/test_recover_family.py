@@ -290,3 +290,65 @@ def test_a_family_of_noise_keeps_what_it_has(tmp_path):
     for variant in after.variants:
         old = before.variant(variant.name)
         assert variant == old or variant.recovered.after.divergence < variant.recovered.before.divergence
+
+
+def test_a_variant_in_int8_is_quantised_again(place):
+    from snapvit_export.target import Target
+
+    with short_timings():
+        export(
+            Request(
+                model=str(place / "model"),
+                data=str(place / "images"),
+                out=place / "family",
+                sparsity=[0.6],
+                target=Target(runtime="onnxruntime", precision="int8-dynamic", batch=1, threads=1),
+                settings=correcting_settings("default", True, images=24),
+            )
+        )
+    manifest = recover(asked(place, variants=["s60"], steps=40), Silent())
+    variant = manifest.variant("s60")
+    assert variant.recovered is not None
+    assert variant.precision == "int8-dynamic"
+    assert variant.precision_cosine > 0.9
+    assert variant.recovered.same_graph
+
+
+def test_a_killed_recovery_goes_on(place, monkeypatch):
+    from snapvit_export.prune.rank.checkpoint import Checkpoint
+
+    whole = shutil.copytree(place, place.parent / "whole")
+    wanted = recover(asked(whole, variants=["s60"], steps=40), Silent())
+    saves, plain = [], Checkpoint.save
+
+    def save(self, *arguments):
+        plain(self, *arguments)
+        saves.append(self.path)
+        if len(saves) == 2:
+            raise MemoryError  # whatever ends it
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(Checkpoint, "save", save)
+        recover(asked(place, variants=["s60"], steps=40), Silent())
+    assert saves[-1].is_file()
+    found = recover(asked(place, variants=["s60"], steps=40), Silent())
+    ours, theirs = found.variant("s60"), wanted.variant("s60")
+    assert ours.weights == theirs.weights  # named by their contents
+    assert ours.recovered.after == theirs.recovered.after
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_family(place, monkeypatch):
+    import errno
+
+    from snapvit_export.workflows import recovered_family
+
+    before = {path.name: path.read_bytes() for path in (place / "family").iterdir() if path.is_file()}
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(recovered_family.shutil, "copy2", full)
+    with pytest.raises(SnapvitError, match="the disk is full"):
+        recover(asked(place, variants=["s60"], steps=40), Silent())
+    assert {path.name: path.read_bytes() for path in (place / "family").iterdir() if path.is_file()} == before
+    assert list(place.glob("*.checkpoint"))  # what was learnt is not lost

@@ -50,7 +50,7 @@ class Settings:
     crop: tuple[float, float] = (0.35, 1.0)  # share of the picture that a crop has
     mixup: float = 0.0  # parameter of the Beta distribution of shares; 0: pictures are not mixed
     looks: int = 12  # at the held-out images during the run
-    patience: int = 6  # looks without a better one after which the run ends
+    patience: int = 9  # looks without a better one after which the run ends
     seed: int = 0
     autocast: Autocast = "none"
     recompute: bool = False  # activations are computed again on the way back: slower, in far less memory

@@ -38,7 +38,9 @@ def recover(
     labels: Annotated[bool, typer.Option("--labels", help="Learn from labels of the model's classes too.")] = False,
     rate: Annotated[
         Optional[float],
-        typer.Option(min=1e-9, max=10, help="Largest step size of AdamW; by default what suits --train."),
+        typer.Option(
+            min=1e-9, max=10, help="Largest step size of AdamW; by default what suits --train and the images."
+        ),
     ] = None,
     batch: Annotated[
         Optional[int], typer.Option(min=1, max=65536, help="Images of one step, of all processes.")

@@ -178,8 +178,9 @@ def _recover_in(folder: Path, request: RecoverRequest, processes: Processes, pro
     calibration, stopping, reported = read_images(
         (corrected, split[1], split[2]), model.preprocessing, progress, in_many_sizes=True
     )
-    pictures = Pictures(split[0], model.preprocessing, settings.crop, settings.seed, settings.mixup)
+    pictures = Pictures(split[0], model.preprocessing, settings.crop, settings.seed, settings.mixup, settings.flip)
     pictures.decode(progress)
+    settings = settings.for_images(len(pictures))
     columns = _columns(settings, model, reported, progress)
     parts = _Parts(model, ranking, manifest, calibration, stopping, reported, pictures, columns)
     trainer = _Trainer(folder, request, settings, parts, processes, progress)
@@ -456,7 +457,7 @@ class _Trainer:
             if begun is None:
                 settings = steps_within(minutes, learner, parts.pictures, settings, self.processes)
             else:
-                settings = replace(settings, steps=begun)
+                settings = replace(settings, steps=begun[0], looks=begun[1])
         with resumable(path):
             return train(
                 learner,

@@ -66,7 +66,9 @@ class Lesson:
         self.teacher = Teacher(self.model, self.held_out, CPU, None)
 
     def pictures(self, settings: Settings) -> Pictures:
-        return Pictures(self.source, self.model.preprocessing, settings.crop, settings.seed, settings.mixup)
+        return Pictures(
+            self.source, self.model.preprocessing, settings.crop, settings.seed, settings.mixup, settings.flip
+        )
 
     def student(self, settings: Settings, plan: Plan | None = None) -> Student:
         return Student(narrow(self.model, self.images, plan), self.teacher, settings)

@@ -224,15 +224,15 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(lesson):
 
 
 def test_parts_of_a_batch_add_up_to_the_whole(lesson):
-    def answers(micro, rate=1e-3):
-        settings = Settings(steps=3, batch=8, micro=micro, rate=rate, looks=1, streams=0.0)
-        student = lesson.student(settings)
-        train(student, lesson.pictures(settings), settings)
-        with torch.no_grad():  # biases of keys differ: their gradient is rounding alone, and they have no effect
-            return student.module(torch.from_numpy(next(lesson.held_out.batches(12))))
+    def gradient(micro):
+        settings = Settings(train="all", batch=8, micro=micro, streams=0.0)
+        student, pictures = lesson.student(settings), lesson.pictures(settings)
+        for start in range(0, 8, micro):
+            student.backward(pictures.views(range(start, start + micro), student.sizes), 0, micro / 8)
+        return {name: tensor.grad for name, tensor in student.parameters.items() if tensor.grad is not None}
 
-    whole, parts = answers(8), answers(2)
-    assert float((whole - parts).abs().max()) < 1e-3 < float((whole - answers(8, rate=2e-3)).abs().max())
+    whole, parts = gradient(8), gradient(2)
+    assert all(torch.allclose(whole[name], parts[name], atol=1e-5, rtol=1e-4) for name in whole)
 
 
 def test_recomputed_activations_give_the_same_gradients(lesson):
@@ -293,6 +293,29 @@ def test_minutes_become_steps(lesson):
     few = steps_within(0.01, student, lesson.pictures(settings), settings).steps
     more = steps_within(0.05, student, lesson.pictures(settings), settings).steps
     assert 1 <= few < more
+
+
+def test_looks_are_fewer_where_they_would_take_most_of_the_time(lesson, monkeypatch):
+    import time
+
+    settings = Settings(steps=1, batch=4, micro=4, looks=12)
+    student = lesson.student(settings)
+    plain = student.compared
+
+    def slowly():
+        time.sleep(0.05)
+        return plain()
+
+    monkeypatch.setattr(student, "compared", slowly)
+    found = steps_within(0.02, student, lesson.pictures(settings), settings)
+    assert found.looks < 12
+    assert found.steps > 1
+
+
+def test_fewer_images_have_smaller_steps():
+    rates = [Settings(train="linear").for_images(count).rate for count in (100, 250, 500, 1000, 10**6)]
+    assert rates == pytest.approx([5e-5, 5e-5, 1e-4, 2e-4, 2e-4])
+    assert Settings(rate=0.1).for_images(100).rate == 0.1
 
 
 def test_the_papers_settings_are_its_own():

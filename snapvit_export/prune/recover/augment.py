@@ -57,8 +57,9 @@ class Pictures:
         crop: tuple[float, float],
         seed: int = 0,
         mixup: float = 0.0,
+        flip: bool = True,
     ) -> None:
-        self.preprocessing, self.crop, self.seed, self.mixup = preprocessing, crop, seed, mixup
+        self.preprocessing, self.crop, self.seed, self.mixup, self.flip = preprocessing, crop, seed, mixup, flip
         shortest = math.ceil(ROOM * max(preprocessing.input_size[1:]))
         self._source = decoded_once(replace(source, open=lambda i: _shrunk(source.open(i), shortest)), MOST_DECODED)
         self._rows = list(range(source.count))
@@ -116,7 +117,7 @@ class Pictures:
         from PIL.Image import Resampling, Transpose
 
         image = self._source.open(row)
-        box, flips = random_box(image.size, self.crop, rng), bool(rng.random() < 0.5)
+        box, flips = random_box(image.size, self.crop, rng), bool(rng.random() < 0.5) and self.flip
         kind = Resampling[self.preprocessing.interpolation.upper()]
         found = {}
         for height, width in sizes:

@@ -43,16 +43,17 @@ def save(
     state: TrainingState,
     parameters: Mapping[str, Tensor],
     optimiser: torch.optim.Optimizer,
-    steps: int,
+    planned: tuple[int, int],
 ) -> None:
-    """Write the state whole, or leave what was there; `steps`: of the whole run."""
+    """Write the state whole, or leave what was there; `planned`: steps and looks of the whole run."""
     arrays = _prefixed("now", parameters) | _prefixed("average", state.average) | _prefixed("best", state.best)
     for moment in MOMENTS:
         values = {name: optimiser.state[tensor][moment] for name, tensor in parameters.items()}
         arrays |= _prefixed(moment, values)
     rest = {
         "step": state.step,
-        "steps": steps,
+        "steps": planned[0],
+        "looks": planned[1],
         "best_step": state.best_step,
         "best_divergence": state.best_divergence,
         "history": state.history,

@@ -33,6 +33,8 @@ from .settings import Settings
 from .student import Learner
 
 SAVE_SECONDS = 120.0  # between checkpoints, beside those at every look
+LOOKING = 0.2  # of the minutes that were asked for is spent on looks at most
+FEWEST_LOOKS = 3
 SHOWN_SECONDS = 10.0  # between the lines that tell how it goes
 SHOWN_LOSS = 0.9  # of the loss that is shown is the mean of earlier steps'
 FIRST_SCALE = 2.0**14  # of the loss in float16
@@ -62,20 +64,23 @@ def steps_within(
 ) -> Settings:
     """Return the settings with as many steps as this machine takes in so many minutes; nothing is learnt yet.
 
-    They are fixed before the first step, so a run is repeated by its steps and its seed.
+    They are fixed before the first step, so a run is repeated by its steps and its seed. Looks at the held-out images
+    take a share of the time, and are fewer where they would take more.
     """
 
-    def measured() -> int:
+    def measured() -> tuple[int, int]:
         views = pictures.views(range(settings.micro), learner.sizes)
         for _ in range(2):  # the first is slower
             part = _seconds(lambda: learner.backward(views, 0, 1.0))
         for tensor in learner.parameters.values():
             tensor.grad = None
-        looking = (settings.looks + 2) * _seconds(learner.compared)
+        look, whole = _seconds(learner.compared), 60 * minutes
+        looks = max(FEWEST_LOOKS, min(settings.looks, int(LOOKING * whole / look)))
         step = part * math.ceil(len(_parts(settings, 0)) / processes.count)
-        return max(1, int((60 * minutes - looking) / step))
+        return max(1, int((whole - (looks + 2) * look) / step)), looks
 
-    return replace(settings, steps=processes.from_first(measured))
+    steps, looks = processes.from_first(measured)
+    return replace(settings, steps=steps, looks=looks)
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -263,7 +268,7 @@ class _Run:
             return
         before = self.state.seconds
         self.state.seconds = before + now - self._began
-        save(self.checkpoint, self.state, self.parameters, self.optimiser, self.settings.steps)
+        save(self.checkpoint, self.state, self.parameters, self.optimiser, (self.settings.steps, self.settings.looks))
         self.state.seconds = before
         self._saved = now
 
@@ -366,7 +371,7 @@ def checkpoint_at(path: Path, settings: Settings, made_from: Mapping[str, Any], 
     return Checkpoint(path, {"recover": decided, **made_from})
 
 
-def begun_steps(checkpoint: Checkpoint) -> int | None:
-    """Return the steps of the run that a checkpoint is of; None if there is none."""
+def begun_steps(checkpoint: Checkpoint) -> tuple[int, int] | None:
+    """Return the steps and the looks of the run that a checkpoint is of; None if there is none."""
     saved = checkpoint.load()
-    return None if saved is None else int(saved.rest["steps"])
+    return None if saved is None else (int(saved.rest["steps"]), int(saved.rest["looks"]))

@@ -4,7 +4,7 @@
 |------------|----------------------------------------------------------------------------------------------------|
 | train      | norms: norms, biases, LayerScale; linear: also proj and fc2, which are a variant's own; all: all   |
 | batch      | images of one step, over all processes; `micro` of them pass through the model at once              |
-| rate       | largest step size of AdamW; None: that of `RATES` for what is trained                               |
+| rate       | largest step size of AdamW; None: that of `RATES` for what is trained and for the number of images  |
 | streams    | weight of the relative error of the stream after every block                                        |
 | soft, tau  | weight of tau^2 KL of the teacher's predictions at that temperature; without a classifier, 1 - cosine |
 | hard       | weight of the cross-entropy of the teacher's top answer                                             |
@@ -25,7 +25,11 @@ from ...errors import UsageError
 Train = Literal["norms", "linear", "all"]
 Autocast = Literal["none", "bf16", "fp16"]
 TRAINS: tuple[Train, ...] = get_args(Train)
-RATES: dict[Train, float] = {"norms": 2e-3, "linear": 2e-4, "all": 5e-5}
+RATES: dict[Train, float] = {"norms": 2e-3, "linear": 2e-4, "all": 1e-4}  # where there are `MANY` images
+MANY, LEAST_SHARE = (
+    1000,
+    0.25,
+)  # with fewer images steps are smaller, down to this share: large ones learn them by heart
 DEFAULT_RECIPE = "short"
 
 
@@ -47,7 +51,8 @@ class Settings:
     tau: float = 1.0
     hard: float = 0.0
     labels: float = 0.0
-    crop: tuple[float, float] = (0.35, 1.0)  # share of the picture that a crop has
+    crop: tuple[float, float] = (0.8, 1.0)  # share of the picture that a crop has; small ones are other pictures
+    flip: bool = True  # half of the pictures are mirrored
     mixup: float = 0.0  # parameter of the Beta distribution of shares; 0: pictures are not mixed
     looks: int = 12  # at the held-out images during the run
     patience: int = 9  # looks without a better one after which the run ends
@@ -69,6 +74,16 @@ class Settings:
     def largest_rate(self) -> float:
         """The largest step size."""
         return RATES[self.train] if self.rate is None else self.rate
+
+    def for_images(self, images: int) -> Settings:
+        """Return the same settings with a step size that suits so many images, unless one is given.
+
+        >>> Settings(train="linear").for_images(200).rate
+        5e-05
+        """
+        if self.rate is not None:
+            return self
+        return replace(self, rate=RATES[self.train] * max(LEAST_SHARE, min(1.0, images / MANY)))
 
     def for_epochs(self, epochs: float, images: int) -> Settings:
         """Return the same settings with the steps of so many passes over the images."""

@@ -58,7 +58,7 @@ LABELS = 0.5  # weight of labels where they are asked for
 class RecoverRequest:
     """Variants of a family to train, and how; or a ranking, from which the family is exported first.
 
-    >>> recover(RecoverRequest(Path("snapvit-family"), data="path/to/images", minutes=5), progress)
+    >>> request = RecoverRequest(Path("snapvit-family"), data="path/to/images", model="my-vit", minutes=5)
     """
 
     what: Path  # a family folder, or a ranking file

@@ -261,8 +261,7 @@ def test_another_model_than_the_familys_is_refused(place, tmp_path):
         recover(asked(place, variants=["s60"], model=str(tmp_path / "other")), Silent())
 
 
-@pytest.mark.slow  # times a whole family
-def test_a_ranking_is_exported_first(place):
+def test_a_ranking_is_exported_first(place, short_timings):
     manifest = recover(
         RecoverRequest(
             place / "family" / "ranking.safetensors",

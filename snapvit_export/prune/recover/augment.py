@@ -45,10 +45,7 @@ class Views:
 
 
 class Pictures:
-    """The pictures of a source as samples by number.
-
-    >>> views = Pictures(source, model.preprocessing, (0.35, 1.0)).views(range(8), [model.anatomy.image])
-    """
+    """The pictures of a source as samples by number."""
 
     def __init__(
         self,

@@ -158,10 +158,7 @@ def _layer_scale(shared: Mapping[str, Tensor], layer: str, part: Part) -> Tensor
 
 
 class NestedStudents:
-    """Models of several Plans that learn together (a `student.Learner`).
-
-    >>> learner = NestedStudents(model, ranking, plans, teacher, Settings(train="linear"), statistics)
-    """
+    """Models of several Plans that learn together (a `student.Learner`)."""
 
     def __init__(
         self,

@@ -102,8 +102,6 @@ def train(
     """Train a learner and leave it with the best weights that were seen on the held-out images.
 
     With a `checkpoint`, a run that was begun there goes on.
-
-    >>> train(student, pictures, Settings(steps=50)).after[0].divergence
     """
     run = _Run(learner, pictures, settings, checkpoint, processes, progress or Silent(), name)
     return run.whole()

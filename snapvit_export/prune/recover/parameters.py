@@ -30,7 +30,8 @@ def trained(module: nn.Module, train: Train, dense: nn.Module | None) -> dict[st
 
     `dense`: what it was cut from; None: all that it has is its own.
 
-    >>> trained(small, "norms", model.module)
+    >>> trained(model.module, "norms", None)["norm.weight"].shape
+    torch.Size([48])
     """
     named = dict(module.named_parameters())
     if train == "all":

@@ -86,10 +86,7 @@ class Teacher:
 
 
 class Student:
-    """A cut model that learns.
-
-    >>> Student(small, teacher, Settings(train="norms")).compared()[0].divergence.mean()
-    """
+    """A cut model that learns."""
 
     def __init__(
         self,

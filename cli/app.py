@@ -26,6 +26,7 @@ from . import (
     pack,
     profile,
     rank,
+    recover,
     report,
     run,
     serve,
@@ -91,6 +92,7 @@ app.command("profile", cls=StrictCommand)(profile.profile)
 app.command("choose", cls=StrictCommand)(choose.choose)
 app.command("evaluate", cls=StrictCommand)(evaluate.evaluate)
 app.command("fleet", cls=StrictCommand)(fleet.fleet)
+app.command("recover", cls=StrictCommand)(recover.recover)
 app.command("validate", cls=StrictCommand)(validate.validate)
 app.command("compare", cls=StrictCommand)(compare.compare)
 app.command("report", cls=StrictCommand)(report.report)

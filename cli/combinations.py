@@ -232,6 +232,9 @@ RULES = (
         for option in ("--hit", "--late", "--record")
     ),
     Rule("run", "--frames", "is how long a camera runs. Give --fps 30 too, or leave it out", unless=("--fps",)),
+    Rule("recover", "--minutes", "and --epochs both say how long. Give one of them", beside=("--epochs",)),
+    Rule("recover", "--variant", "names some, and --elastic means all. Give one of them", beside=("--elastic",)),
+    Rule("recover", "--variant", "and --budget each say what to recover. Give one of them", beside=("--budget",)),
     Rule("compare", "--sparsity", "and --flops are two measures of size. Give one", beside=("--flops",)),
     Rule("inspect", "--target", "is the older name of --runtime. Give one of them", beside=("--runtime",)),
 )

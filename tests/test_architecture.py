@@ -29,6 +29,7 @@ correct
 rank
 pack
 build compare import_scores torch_parity
+recover
 """
 HEAVY = {"torch", "timm", "torchvision"}
 

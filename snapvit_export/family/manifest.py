@@ -21,7 +21,7 @@ from ..model.plan import Plan
 from ..profiling.latency_model import LatencyModel
 from ..profiling.profile import Percentile, Profile
 from ..runtimes.device import DeviceCard
-from ..storage.json import Count, Finite, Kept, Name, NotNegative, Positive, Ratio, Size, Value
+from ..storage.json import Count, Finite, Kept, Name, NotNegative, Positive, Ratio, Size, Some, Value
 from ..target import Precision, SumBits, Target, in_precision
 from .evaluation import Evaluation
 from .fidelity import Fidelity
@@ -61,6 +61,25 @@ class WeightFile(Value, frozen=True, kw_only=True):
     sha256: str
 
 
+class Recovery(Value, frozen=True, kw_only=True):
+    """How a variant was trained after it was cut, and what that brought on images that it was not trained on."""
+
+    train: Literal["norms", "linear", "all"]  # what was trained
+    steps: Count  # that were taken
+    best_step: Count  # whose weights these are
+    images: Some  # that it was trained on
+    source: str  # of them
+    batch: Size
+    seed: Count
+    recipe: str
+    labels: bool = False  # True: labels were read
+    together: tuple[Name, ...] = ()  # variants that learnt together and share their weights; empty: it learnt alone
+    before: Fidelity  # of its file
+    after: Fidelity
+    seconds: NotNegative
+    same_graph: bool  # True: only weights differ from the graph that was timed before
+
+
 class Variant(Value, frozen=True, kw_only=True):
     """A Plan made real: one file, what it keeps, how fast it is and how well it does."""
 
@@ -93,6 +112,7 @@ class Variant(Value, frozen=True, kw_only=True):
     evaluations: tuple[Evaluation, ...] = ()  # others: of other data, of fewer images, or of fewer measures
     fidelity: Fidelity | None = None  # to the dense model in fp32; None in older files, or without images for it
     dominated_by: Name | None = None  # a variant that is no worse in speed and quality, and better in one of them
+    recovered: Recovery | None = None  # None: it was not trained
 
     def plan_of(self, anatomy: Anatomy) -> Plan:
         """Return the Plan of the variant: the heads, neurons and tokens that it keeps of a model."""

@@ -30,6 +30,7 @@ from ..calibration.preprocessing import Preprocessing
 from ..elastic.format import Wiring
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
+from ..model.tensor_names import weight_shapes
 
 Array = npt.NDArray[np.float32]
 Tensors = dict[str, Array]
@@ -63,15 +64,8 @@ def prepare(dense: Mapping[str, npt.NDArray[np.float32]], anatomy: Anatomy, wiri
     """Return the tensors that all variants share, from the dense model's by canonical name (`model.tensor_names`)."""
     found = prepare_outside(dense, anatomy, wiring)
     for i in range(len(anatomy.blocks)):
-        prefix = f"blocks.{i}."
-        own = {name.removeprefix(prefix): tensor for name, tensor in dense.items() if name.startswith(prefix)}
-        found |= {prefix + name: tensor for name, tensor in _block(own, anatomy, wiring, i).items()}
-        for layer in ("proj", "fc2"):
-            if f"{prefix}{layer}.weight" in dense:
-                found |= _output_layer(dense, dense, anatomy, i, layer)
-            else:
-                found.pop(f"{prefix}{layer}.bias", None)  # the layer before holds it
-    return {name: tensor for name, tensor in found.items() if not name.endswith(SCALES)}
+        found |= _prepared_block(dense, anatomy, wiring, i)
+    return found
 
 
 def prepare_outside(dense: Mapping[str, npt.NDArray[np.float32]], anatomy: Anatomy, wiring: Wiring) -> Tensors:
@@ -95,14 +89,74 @@ def with_fused_qkv(prepared: Mapping[str, Array], anatomy: Anatomy) -> Tensors:
     return found
 
 
-def own_tensors(dense: Mapping[str, Array], anatomy: Anatomy, plan: Plan, corrected: Mapping[str, Array]) -> Tensors:
+def own_tensors(
+    dense: Mapping[str, Array],
+    anatomy: Anatomy,
+    plan: Plan,
+    corrected: Mapping[str, Array],
+    wiring: Wiring,
+    fused_qkv: bool = False,
+) -> Tensors:
     """Return a variant's own tensors: proj and fc2 where they were corrected, and the bias of proj where v has one.
 
     `dense` are the canonical tensors of the dense model; `corrected` those of the variant that differ from them. A
     removed sub-layer only adds its bias, so the one before it adds that as well; or the replacement that `corrected`
-    has for it: the bias of a proj or fc2 without rows, or `REPLACEMENT`.
+    has for it: the bias of a proj or fc2 without rows, or `REPLACEMENT`. `fused_qkv`: as `with_fused_qkv` has them.
     """
-    return _without_removed(_all_own(dense, anatomy, plan, corrected), dense, anatomy, plan)
+    found = _all_own(dense, anatomy, plan, corrected)
+    for i in sorted({int(name.split(".")[1]) for name in corrected if _is_trained(name)}):
+        ours, theirs = _trained_block(dense, anatomy, plan, corrected, wiring, i)
+        if fused_qkv:
+            ours, theirs = with_fused_qkv(ours, anatomy), with_fused_qkv(theirs, anatomy)
+        changed = {name: tensor for name, tensor in ours.items() if not _same_rows(tensor, theirs.get(name))}
+        found = _without_layers(found, plan, i) | changed
+    return _without_removed(found, dense, anatomy, plan)
+
+
+def _is_trained(name: str) -> bool:
+    """Return True for a tensor of a block beside proj and fc2, which training alone changes."""
+    return name.startswith("blocks.") and name.split(".")[2] not in ("proj", "fc2")
+
+
+def _without_layers(found: Tensors, plan: Plan, block: int) -> Tensors:
+    """Leave out the proj and the fc2 of a block, unless they are removed and only add a vector."""
+    kept = [f"blocks.{block}.{layer}." for layer, keep in (("proj", plan.heads), ("fc2", plan.neurons)) if keep[block]]
+    return {name: tensor for name, tensor in found.items() if not name.startswith(tuple(kept))}
+
+
+def _trained_block(
+    dense: Mapping[str, Array], anatomy: Anatomy, plan: Plan, corrected: Mapping[str, Array], wiring: Wiring, i: int
+) -> tuple[Tensors, Tensors]:
+    """Return the tensors of a trained block, with as many rows as a Plan keeps, and those of the dense one."""
+    prefix = f"blocks.{i}."
+    shapes = {
+        name: shape for name, shape in weight_shapes(anatomy.with_counts(plan)).items() if name.startswith(prefix)
+    }
+    own = {name: dense[name][: shape[0]] for name, shape in shapes.items()}
+    own |= {
+        name: array for name, array in corrected.items() if name.startswith(prefix) and not name.endswith(REPLACEMENT)
+    }
+    return _prepared_block(own, anatomy, wiring, i), _prepared_block(dense, anatomy, wiring, i)
+
+
+def _prepared_block(tensors: Mapping[str, Array], anatomy: Anatomy, wiring: Wiring, i: int) -> Tensors:
+    """Return the tensors of a block as a graph reads them."""
+    prefix = f"blocks.{i}."
+    found = {prefix + name: tensor for name, tensor in _block(_named(tensors, prefix), anatomy, wiring, i).items()}
+    for layer in ("proj", "fc2"):
+        if f"{prefix}{layer}.weight" in tensors:
+            found |= _output_layer(tensors, tensors, anatomy, i, layer)
+        else:
+            found.pop(f"{prefix}{layer}.bias", None)  # the layer before holds it
+    return {name: tensor for name, tensor in found.items() if not name.endswith(SCALES)}
+
+
+def _named(tensors: Mapping[str, Array], prefix: str) -> Tensors:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _same_rows(tensor: Array, shared: Array | None) -> bool:
+    return shared is not None and np.array_equal(tensor, shared[: len(tensor)])
 
 
 def _without_removed(found: Tensors, dense: Mapping[str, Array], anatomy: Anatomy, plan: Plan) -> Tensors:

@@ -7,7 +7,7 @@
     NAME.onnx             the graph, tens of kilobytes that point into these files; a variant's own vectors are in it
     weights.bin           the dense model as `weights.prepare` folds it: every variant reads prefixes of it
     weights-int8-dynamic.bin   the same in another precision, in a family that mixes them
-    corrected-HASH.bin    proj and fc2 of a variant that was corrected
+    corrected-HASH.bin    proj and fc2 of a variant that was corrected, or all matrices that were trained
     positions-HASH.bin    positions, rotary tables and prefix of another resolution, or without the first sub-layer
 
 The last two are named by their contents: variants of one width that differ in their tokens alone share one file, and a
@@ -288,14 +288,21 @@ class GraphWriter:
         """Return the tensors for images as the graphs take them."""
         return takes_bytes(tensors, self.blueprint.preprocessing) if self.takes_bytes else tensors
 
-    def _of_resolution(self, plan: Plan) -> Tensors:
-        """Return positions and rotary tables, in float32, of a Plan whose images are of another resolution."""
+    def _outside(self, plan: Plan, corrected: Arrays) -> Tensors:
+        """Return the tensors outside the blocks, in float32, that differ from the shared ones.
+
+        Those are positions and rotary tables of a Plan whose images are of another resolution, and what was trained.
+        """
         dense = self.blueprint.dense
         moved = at_resolution(dense, self.anatomy, self.wiring, plan)
-        if not moved:
+        trained = {name: tensor for name, tensor in corrected.items() if not name.startswith("blocks.")}
+        if not moved and not trained:
             return {}
-        made = self._as_taken(prepare_outside({**dense, **moved}, self.anatomy, self.wiring))
-        return {name: made[name] for name in OF_RESOLUTION if name in made}
+        made = self._as_taken(prepare_outside({**dense, **moved, **trained}, self.anatomy, self.wiring))
+        if not trained:
+            return {name: made[name] for name in OF_RESOLUTION if name in made}
+        shared = self._as_taken(prepare_outside(dense, self.anatomy, self.wiring))
+        return {name: tensor for name, tensor in made.items() if not np.array_equal(tensor, shared[name])}
 
     def _stored(self, tensors: Mapping[str, npt.NDArray[np.float32]]) -> Tensors:
         return stored(tensors, self.precision, self.int8_sum_bits or 16, self._half_around)
@@ -323,7 +330,10 @@ class GraphWriter:
         precision: GraphPrecision = GraphPrecision(),
         metadata: Mapping[str, str] | None = None,
     ) -> WrittenGraph:
-        """Write NAME.onnx, and what it has of its own: the `corrected` proj and fc2, or positions of its resolution."""
+        """Write NAME.onnx, and what it has of its own: the `corrected` tensors, or positions of its resolution.
+
+        Those are proj and fc2 of a corrected variant, and any tensors of one that was trained, by canonical name.
+        """
         plan.check_fits(self.anatomy)
         if format.takes_bytes and not self.takes_bytes:
             raise ValueError("the weights of this writer do not normalise bytes")
@@ -334,8 +344,8 @@ class GraphWriter:
             raise ValueError("a graph for TensorRT has float16 around int8-static, and no other graph has")
         if precision.precision != self.precision:
             raise ValueError(f"a writer of {self.precision} cannot write {precision.precision}")
-        own = own_tensors(self.blueprint.dense, self.anatomy, plan, corrected or {})
-        moved = self._of_resolution(plan)
+        own = own_tensors(self.blueprint.dense, self.anatomy, plan, corrected or {}, self.wiring, self.for_tensorrt)
+        moved = self._outside(plan, corrected or {})
         if ADDED in own:
             own = into_embedding(own, self._made[1] | moved, self.anatomy)
         own = self._stored(moved | own)

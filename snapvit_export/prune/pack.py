@@ -38,7 +38,7 @@ from .blocks.pruned_block import added_by
 from .blocks.timm_blocks import PARTS, blocks_of
 from .correct.elastic import layers_of
 from .models.load import Model, as_model
-from .models.read_anatomy import activation_name, norm_kind
+from .models.read_anatomy import activation_name, norm_kind, read_anatomy
 
 SAME_TABLES = 1e-4  # timm computes angles of up to some tens in float32; another way to make them differs by far more
 
@@ -113,6 +113,34 @@ def corrected_layers(module: nn.Module, ranking: Ranking, plan: Plan, dense: Map
             if any(not np.array_equal(array, dense.get(key, np.zeros(0))[: len(array)]) for key, array in made.items()):
                 found |= made
     return found
+
+
+def own_weights(
+    module: nn.Module, start: nn.Module, ranking: Ranking, plan: Plan, dense: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Return all tensors that a trained module has of its own, under their canonical names and in rank order.
+
+    Beside what `corrected_layers` returns, those that training has changed: `start` is the module before it.
+    """
+    found = corrected_layers(module, ranking, plan, dense)
+    before = _named_weights(start, ranking, plan)
+    for name, array in _named_weights(module, ranking, plan).items():
+        if not np.array_equal(array, before[name]):
+            found[name] = array
+    return found
+
+
+def _named_weights(module: Any, ranking: Ranking, plan: Plan) -> dict[str, Array]:
+    """Return the tensors of a cut module under their canonical names, what it keeps in rank order."""
+    anatomy = read_anatomy(module, ranking.model or "model")
+    tensors = dict(_outside(module, anatomy))
+    for i, block in enumerate(blocks_of(module)):
+        orders = (ranking.head_order(i)[: plan.heads[i]], ranking.neuron_order(i)[: plan.neurons[i]])
+        heads, neurons = (torch.from_numpy(np.argsort(np.argsort(order))) for order in orders)  # in rank order
+        block_tensors = _split(block_weights(block, heads, neurons, split_query=True))
+        tensors |= {f"blocks.{i}.{name}": tensor for name, tensor in block_tensors.items()}
+    names = stored_shapes(anatomy)
+    return {name: _stored(name, tensor) for name, tensor in tensors.items() if name in names}
 
 
 def _array(tensor: Tensor) -> Array:

@@ -414,3 +414,28 @@ def spread_bars(values: list[float | None], width: int = BAR_WIDTH, ascii_only: 
 def _is_short(text: str, at: int) -> bool:
     """Return True if the bar ends before the mark, which then stands in free space."""
     return bool(text) and text[at] == " "
+
+
+def print_recovered(manifest: Manifest) -> None:
+    """Print what training has brought to each variant that was recovered, on images that it was not trained on."""
+    found = [(variant, variant.recovered) for variant in manifest.variants if variant.recovered is not None]
+    if not found:
+        say("No variant got better by training: the family is as it was.")
+        return
+    columns = ("variant", "trained", "steps", "same answer before, %", "after, %", "divergence before", "after")
+    rows = [
+        (
+            variant.name,
+            how.train + (" together" if how.together else ""),
+            f"{how.best_step} of {how.steps}",
+            words.same(how.before),
+            words.same(how.after),
+            words.divergence(how.before),
+            words.divergence(how.after),
+        )
+        for variant, how in found
+    ]
+    stream = sys.stdout
+    print_rows(columns, [[_writable(cell, stream) for cell in row] for row in rows], left={"variant", "trained"})
+    if all(how.same_graph for _, how in found):
+        say("Latencies are as before: the graphs differ from those that were timed in their weights alone.", stream)

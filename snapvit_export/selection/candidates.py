@@ -26,7 +26,7 @@ from ..allocation.recipe import ADDS_BIASES
 from ..checks.comparison import Compared
 from ..family.evaluation import Evaluation
 from ..family.fidelity import Fidelity, NotFinite
-from ..family.manifest import Limits, Measurement, Variant, Verdict, WeightFile, verdict_on, worst
+from ..family.manifest import Limits, Measurement, Recovery, Variant, Verdict, WeightFile, verdict_on, worst
 from ..graph.format import GraphFormat
 from ..graph.forward import can_reorder
 from ..graph.precision import GraphPrecision
@@ -86,6 +86,7 @@ class BuiltVariant:
     parity: float | None = None  # largest difference to torch, in units of the largest output
     int8_sum_bits: SumBits | None = None  # None: not known, or not int8
     compared: Compared | None = None  # in the target's runtime with ONNX Runtime; None: not compared, or the same
+    recovered: Recovery | None = None  # how it was trained after it was cut
 
     @staticmethod
     def of(folder: Path, variant: Variant, anatomy: Anatomy) -> BuiltVariant:
@@ -107,6 +108,7 @@ class BuiltVariant:
             kept=True,
             parity=variant.parity,
             int8_sum_bits=None if sum_bits is UNSET else sum_bits,
+            recovered=variant.recovered,
         )
 
     @property
@@ -523,6 +525,7 @@ def _described(built: BuiltVariant, anatomy: Anatomy) -> Variant:
         evaluation=before[0] if before else built.evaluation,
         evaluations=before[1:],
         fidelity=built.fidelity,
+        recovered=built.recovered,
     )
     if built.evaluation is None or built.evaluation in before:
         return described

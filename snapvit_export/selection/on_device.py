@@ -316,7 +316,7 @@ def _candidates(
             packed,
             manifest,
             target,
-            _format(folder, manifest),
+            format_of(folder, manifest),
             inputs,
             scratch,
             progress,
@@ -412,7 +412,7 @@ def noise(manifest: Manifest, count: int, image: tuple[int, int] | None = None) 
     return pixels if manifest.input.type == "uint8" else manifest.preprocessing.normalise(pixels)
 
 
-def _format(folder: Path, manifest: Manifest) -> GraphFormat:
+def format_of(folder: Path, manifest: Manifest) -> GraphFormat:
     """Return the format that the graphs of a family were written in, read from their files."""
     dense = manifest.variant(manifest.dense)
     opset = inspect(folder / dense.file).opset if dense.file.endswith(".onnx") else OPSETS["portable"]

@@ -37,6 +37,8 @@ ALWAYS = {
     "run": "--deadline --fps --top --variant --runtime --threads --json --quiet",
     "serve": "--deadline --port --host --hit --late --max-batch --queue --max-bytes --max-pixels --drain --runtime "
     "--threads --quiet",
+    "recover": "--data --budget --elastic --epochs --train --rate --recipe --labels --batch --model --seed --device "
+    "--autocast --recompute --json --quiet",
     "report": "--out --format --beside --force --json --quiet",
     "inspect": "--runtime --json",
     "import-scores": "--out --model --force --json",
@@ -131,6 +133,9 @@ BY_LIBRARY = [
         )
     ),
     (("report", "--budget", "CHOSEN --budget 9ms"), "Leave --budget out"),
+    (("recover", "--out", "FAMILY --elastic"), "Leave it out"),
+    (("recover", "--checkpoint", "FAMILY --elastic --model bundled"), "--checkpoint does not go with bundled"),
+    (("recover", "--model-arg", "FAMILY --elastic --model bundled --model-arg depth=3"), "--model-arg"),
 ]
 NEEDED = {
     "profile": ["x"],
@@ -138,6 +143,7 @@ NEEDED = {
     "evaluate": ["x"],
     "validate": ["x"],
     "inspect": ["x"],
+    "recover": ["x"],
 }  # arguments without which none run
 
 

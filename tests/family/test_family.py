@@ -44,7 +44,7 @@ def test_the_manifest_has_the_keys_that_others_rely_on(family):
     assert set(manifest) == set(keys.split())
     keys = "name file sparsity heads neurons params flops flops_ratio size_bytes sha256 precision precision_cosine"
     keys += " corrected correction profile evaluation weights engines parity dominated_by tokens image_size fidelity"
-    keys += " evaluations"
+    keys += " evaluations recovered"
     assert [set(variant) for variant in manifest["variants"]] == [set(keys.split())] * 2
     assert [variant["name"] for variant in manifest["variants"]] == ["dense", "s30"]
     assert manifest["variants"][0]["flops_ratio"] == 1

@@ -63,6 +63,12 @@ class Processes:
                     dist.all_reduce(total)
         return [total.cpu() for total in sums]
 
+    def add_up(self, total: Tensor) -> None:
+        """Replace a tensor, on the device of this process, by its sum over all processes."""
+        if self.count > 1:
+            with _peers():
+                dist.all_reduce(total)
+
     def _exchange(self, mine: Any) -> list[Any]:
         """Return every process's value in all processes, sent as MessagePack: plain values, nothing that executes."""
         data = torch.frombuffer(bytearray(msgspec.msgpack.encode(mine)), dtype=torch.uint8)

@@ -1797,8 +1797,7 @@ class Agent:
         """Compare the answers of one engine; what was found is kept beside it, and not looked for again."""
         known, described = self.builds[variant.name], self.asked.engines / f"{variant.name}.json"
         rules = (least_cosine(variant.precision), LEAST_UNDECIDED, reference.scores, reference.mean, reference.std)
-        undecided = sorted(reference.undecided[variant.name])
-        against = [sorted(reference.digests.items()), rules, undecided]
+        against = [sorted(reference.digests.items()), rules, sorted(reference.undecided[variant.name])]
         key = hashlib.sha256(json.dumps(against).encode()).hexdigest()
         if known.get("compared_with") == key:
             return dict(known["compared"])

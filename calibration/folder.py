@@ -19,7 +19,7 @@ PHOTOS = frozenset({".jpg", ".jpeg"})
 def folder_source(folder: Path) -> Source:
     """All images below a folder. Images in one sub-folder per class have that class as their label."""
     if not os.path.isdir(folder):
-        raise SnapvitError(f"{folder}: no such image folder. Give --data a folder of images, or leave it out")
+        raise SnapvitError(f"{folder}: no such image folder. Name a folder of images that is there")
     found = {path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()}
     masks = {path.with_suffix(".png") for path in found if path.suffix.lower() in PHOTOS}
     # Parts are sorted, not paths: those sort otherwise on Windows.

@@ -561,18 +561,24 @@ def test_an_interrupted_export_leaves_nothing(stop, tmp_path, tmp_path_factory):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_family_for_a_board_is_a_spread_in_its_precisions_that_nothing_times(snapvit, tmp_path, tiny_folder):
+@pytest.mark.parametrize(
+    ("board", "precisions"),
+    [("jetson-orin-nano", {"fp16", "int8-static"}), ("jetson-thor", {"fp16", "int8-static", "fp8"})],
+)
+def test_a_family_for_a_board_is_a_spread_in_its_precisions_that_nothing_times(
+    snapvit, tmp_path, tiny_folder, board, precisions
+):
     images = make_image_folder(tmp_path / "images")
-    asked = ["export", "--for", "jetson-orin-nano", "--model", tiny_folder, "--data", images, "--images", 16]
+    asked = ["export", "--for", board, "--model", tiny_folder, "--data", images, "--images", 16]
     outcome = snapvit(*asked, "--out", tmp_path / "family", "--quiet")
     assert outcome.code == 0, outcome.err
     manifest = read_family(tmp_path / "family")
-    assert {variant.precision for variant in manifest.variants} == {"fp16", "int8-static"}
+    assert {variant.precision for variant in manifest.variants} == precisions
     assert len(manifest.variants) > 4
     assert manifest.target.runtime == "tensorrt"
     assert manifest.choice is None
     assert all(variant.profile is None and variant.fidelity is not None for variant in manifest.variants)
-    assert all(inspect(tmp_path / "family" / variant.file).opset == 17 for variant in manifest.variants)
+    assert all(inspect(tmp_path / "family" / variant.file).opset == 19 for variant in manifest.variants)
     assert f"snapvit profile {tmp_path / 'family'} --target jetson://user@board --budget 10ms" in outcome.out
 
 

@@ -32,6 +32,7 @@ from levers import HALVES, MODEL, Side, circumstances
 from quality import read_named
 from results import Row, Rows, cpu_words, share_error, table, write_section
 
+from snapvit_export.allocation.recipe import make_settings
 from snapvit_export.calibration.images import Images, prepare
 from snapvit_export.calibration.open_source import open_source
 from snapvit_export.family.fidelity import Comparison
@@ -73,8 +74,15 @@ def request_of(case: str, side: Side | None) -> Request:
         "levers25": dict(budget="25%"),
         "elastic": dict(flops=SPREAD, levers=("width", "depth")),
     }[case]
+    count = len(side.half.calibration) * 3 // 4  # the others decide when to stop
     return Request(
-        model=MODEL, checkpoint=side.checkpoint, data=str(side.listed), ranking=side.rank(), target=TARGET, **asked
+        model=MODEL,
+        checkpoint=side.checkpoint,
+        data=str(side.listed),
+        ranking=side.rank(),
+        target=TARGET,
+        settings=make_settings("default", images=count),
+        **asked,
     )
 
 

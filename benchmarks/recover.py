@@ -16,7 +16,7 @@ Every row is a family that `snapvit recover` is run on, as a user's would be; tr
 Rows are kept in DIR as JSON lines when they are found, and those already there are not measured again; a training that
 was killed goes on. `--write` puts the table into benchmarks.md of that folder. `--only 60` uses that many images in
 all, and `--minutes 0.2`, to try this script out. Settings were chosen on the first half,
-with an eye on what the second reported: the half called "second" is the one that no choice rests on.
+with an eye on what the second reported, so neither half is quite untouched by that choice.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def recover(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and progress as lines of JSON.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Train cut variants back towards the dense model, without labels.
+    """Train cut variants back, without labels.
 
     They are written into their family if they got better, and stay as they were if not. Interrupted, the same command
     goes on where it was.

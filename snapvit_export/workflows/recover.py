@@ -147,7 +147,7 @@ def _family(request: RecoverRequest, processes: Processes, progress: Progress) -
                 ranking=request.what,
                 budget=request.budget,
                 flops=() if request.budget is not None else SPREAD,
-                settings=make_settings("default", seed=request.seed),
+                settings=make_settings("default", seed=request.seed, images=_calibrated(request)),
                 out=request.out,
             ),
             progress,
@@ -156,6 +156,14 @@ def _family(request: RecoverRequest, processes: Processes, progress: Progress) -
 
     processes.from_first(exported)
     return request.out
+
+
+def _calibrated(request: RecoverRequest) -> int:
+    """Return how many images an export may calibrate on, so that enough are left to hold out."""
+    assert request.model is not None
+    data = request.data if request.data is not None else BUNDLED_IMAGES
+    wanted = MOST_STOPPING + MOST_REPORTED
+    return min(CALIBRATED, calibration_and_held_out(data, 10**9, request.seed, wanted, wanted)[0].count)
 
 
 def _recover_in(folder: Path, request: RecoverRequest, processes: Processes, progress: Progress) -> Manifest | None:
@@ -172,7 +180,7 @@ def _recover_in(folder: Path, request: RecoverRequest, processes: Processes, pro
     model = _model(request, folder, manifest, progress)
     check_same_weights(ranking, model, f"{folder / RANKING}: ")
     settings = _settings(request)
-    split = _split(request, manifest, progress)
+    split = _split(request, manifest)
     _warn_of_few(split[0], progress)
     corrected = split[0].subset(range(min(split[0].count, CALIBRATED)))
     calibration, stopping, reported = read_images(
@@ -282,10 +290,10 @@ def _settings(request: RecoverRequest) -> Settings:
     return replace(found, **{**asked, **request.changes})
 
 
-def _split(request: RecoverRequest, manifest: Manifest, progress: Progress) -> tuple[Source, Source, Source]:
+def _split(request: RecoverRequest, manifest: Manifest) -> tuple[Source, Source, Source]:
     """Return the images to train on, those that decide when to stop, and those that report.
 
-    Images that the family was calibrated on are among the first, where others are left to hold out.
+    Images that the family was calibrated on are among the first: its variants look better on them than they are.
     """
     data = request.data
     used, known = dict(manifest.recipe.get("data", {})), manifest.recipe.get("seed")
@@ -299,13 +307,12 @@ def _split(request: RecoverRequest, manifest: Manifest, progress: Progress) -> t
     calibrated = int(used.get("images", 0)) + int(used.get("unreadable", 0))
     if used.get("source") == train.name and train.count < calibrated and train.held_out is None:
         left = train.count + held_out.count - calibrated
-        if left >= LEAST:
-            train, held_out = calibration_and_held_out(data, 10**9, seed, wanted, left)
-        else:
-            progress.note(
-                f"{train.name}: the family was calibrated on images that report here, so what went in looks better "
-                "than it is"
+        if left < LEAST:
+            raise SnapvitError(
+                f"{train.name}: the family was calibrated on all but {left} of its images, so too few are left that "
+                f"could tell what training brings. Give others, or export again with --images {train.count}"
             )
+        train, held_out = calibration_and_held_out(data, 10**9, seed, wanted, left)
     if train.count < LEAST or held_out.count < 4:
         raise SnapvitError(
             f"{train.name}: {train.count + held_out.count} images are too few to train on and to hold some out. "

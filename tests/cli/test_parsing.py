@@ -28,8 +28,8 @@ def test_there_are_such_options():
 )
 def test_no_option_takes_a_number_that_is_none(snapvit, tmp_path, command, option, value):
     needed = [] if command in ("rank", "evaluate") else [tmp_path]
-    budget = ["--budget", "10ms"] if command == "choose" else []
-    outcome = snapvit(command, *needed, *budget, option, value)
+    beside = {"choose": ["--budget", "10ms"], "run": ["digits"], "serve": ["--deadline", "10ms"]}
+    outcome = snapvit(command, *needed, *beside.get(command, ()), option, value)
     assert outcome.code == 2
     assert option in outcome.error_line
     assert value in outcome.error_line

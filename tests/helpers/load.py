@@ -231,11 +231,11 @@ def days(made: Path, count: int, leak: bool, variants: float = 24, hours: float 
     @contextmanager
     def session(*_: Any) -> Iterator[Any]:
         class Session:
-            taken = 0
+            runs = 0
 
             def run(self, images: Any) -> None:
-                self.taken += 1
-                clock.advance(noise[self.taken % len(noise)])
+                self.runs += 1
+                clock.advance(noise[self.runs % len(noise)])
 
         yield Session()
 

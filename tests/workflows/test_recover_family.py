@@ -352,3 +352,18 @@ def test_a_full_disk_is_one_line_and_leaves_the_family(place, monkeypatch):
         recover(asked(place, variants=["s60"], steps=40), Silent())
     assert {path.name: path.read_bytes() for path in (place / "family").iterdir() if path.is_file()} == before
     assert list(place.glob("*.checkpoint"))  # what was learnt is not lost
+
+
+def test_a_family_that_was_calibrated_on_all_images_needs_others(place):
+    with short_timings():
+        export(
+            Request(
+                model=str(place / "model"),
+                data=str(place / "images"),
+                out=place / "family",
+                sparsity=[0.6],
+                settings=correcting_settings("default", True, images=64),
+            )
+        )
+    with pytest.raises(SnapvitError, match="export again with --images 48"):
+        recover(asked(place, variants=["s60"]), Silent())

@@ -11,8 +11,6 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-hypothesis.settings.register_profile("untimed", deadline=None)  # a machine that is busy fails no test
-hypothesis.settings.load_profile("untimed")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run two at a time, most of them on tiny models
 
@@ -24,6 +22,9 @@ from helpers.programs import Outcome
 from helpers.shared import SHARED
 from helpers.timing import short_timings as timings_are_short
 from snapvit_export.prune.models.load import Model
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # a machine that is busy fails no test
+hypothesis.settings.load_profile("untimed")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a job that a shell put in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # programs that tests interrupt would never end

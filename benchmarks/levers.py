@@ -23,6 +23,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -252,15 +253,20 @@ def main() -> None:
         write_report(ours.all(), theirs.all(), given.write)
 
 
-def run(given: argparse.Namespace, ours: Rows, theirs: Rows, sets: list[str], peers: list[str]) -> None:
-    """Measure what is not there yet."""
-    print(cpu_words(), flush=True)
+def sides(given: argparse.Namespace) -> Iterator[tuple[str, Side]]:
+    """Yield the halves of DeiT-Tiny's images, as asked for."""
     model = load_model(MODEL, given.checkpoint)
     images, paths = read_named(model, given.images, given.classes), sorted(given.images.glob("*.jpg"))
     if given.only is not None:
         images, paths = images.first(given.only), paths[: given.only]
     for name in given.halves.split(","):
-        side = Side.of(name, model, images, paths, given)
+        yield name, Side.of(name, model, images, paths, given)
+
+
+def run(given: argparse.Namespace, ours: Rows, theirs: Rows, sets: list[str], peers: list[str]) -> None:
+    """Measure what is not there yet."""
+    print(cpu_words(), flush=True)
+    for name, side in sides(given):
         for levers in sets:
             for share in map(float, given.shares.split(",")):
                 if not ours.has(half=name, share=share, levers=levers):

@@ -24,13 +24,11 @@ from __future__ import annotations
 import argparse
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from levers import HALVES, MODEL, Side, circumstances
-from quality import read_named
+from levers import HALVES, MODEL, Side, circumstances, sides
 from results import Row, Rows, cpu_words, share_error, table, write_section
 
 from snapvit_export.allocation.recipe import make_settings
@@ -183,17 +181,6 @@ def told(row: Row) -> str:
     )
 
 
-def sides(given: argparse.Namespace) -> Iterator[tuple[str, Side, Judge]]:
-    """Yield the halves of DeiT-Tiny's images."""
-    model = load_model(MODEL, given.checkpoint)
-    images, paths = read_named(model, given.images, given.classes), sorted(given.images.glob("*.jpg"))
-    if given.only is not None:
-        images, paths = images.first(given.only), paths[: given.only]
-    for name in given.halves.split(","):
-        side = Side.of(name, model, images, paths, given)
-        yield name, side, Judge(side.half.held_out, side.dense)
-
-
 def of_digits() -> Judge:
     """Return the judge of the bundled model: on images that its source sets aside."""
     model = load_model()
@@ -270,7 +257,8 @@ def main() -> None:
     if "digits" in cases:
         run("digits", "all", None, of_digits())
     if given.checkpoint is not None:
-        for half, side, judge in sides(given):
+        for half, side in sides(given):
+            judge = Judge(side.half.held_out, side.dense)
             for case in (case for case in cases if case != "digits"):
                 run(case, half, side, judge)
     if given.write is not None:

@@ -44,7 +44,7 @@ from .recovered_family import Done, write_recovered
 if TYPE_CHECKING:
     from ..prune.models.load import Model
     from ..prune.rank.distributed import Processes
-    from ..prune.recover.settings import Autocast, Settings
+    from ..prune.recover.settings import Autocast, TrainingSettings
 
 MINUTES = 10.0  # of each variant, unless something else is asked for
 MOST_STOPPING, MOST_REPORTED = 128, 256  # held-out images that decide when to stop, and that report
@@ -274,7 +274,7 @@ def _model(request: RecoverRequest, folder: Path, manifest: Manifest, progress: 
     return model
 
 
-def _settings(request: RecoverRequest) -> Settings:
+def _settings(request: RecoverRequest) -> TrainingSettings:
     """Return the settings that a request asks for; how many steps is known once the images are counted."""
     from ..prune.rank.search.engine import check_autocast
     from ..prune.recover.settings import recipe_of
@@ -329,7 +329,9 @@ def _warn_of_few(train: Source, progress: Progress) -> None:
         )
 
 
-def _columns(settings: Settings, model: Model, images: Images, progress: Progress) -> npt.NDArray[np.int64] | None:
+def _columns(
+    settings: TrainingSettings, model: Model, images: Images, progress: Progress
+) -> npt.NDArray[np.int64] | None:
     """Return the output of each class, where labels are read."""
     if not settings.labels:
         return None
@@ -363,7 +365,7 @@ class _Trainer:
         self,
         folder: Path,
         request: RecoverRequest,
-        settings: Settings,
+        settings: TrainingSettings,
         parts: _Parts,
         processes: Processes,
         progress: Progress,
@@ -476,6 +478,6 @@ class _Trainer:
                 progress=self.progress,
             )
 
-    def _described(self) -> tuple[Settings, str, int, str]:
+    def _described(self) -> tuple[TrainingSettings, str, int, str]:
         parts = self.parts
         return self.settings, self.request.recipe, len(parts.pictures), parts.pictures.name

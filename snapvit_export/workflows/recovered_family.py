@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ..prune.build import ModuleCutter
     from ..prune.recover.cutter import RecoveredCutter
     from ..prune.recover.loop import Outcome
-    from ..prune.recover.settings import Settings
+    from ..prune.recover.settings import TrainingSettings
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class Done:
     cutter: RecoveredCutter
     reference: ModuleCutter  # of the dense model as it was
     outcomes: Mapping[Plan, Outcome]
-    settings: Settings
+    settings: TrainingSettings
     recipe: str
     images: int
     source: str

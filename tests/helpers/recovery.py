@@ -14,7 +14,7 @@ from snapvit_export.model.plan import Plan
 from snapvit_export.prune.correct.refit import refit
 from snapvit_export.prune.models.load import Model
 from snapvit_export.prune.recover.augment import Pictures
-from snapvit_export.prune.recover.settings import Settings
+from snapvit_export.prune.recover.settings import TrainingSettings
 from snapvit_export.prune.recover.student import Student, Teacher
 
 CPU = torch.device("cpu")
@@ -65,12 +65,12 @@ class Lesson:
         self.held_out = prepare(smooth_pictures(12, seed=9), self.model.preprocessing)
         self.teacher = Teacher(self.model, self.held_out, CPU, None)
 
-    def pictures(self, settings: Settings) -> Pictures:
+    def pictures(self, settings: TrainingSettings) -> Pictures:
         return Pictures(
             self.source, self.model.preprocessing, settings.crop, settings.seed, settings.mixup, settings.flip
         )
 
-    def student(self, settings: Settings, plan: Plan | None = None) -> Student:
+    def student(self, settings: TrainingSettings, plan: Plan | None = None) -> Student:
         return Student(narrow(self.model, self.images, plan), self.teacher, settings)
 
 

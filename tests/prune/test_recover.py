@@ -25,12 +25,12 @@ from snapvit_export.prune.recover.elastic import NestedModel, NestedStudents, fa
 from snapvit_export.prune.recover.loop import checkpoint_at, look_steps, steps_within, train
 from snapvit_export.prune.recover.parameters import copies, trained
 from snapvit_export.prune.recover.schedule import step_size
-from snapvit_export.prune.recover.settings import RECIPES, Settings
+from snapvit_export.prune.recover.settings import RECIPES, TrainingSettings
 from snapvit_export.prune.recover.student import Student, Teacher
 from snapvit_export.prune.recover.targets import Distance, Recorder, outputs_distance
 from snapvit_export.prune.stats.observe import observe
 
-SHORT = Settings(train="linear", steps=12, batch=8, micro=4, rate=2e-3, looks=4)
+SHORT = TrainingSettings(train="linear", steps=12, batch=8, micro=4, rate=2e-3, looks=4)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_a_sample_depends_on_seed_and_number_alone(lesson):
     second.views(range(30, 40), [(32, 32)])
     a, b = (pictures.views([5, 41], [(32, 32)]).inputs[32, 32] for pictures in (first, second))
     assert np.array_equal(a, b)
-    other = lesson.pictures(Settings(seed=1)).views([5, 41], [(32, 32)]).inputs[32, 32]
+    other = lesson.pictures(TrainingSettings(seed=1)).views([5, 41], [(32, 32)]).inputs[32, 32]
     assert not np.array_equal(a, other)
 
 
@@ -90,7 +90,7 @@ def test_a_model_has_no_distance_from_itself(lesson):
     inputs = torch.from_numpy(next(lesson.images.batches(4)))
     with torch.no_grad():
         answers = record(inputs)
-    distance = Distance(lesson.model.anatomy, lesson.model.anatomy.grid, Settings())
+    distance = Distance(lesson.model.anatomy, lesson.model.anatomy.grid, TrainingSettings())
     assert float(distance(answers, answers)) == pytest.approx(0, abs=1e-6)
     assert len(answers.streams) == 3
 
@@ -109,7 +109,7 @@ def test_merged_tokens_learn_from_the_means_of_their_patches(lesson):
     inputs = torch.from_numpy(next(lesson.images.batches(2)))
     with torch.no_grad():
         merged, whole = Recorder(module)(inputs), Recorder(model.module)(inputs)
-    distance = Distance(model.anatomy, model.anatomy.grid, Settings())
+    distance = Distance(model.anatomy, model.anatomy.grid, TrainingSettings())
     aligned = distance.aligned(whole.streams[0], merged.groups[0])
     assert aligned.shape == merged.streams[0].shape == (2, 13, 48)
     sizes = merged.groups[0].sizes
@@ -120,7 +120,7 @@ def test_a_smaller_grid_learns_from_resampled_patches(lesson):
     model = lesson.model
     y = torch.randn(2, 17, 48)
     y[:, 1:] = torch.arange(16).float()[None, :, None]  # rises along the rows and columns of the grid
-    found = Distance(model.anatomy, (2, 2), Settings()).aligned(y, None)
+    found = Distance(model.anatomy, (2, 2), TrainingSettings()).aligned(y, None)
     assert found.shape == (2, 5, 48)
     assert torch.equal(found[:, 0], y[:, 0])
     assert found[0, 1:, 0].tolist() == sorted(found[0, 1:, 0].tolist())
@@ -158,7 +158,7 @@ def test_a_layer_scale_is_trained_where_its_layer_is_the_variants_own():
 
 @pytest.mark.parametrize("kind", ["norms", "linear", "all"])
 def test_training_lowers_the_divergence_on_held_out_images(lesson, kind):
-    settings = Settings(train=kind, steps=40, batch=8, micro=8, rate={"norms": 5e-3}.get(kind, 1e-3), looks=4)
+    settings = TrainingSettings(train=kind, steps=40, batch=8, micro=8, rate={"norms": 5e-3}.get(kind, 1e-3), looks=4)
     student = lesson.student(settings)
     outcome = train(student, lesson.pictures(settings), settings)
     assert outcome.is_better
@@ -168,7 +168,7 @@ def test_training_lowers_the_divergence_on_held_out_images(lesson, kind):
 
 
 def test_only_what_is_trained_changes(lesson):
-    settings = Settings(train="norms", steps=4, batch=4, micro=4, rate=5e-3, looks=2)
+    settings = TrainingSettings(train="norms", steps=4, batch=4, micro=4, rate=5e-3, looks=2)
     student = lesson.student(settings)
     before = copies(dict(student.module.named_parameters()))
     train(student, lesson.pictures(settings), settings)
@@ -178,7 +178,7 @@ def test_only_what_is_trained_changes(lesson):
 
 
 def test_a_training_that_does_harm_gives_back_what_it_was_given(lesson):
-    settings = Settings(train="all", steps=8, batch=4, micro=4, rate=3.0, warm_up=0.0, looks=4)
+    settings = TrainingSettings(train="all", steps=8, batch=4, micro=4, rate=3.0, warm_up=0.0, looks=4)
     student = lesson.student(settings)
     before = copies(student.parameters)
     outcome = train(student, lesson.pictures(settings), settings)
@@ -205,7 +205,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_best(lesson, monkey
 
 
 def test_a_run_ends_when_held_out_fidelity_stops_rising(lesson):
-    settings = Settings(train="all", steps=400, batch=4, micro=4, rate=1.0, warm_up=0.0, looks=100, patience=3)
+    settings = TrainingSettings(train="all", steps=400, batch=4, micro=4, rate=1.0, warm_up=0.0, looks=100, patience=3)
     outcome = train(lesson.student(settings), lesson.pictures(settings), settings)
     assert outcome.steps < 100
     assert "has not risen" in outcome.stopped
@@ -213,7 +213,7 @@ def test_a_run_ends_when_held_out_fidelity_stops_rising(lesson):
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(lesson):
     def weights(seed):
-        settings = Settings(train="linear", steps=4, batch=4, micro=2, rate=1e-3, looks=1, seed=seed)
+        settings = TrainingSettings(train="linear", steps=4, batch=4, micro=2, rate=1e-3, looks=1, seed=seed)
         student = lesson.student(settings)
         train(student, lesson.pictures(settings), settings)
         return copies(student.parameters)
@@ -225,7 +225,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(lesson):
 
 def test_parts_of_a_batch_add_up_to_the_whole(lesson):
     def gradient(micro):
-        settings = Settings(train="all", batch=8, micro=micro, streams=0.0)
+        settings = TrainingSettings(train="all", batch=8, micro=micro, streams=0.0)
         student, pictures = lesson.student(settings), lesson.pictures(settings)
         for start in range(0, 8, micro):
             student.backward(pictures.views(range(start, start + micro), student.sizes), 0, micro / 8)
@@ -237,7 +237,7 @@ def test_parts_of_a_batch_add_up_to_the_whole(lesson):
 
 def test_recomputed_activations_give_the_same_gradients(lesson):
     def gradient(recompute):
-        settings = Settings(train="all", batch=4, micro=4, recompute=recompute)
+        settings = TrainingSettings(train="all", batch=4, micro=4, recompute=recompute)
         student = lesson.student(settings)
         student.backward(lesson.pictures(settings).views(range(4), student.sizes), 0, 1.0)
         found = {name: tensor.grad.clone() for name, tensor in student.parameters.items() if tensor.grad is not None}
@@ -251,7 +251,7 @@ def test_recomputed_activations_give_the_same_gradients(lesson):
 
 @pytest.mark.parametrize("autocast", ["bf16", "fp16"])
 def test_reduced_precision_learns_too(lesson, autocast):
-    settings = Settings(steps=20, batch=8, micro=8, rate=2e-3, looks=2, autocast=autocast)
+    settings = TrainingSettings(steps=20, batch=8, micro=8, rate=2e-3, looks=2, autocast=autocast)
     teacher = Teacher(lesson.model, lesson.held_out, CPU, {"bf16": torch.bfloat16, "fp16": torch.float16}[autocast])
     student = Student(lesson.student(settings).close(), teacher, settings)
     outcome = train(student, lesson.pictures(settings), settings)
@@ -259,7 +259,9 @@ def test_reduced_precision_learns_too(lesson, autocast):
 
 
 def test_labels_are_learnt_where_they_are_read(lesson):
-    settings = Settings(train="all", steps=30, batch=8, micro=8, rate=2e-3, streams=0.0, soft=0.0, labels=1.0, looks=1)
+    settings = TrainingSettings(
+        train="all", steps=30, batch=8, micro=8, rate=2e-3, streams=0.0, soft=0.0, labels=1.0, looks=1
+    )
     student = Student(lesson.student(settings).close(), lesson.teacher, settings, np.arange(5))
     views = lesson.pictures(settings).views(range(24), student.sizes)
     first = student.backward(views, 0, 0.0)
@@ -275,7 +277,7 @@ def test_labels_are_learnt_where_they_are_read(lesson):
 
 
 def test_the_step_size_rises_and_falls():
-    settings = Settings(steps=100, rate=1.0, warm_up=0.1)
+    settings = TrainingSettings(steps=100, rate=1.0, warm_up=0.1)
     sizes = [step_size(settings, step) for step in range(100)]
     assert sizes[:10] == pytest.approx([0.1 * n for n in range(1, 11)])
     assert all(a >= b for a, b in pairwise(sizes[10:]))
@@ -283,12 +285,12 @@ def test_the_step_size_rises_and_falls():
 
 
 def test_looks_are_spread_over_the_run():
-    assert sorted(look_steps(Settings(steps=10, looks=4))) == [2, 5, 8, 10]
-    assert look_steps(Settings(steps=2, looks=12)) == {1, 2}
+    assert sorted(look_steps(TrainingSettings(steps=10, looks=4))) == [2, 5, 8, 10]
+    assert look_steps(TrainingSettings(steps=2, looks=12)) == {1, 2}
 
 
 def test_minutes_become_steps(lesson):
-    settings = Settings(steps=1, batch=4, micro=4, looks=1)
+    settings = TrainingSettings(steps=1, batch=4, micro=4, looks=1)
     student = lesson.student(settings)
     few = steps_within(0.01, student, lesson.pictures(settings), settings).steps
     more = steps_within(0.05, student, lesson.pictures(settings), settings).steps
@@ -298,7 +300,7 @@ def test_minutes_become_steps(lesson):
 def test_looks_are_fewer_where_they_would_take_most_of_the_time(lesson, monkeypatch):
     import time
 
-    settings = Settings(steps=1, batch=4, micro=4, looks=12)
+    settings = TrainingSettings(steps=1, batch=4, micro=4, looks=12)
     student = lesson.student(settings)
     plain = student.compared
 
@@ -313,9 +315,9 @@ def test_looks_are_fewer_where_they_would_take_most_of_the_time(lesson, monkeypa
 
 
 def test_fewer_images_have_smaller_steps():
-    rates = [Settings(train="linear").for_images(count).rate for count in (100, 250, 500, 1000, 10**6)]
+    rates = [TrainingSettings(train="linear").for_images(count).rate for count in (100, 250, 500, 1000, 10**6)]
     assert rates == pytest.approx([5e-5, 5e-5, 1e-4, 2e-4, 2e-4])
-    assert Settings(rate=0.1).for_images(100).rate == 0.1
+    assert TrainingSettings(rate=0.1).for_images(100).rate == 0.1
 
 
 def test_the_papers_settings_are_its_own():
@@ -364,7 +366,7 @@ def test_a_resumed_run_ends_with_the_same_bits(lesson, tmp_path, monkeypatch, af
 def test_a_checkpoint_of_other_settings_or_a_damaged_one_is_refused(lesson, tmp_path, monkeypatch):
     path = tmp_path / "run.checkpoint"
     interrupted(lesson, SHORT, path, monkeypatch, 1)
-    other = Settings(train="norms", steps=12, batch=8, micro=4, looks=4)
+    other = TrainingSettings(train="norms", steps=12, batch=8, micro=4, looks=4)
     with pytest.raises(SnapvitError, match="another run: recover.train was"):
         checkpoint_at(path, other, {}, None).load()
     path.write_bytes(path.read_bytes()[:-20] + bytes(20))
@@ -378,11 +380,11 @@ import torch
 from helpers.recovery import Lesson
 from snapvit_export.prune.rank.distributed import join
 from snapvit_export.prune.recover.loop import train
-from snapvit_export.prune.recover.settings import Settings
+from snapvit_export.prune.recover.settings import TrainingSettings
 from safetensors.torch import save_file
 
 torch.set_num_threads(1)
-settings = Settings(train="all", steps=6, batch=8, micro=2, rate=1e-3, looks=2)
+settings = TrainingSettings(train="all", steps=6, batch=8, micro=2, rate=1e-3, looks=2)
 with join("cpu") as processes:
     lesson = Lesson()
     student = lesson.student(settings)
@@ -415,12 +417,12 @@ from helpers.recovery import Lesson
 from pathlib import Path
 from snapvit_export.prune.rank.checkpoint import Checkpoint
 from snapvit_export.prune.recover.loop import checkpoint_at, train
-from snapvit_export.prune.recover.settings import Settings
+from snapvit_export.prune.recover.settings import TrainingSettings
 from safetensors.torch import save_file
 
 torch.set_num_threads(1)
 out, path, when = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-settings = Settings(train="linear", steps=9, batch=4, micro=4, rate=1e-3, looks=3)
+settings = TrainingSettings(train="linear", steps=9, batch=4, micro=4, rate=1e-3, looks=3)
 plain, saves = Checkpoint.save, 0
 
 def save(self, *arguments):
@@ -488,7 +490,7 @@ def test_nested_models_learn_together_and_share_their_weights(lesson):
     from dataclasses import replace
 
     model = lesson.model
-    settings = Settings(train="linear", steps=40, batch=8, micro=8, rate=1e-3, looks=4)
+    settings = TrainingSettings(train="linear", steps=40, batch=8, micro=8, rate=1e-3, looks=4)
     ranking, statistics = random_ranking(model.anatomy), observe(model, lesson.images, warn=False)
     own = replace(model, module=copy.deepcopy(model.module))
     plans = plans_of(model)[:3]
@@ -523,7 +525,9 @@ def test_every_step_of_nested_models_has_the_dense_and_the_smallest(lesson):
 
     model = lesson.model
     own = replace(model, module=copy.deepcopy(model.module))
-    learner = NestedStudents(own, random_ranking(model.anatomy), plans_of(model), lesson.teacher, Settings(), None)
+    learner = NestedStudents(
+        own, random_ranking(model.anatomy), plans_of(model), lesson.teacher, TrainingSettings(), None
+    )
     steps = [learner.sampled(step) for step in range(30)]
     assert all(chosen[:2] == [None, 3] and len(set(chosen)) == 4 for chosen in steps)
     assert steps == [learner.sampled(step) for step in range(30)]
@@ -543,13 +547,13 @@ def test_every_step_of_nested_models_has_the_dense_and_the_smallest(lesson):
 )
 def test_settings_that_make_no_sense_are_refused(changes, said):
     with pytest.raises(UsageError, match=said):
-        Settings(**changes)
+        TrainingSettings(**changes)
 
 
 def test_merged_tokens_cannot_be_computed_again(lesson):
     plan = narrow_plan(lesson.model).with_tokens((2, 0, 0))
     with pytest.raises(UsageError, match="Leave --recompute out"):
-        lesson.student(Settings(recompute=True), plan)
+        lesson.student(TrainingSettings(recompute=True), plan)
 
 
 def test_many_unreadable_pictures_are_refused_and_few_are_left_out(lesson):

@@ -35,7 +35,7 @@ from ..models.read_anatomy import read_anatomy
 from ..models.slicing import kept, shrink_unfolded
 from .augment import Size, Views
 from .parameters import trained
-from .settings import Settings
+from .settings import TrainingSettings
 from .student import Teacher, in_precision, labels_of, outputs_of
 from .targets import Distance, Recorder
 
@@ -166,7 +166,7 @@ class NestedStudents:
         ranking: Ranking,
         plans: Sequence[Plan],
         teacher: Teacher,
-        settings: Settings,
+        settings: TrainingSettings,
         statistics: Statistics | None,
         damping: Damping = Damping(),
         columns: npt.NDArray[np.int64] | None = None,

@@ -29,7 +29,7 @@ from .augment import Pictures
 from .checkpoint import TrainingState, restore, save
 from .parameters import copies, put
 from .schedule import make_optimiser, set_step_size, step_size
-from .settings import Settings
+from .settings import TrainingSettings
 from .student import Learner
 
 SAVE_SECONDS = 120.0  # between checkpoints, beside those at every look
@@ -60,8 +60,8 @@ class Outcome:
 
 
 def steps_within(
-    minutes: float, learner: Learner, pictures: Pictures, settings: Settings, processes: Processes = Processes()
-) -> Settings:
+    minutes: float, learner: Learner, pictures: Pictures, settings: TrainingSettings, processes: Processes = Processes()
+) -> TrainingSettings:
     """Return the settings with as many steps as this machine takes in so many minutes; nothing is learnt yet.
 
     They are fixed before the first step, so a run is repeated by its steps and its seed. Looks at the held-out images
@@ -92,7 +92,7 @@ def _seconds(work: Callable[[], object]) -> float:
 def train(
     learner: Learner,
     pictures: Pictures,
-    settings: Settings,
+    settings: TrainingSettings,
     *,
     name: str = "the model",
     checkpoint: Checkpoint | None = None,
@@ -114,7 +114,7 @@ class _Run:
         self,
         learner: Learner,
         pictures: Pictures,
-        settings: Settings,
+        settings: TrainingSettings,
         checkpoint: Checkpoint | None,
         processes: Processes,
         progress: Progress,
@@ -328,17 +328,17 @@ class _Gradient:
         return found
 
 
-def look_steps(settings: Settings) -> set[int]:
+def look_steps(settings: TrainingSettings) -> set[int]:
     """Return the steps after which the held-out images are looked at: evenly, and after the last.
 
-    >>> sorted(look_steps(Settings(steps=10, looks=4)))
+    >>> sorted(look_steps(TrainingSettings(steps=10, looks=4)))
     [2, 5, 8, 10]
     """
     looks = max(1, min(settings.looks, settings.steps))
     return {round((n + 1) * settings.steps / looks) for n in range(looks)}
 
 
-def _parts(settings: Settings, step: int) -> list[range]:
+def _parts(settings: TrainingSettings, step: int) -> list[range]:
     """Return the numbers of a step's samples, in parts that pass through the model at once."""
     first, end = step * settings.batch, (step + 1) * settings.batch
     return [range(start, min(start + settings.micro, end)) for start in range(first, end, settings.micro)]
@@ -360,7 +360,9 @@ def _plain(comparison: Comparison) -> dict[str, Any]:
     return {name: getattr(fidelity, name) for name in Fidelity.__struct_fields__}
 
 
-def checkpoint_at(path: Path, settings: Settings, made_from: Mapping[str, Any], minutes: float | None) -> Checkpoint:
+def checkpoint_at(
+    path: Path, settings: TrainingSettings, made_from: Mapping[str, Any], minutes: float | None
+) -> Checkpoint:
     """Return the checkpoint of a run that these settings, this model and these images decide.
 
     `minutes`: from which the steps came; a run that goes on keeps those that it was begun with (`begun_steps`).

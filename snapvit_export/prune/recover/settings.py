@@ -34,7 +34,7 @@ DEFAULT_RECIPE = "short"
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     """All that decides a recovery, beside the model and the images."""
 
     train: Train = "linear"
@@ -75,17 +75,17 @@ class Settings:
         """The largest step size."""
         return RATES[self.train] if self.rate is None else self.rate
 
-    def for_images(self, images: int) -> Settings:
+    def for_images(self, images: int) -> TrainingSettings:
         """Return the same settings with a step size that suits so many images, unless one is given.
 
-        >>> Settings(train="linear").for_images(200).rate
+        >>> TrainingSettings(train="linear").for_images(200).rate
         5e-05
         """
         if self.rate is not None:
             return self
         return replace(self, rate=RATES[self.train] * max(LEAST_SHARE, min(1.0, images / MANY)))
 
-    def for_epochs(self, epochs: float, images: int) -> Settings:
+    def for_epochs(self, epochs: float, images: int) -> TrainingSettings:
         """Return the same settings with the steps of so many passes over the images."""
         return replace(self, steps=max(1, math.ceil(epochs * images / self.batch)))
 
@@ -93,9 +93,9 @@ class Settings:
 # The paper's own long fine-tuning (Simoncini et al., 2025, appendix; NViT's settings): DeiT-B/16 at 50 % sparsity, 300
 # epochs, 8 GPUs x 144 images, float16, largest step 2e-4, L = L_hard + 10000 L_soft with alpha 0.5 and tau 20. Its
 # teacher was a RegNetY-16GF; here it is the dense model.
-RECIPES: dict[str, Settings] = {
-    "short": Settings(),
-    "finetune-paper": Settings(
+RECIPES: dict[str, TrainingSettings] = {
+    "short": TrainingSettings(),
+    "finetune-paper": TrainingSettings(
         train="all",
         batch=8 * 144,
         micro=36,
@@ -116,7 +116,7 @@ RECIPES: dict[str, Settings] = {
 EPOCHS = {"finetune-paper": 300.0}
 
 
-def recipe_of(name: str) -> Settings:
+def recipe_of(name: str) -> TrainingSettings:
     """Return the settings of a recipe."""
     if name not in RECIPES:
         raise UsageError(f"no recipe of a recovery is called '{name}'. Known: {', '.join(RECIPES)}")

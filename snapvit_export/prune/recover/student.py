@@ -28,7 +28,7 @@ from ..models.load import Model
 from ..models.read_anatomy import read_anatomy
 from .augment import Size, Views
 from .parameters import trained
-from .settings import Settings
+from .settings import TrainingSettings
 from .targets import Answers, Distance, Recorder
 
 BATCH = 16  # of held-out images
@@ -92,7 +92,7 @@ class Student:
         self,
         module: nn.Module,
         teacher: Teacher,
-        settings: Settings,
+        settings: TrainingSettings,
         columns: npt.NDArray[np.int64] | None = None,  # the output of each class of the labels
     ) -> None:
         self.module, self.teacher, self.settings, self.columns = module, teacher, settings, columns

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from ...model.anatomy import Anatomy
 from ..blocks.merging import Groups, holder_of
 from ..blocks.timm_blocks import blocks_of
-from .settings import Settings
+from .settings import TrainingSettings
 
 LEAST_POWER = 1e-12  # of a stream: one that never varies has no relative error
 
@@ -81,7 +81,7 @@ class Distance:
 
     teacher: Anatomy
     grid: tuple[int, int]  # of the student's patches
-    settings: Settings
+    settings: TrainingSettings
 
     def __call__(self, student: Answers, teacher: Answers, labels: Tensor | None = None) -> Tensor:
         """Return the loss of a batch; `labels`: the outputs that are right, (B,)."""

@@ -204,5 +204,6 @@ def lines_below(
         found.append(words.to_ship(report.shipped, str(folder)))
         commands.insert(0, ("Run it:", f"python {shlex.quote(str(folder / RUN))} image.jpg"))
         if report.shipped.applications:
-            commands.insert(1, ("On the GPU:", f"python3 {shlex.quote(str(folder / RUN_ENGINE))} image.jpg"))
+            there = f"python3 {RUN_ENGINE} --check, and with image.jpg, in a copy of {folder} beside its engines"
+            commands.insert(1, ("On the GPU:", there))
     return found, [f"{title:11s} {command}" for title, command in commands]

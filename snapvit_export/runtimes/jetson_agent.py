@@ -809,7 +809,7 @@ LEAST_QUANTISED = 0.99
 # Scores that may differ by rounding alone. A cosine c leaves an error of sqrt(2 (1 - c)) standard deviations in every
 # score, the difference of two scores has sqrt(2) times that, and three times as much is still no surprise.
 NEAR_TIE = 6.0
-# Of an image whose merges rounding decides: with tokens of an equal likeness merged instead, a DeiT-Tiny with 0.15 to
+# Of an image whose merges rounding decides: with equally similar tokens merged instead, a DeiT-Tiny with 0.15 to
 # 0.3 of its tokens keeps 0.993 at least (half of its images less than 0.9995). Answers that are wrong are near 0.
 LEAST_UNDECIDED = 0.9
 COMPARED = {"cosine", "least_cosine", "asked", "top1", "images", "left_out", "passed"}  # keys of a comparison

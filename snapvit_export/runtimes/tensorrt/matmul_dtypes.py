@@ -4,7 +4,7 @@ A builder that is asked for "fp16" and finds fp32 in the graph may build fp32, r
 So the products are counted in the parsed network, before anything is built.
 
 A product of quantised values computes in the type that they were stored in: that behind each DequantizeLinear, not the
-floats that the graph has after it. Where only the weight was stored in fewer bits, the product is one of floats.
+floats that the graph has after it. Where only the weight is quantised, the product is one of floats.
 """
 
 from __future__ import annotations

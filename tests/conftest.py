@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import signal
@@ -22,6 +23,7 @@ from helpers.programs import Outcome
 from helpers.shared import SHARED
 from helpers.timing import short_timings as timings_are_short
 from snapvit_export.prune.models.load import Model
+from snapvit_export.runtimes.tensorrt.network import TensorRT
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # a machine that is busy fails no test
 hypothesis.settings.load_profile("untimed")
@@ -33,6 +35,14 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a job that a shel
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-minutes", type=float, default=0.0, help="also try new mutated files, for so long")
     parser.addoption("--fuzz-case", metavar="TARGET:NUMBER", help="of the fuzzer, this case alone")
+
+
+@pytest.fixture(scope="session")
+def rtx() -> TensorRT:
+    """The package that parses and builds without a GPU."""
+    if os.environ.get("SNAPVIT_REQUIRE_RUNTIMES"):
+        importlib.import_module("tensorrt_rtx")  # a failure there, not a skip
+    return TensorRT(pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install tensorrt-rtx"))
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from snapvit_export.runtimes.tensorrt.engine_file import EngineRecord, engine_path, record_path, write_engine
+from helpers.engines import engine_record
+from snapvit_export.runtimes.tensorrt.engine_file import engine_path, record_path, write_engine
 from snapvit_export.runtimes.tensorrt.plan_reader import parse_log
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "tensorrt_rtx"
@@ -17,22 +18,9 @@ def write(folder: Path, kernels: str | None = "fp16", **changes) -> Path:
     """An engine with its record, and the kernels of a real log; what the engine holds is never looked at."""
     compiler = "tensorrt_rtx 1.7.1.116"
     plan = None if kernels is None else parse_log((LOGS / f"{kernels}.log").read_text(), compiler)
-    given = dict(
-        onnx_sha256=hashlib.sha256(b"graph").hexdigest(),
-        package="tensorrt_rtx",
-        version="1.7.1.116",
-        device="any",
-        capability="any",
-        driver="none",
-        precision="fp16",
-        batch=1,
-        most_batch=1,
-        workspace_bytes=1,
-        level=3,
-        products={"fp16": 17},
-        kernels=plan,
-    )
-    write_engine(folder / "s30.onnx", ENGINE, EngineRecord(**{**given, **changes}))
+    rtx = dict(package="tensorrt_rtx", version="1.7.1.116", device="any", capability="any", driver="none", kernels=plan)
+    own = dict(onnx_sha256=hashlib.sha256(b"graph").hexdigest(), products={"fp16": 17})
+    write_engine(folder / "s30.onnx", ENGINE, engine_record(**{**rtx, **own, **changes}))
     return engine_path(folder / "s30.onnx")
 
 

@@ -1,8 +1,6 @@
 """Kernel plans: read from real logs of TensorRT-RTX, from live builds and an inspector's JSON; never from garbage."""
 
-import importlib
 import json
-import os
 from pathlib import Path
 
 import msgspec
@@ -19,7 +17,7 @@ from snapvit_export.model.plan import Plan
 from snapvit_export.prune.pack import blueprint
 from snapvit_export.runtimes.tensorrt.engine_file import EngineRecord, engine_path, read_record, record_path
 from snapvit_export.runtimes.tensorrt.kernel_plan import Kernel, KernelPlan, part_of
-from snapvit_export.runtimes.tensorrt.network import BuildSettings, TensorRT
+from snapvit_export.runtimes.tensorrt.network import BuildSettings
 from snapvit_export.runtimes.tensorrt.plan_reader import parse_layers, parse_log
 from snapvit_export.runtimes.tensorrt.session import build_engine
 from snapvit_export.storage.json import from_json, to_json
@@ -32,14 +30,6 @@ ONE_SINGLE = Plan(heads=(2, 1), neurons=(128, 64))
 
 def log_of(precision: str) -> str:
     return (FIXTURES / "tensorrt_rtx" / f"{precision}.log").read_text()
-
-
-@pytest.fixture(scope="module")
-def rtx() -> TensorRT:
-    """The package that parses and builds without a GPU."""
-    if os.environ.get("SNAPVIT_REQUIRE_RUNTIMES"):
-        importlib.import_module("tensorrt_rtx")  # a failure there, not a skip
-    return TensorRT(pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install tensorrt-rtx"))
 
 
 def two_blocks(folder: Path, precision: str, plan: Plan = ONE_SINGLE, flavour: str = "portable") -> Path:
@@ -153,7 +143,7 @@ def kernel(**changes) -> Kernel:
 
 def test_a_product_has_eight_bits_only_if_both_sides_have_them():
     assert kernel(reads=("int8",), weight="int8").product_type == "int8"
-    assert kernel(reads=("fp16",), weight="int8").product_type == "fp16"  # only stored in fewer bits
+    assert kernel(reads=("fp16",), weight="int8").product_type == "fp16"  # only the weight is quantised
     assert kernel(reads=("fp16", "fp8"), weight="fp8").product_type == "fp8"  # beside a residual
     assert kernel(reads=("fp32",), weight="int8", nodes=("blocks.0.mlp.quantizelinear",)).product_type == "int8"
     assert kernel(reads=("fp32",), weight="fp16").product_type == "fp16"  # a norm in fp32 before it

@@ -1,7 +1,5 @@
 """A matrix product computes in the type behind both inputs: fp8 is not int8, and a stored weight alone is neither."""
 
-import importlib
-import os
 from pathlib import Path
 
 import numpy as np
@@ -16,18 +14,10 @@ from snapvit_export.runtimes.tensorrt.matmul_dtypes import (
     kind_of_product,
     require_precision,
 )
-from snapvit_export.runtimes.tensorrt.network import BuildSettings, TensorRT
+from snapvit_export.runtimes.tensorrt.network import BuildSettings
 
 STORED = {"int8": TensorProto.INT8, "fp8": TensorProto.FLOAT8E4M3FN}
 FLOATS = {"fp16": TensorProto.FLOAT16, "fp32": TensorProto.FLOAT}
-
-
-@pytest.fixture(scope="module")
-def rtx() -> TensorRT:
-    """The package that parses and builds without a GPU."""
-    if os.environ.get("SNAPVIT_REQUIRE_RUNTIMES"):
-        importlib.import_module("tensorrt_rtx")  # a failure there, not a skip
-    return TensorRT(pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install tensorrt-rtx"))
 
 
 def one_layer(folder: Path, floats: str, inputs: str | None, weight: str | None) -> Path:

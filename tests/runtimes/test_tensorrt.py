@@ -4,9 +4,7 @@ No mock of TensorRT. Nothing here runs or times an engine: tests/runtimes/test_g
 """
 
 import hashlib
-import importlib
 import json
-import os
 import subprocess
 import sys
 
@@ -16,6 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from helpers.engines import engine_record
 from helpers.graphs import exact_and, writer_of
 from helpers.models import FAMILIES, as_model, make_model, small
 from helpers.plans import uneven_plan
@@ -34,7 +33,7 @@ from snapvit_export.runtimes.tensorrt.engine_file import (
     write_engine,
 )
 from snapvit_export.runtimes.tensorrt.matmul_dtypes import MatmulDtypes, Product, require_precision
-from snapvit_export.runtimes.tensorrt.network import BuildSettings, TensorRT
+from snapvit_export.runtimes.tensorrt.network import BuildSettings
 from snapvit_export.runtimes.tensorrt.opset_support import require_parseable
 from snapvit_export.runtimes.tensorrt.session import BuildOnly, build_engine
 from snapvit_export.target import Target, parse_precision
@@ -46,14 +45,6 @@ PLANS = {
     "pruned": dict(heads=(3, 1, 2), neurons=(200, 8, 77)),
     "without some sub-layers": dict(heads=(4, 0, 2), neurons=(0, 100, 256)),
 }
-
-
-@pytest.fixture(scope="module")
-def rtx() -> TensorRT:
-    """The package that parses and builds without a GPU."""
-    if os.environ.get("SNAPVIT_REQUIRE_RUNTIMES"):
-        importlib.import_module("tensorrt_rtx")  # a failure there, not a skip
-    return TensorRT(pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install tensorrt-rtx"))
 
 
 @pytest.fixture(scope="module")
@@ -170,55 +161,36 @@ def test_what_the_parser_does_not_understand_is_told_with_its_node(rtx, drawn, t
         rtx.parse(tmp_path / "odd.onnx")
 
 
-def record(**changes) -> EngineRecord:
-    given = dict(
-        onnx_sha256="aa",
-        engine_sha256="",
-        package="tensorrt",
-        version="10.3.0",
-        device="Orin",
-        capability="8.7",
-        driver="12.6",
-        precision="fp16",
-        batch=1,
-        most_batch=1,
-        workspace_bytes=1,
-        level=3,
-        products={"fp16": 5},
-    )
-    return EngineRecord(**{**given, **changes})
-
-
 def test_a_stale_foreign_or_damaged_engine_is_refused(tmp_path):
     graph, engine = tmp_path / "s30.onnx", b"an engine"
     with pytest.raises(FileFormatError, match="there is no engine of s30.onnx"):
-        read_engine(graph, record())
+        read_engine(graph, engine_record())
     sha = hashlib.sha256(engine).hexdigest()
-    write_engine(graph, engine, record(engine_sha256=sha))
-    assert read_engine(graph, record()) == engine
+    write_engine(graph, engine, engine_record(engine_sha256=sha))
+    assert read_engine(graph, engine_record()) == engine
     others = dict(onnx_sha256="bb", version="10.13.0", device="RTX 4090", capability="8.9", batch=2, precision="fp32")
     others |= dict(package="tensorrt_rtx", most_batch=8, workspace_bytes=2, level=5, least_batch=2)
     others |= dict(board="NVIDIA Jetson AGX Orin Developer Kit", sm_count=16)  # both are Orin of 8.7
     for what, value in others.items():
         with pytest.raises(FileFormatError, match=f"built for another {what} .*Build it on this device"):
-            read_engine(graph, record(**{what: value}))
+            read_engine(graph, engine_record(**{what: value}))
     mark_agreed(graph)
     assert json.loads(record_path(graph).read_text())["agreed"] is True
-    assert read_engine(graph, record()) == engine
+    assert read_engine(graph, engine_record()) == engine
     engine_path(graph).write_bytes(b"an engine!")
     with pytest.raises(FileFormatError, match="damaged"):
-        read_engine(graph, record())
+        read_engine(graph, engine_record())
 
 
 def test_an_engine_that_was_built_without_a_gpu_is_for_any_card(tmp_path):
     graph, engine = tmp_path / "s30.onnx", b"an engine"
     made = dict(package="tensorrt_rtx", version="1.7", engine_sha256=hashlib.sha256(engine).hexdigest())
-    write_engine(graph, engine, record(**made, device="any", capability="any"))
-    assert read_engine(graph, record(**made)) == engine
-    assert read_engine(graph, record(**made, board="a board", sm_count=8)) == engine
-    write_engine(graph, engine, record(**{**made, "package": "tensorrt"}, device="any", capability="any"))
+    write_engine(graph, engine, engine_record(**made, device="any", capability="any"))
+    assert read_engine(graph, engine_record(**made)) == engine
+    assert read_engine(graph, engine_record(**made, board="a board", sm_count=8)) == engine
+    write_engine(graph, engine, engine_record(**{**made, "package": "tensorrt"}, device="any", capability="any"))
     with pytest.raises(FileFormatError, match="another device"):
-        read_engine(graph, record(**{**made, "package": "tensorrt"}))
+        read_engine(graph, engine_record(**{**made, "package": "tensorrt"}))
 
 
 def has_gpu() -> bool:

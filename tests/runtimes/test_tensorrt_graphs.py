@@ -3,8 +3,6 @@
 The numbers are those of TensorRT-RTX 1.7.1: another compiler may fuse more or less (docs/runtimes.md).
 """
 
-import importlib
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,14 +31,6 @@ ISLANDS = {  # parts that stay in float32, as a calibration would find them
     "what MLPs add to the stream": {"blocks.0.mlp.fc2", "blocks.1.mlp.fc2", "stream", "output"},
     "what an attention adds to the stream": {"blocks.0.attn.proj", "stream", "output"},
 }
-
-
-@pytest.fixture(scope="module")
-def rtx() -> TensorRT:
-    """The package that parses and builds without a GPU."""
-    if os.environ.get("SNAPVIT_REQUIRE_RUNTIMES"):
-        importlib.import_module("tensorrt_rtx")  # a failure there, not a skip
-    return TensorRT(pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install tensorrt-rtx"))
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from helpers.timing import short_timings
 from snapvit_export.allocation.recipe import correcting_settings
 from snapvit_export.errors import SnapvitError, UsageError
 from snapvit_export.family.folder import read_family
+from snapvit_export.family.manifest import Manifest
 from snapvit_export.graph.read import differ_in_weights_alone
 from snapvit_export.progress import Silent
 from snapvit_export.prune.models.load import load_model, save_model
@@ -26,6 +27,21 @@ from snapvit_export.workflows.export import Request, export
 from snapvit_export.workflows.recover import RecoverRequest, recover
 
 FAST = {"batch": 8, "micro": 8, "looks": 3, "rate": 2e-3}
+
+
+def exported(place: Path, images: int = 24, **asked: object) -> Manifest:
+    """Export the model and images of a place into its family."""
+    settings = correcting_settings("default", True, images=images)
+    with short_timings():
+        return export(
+            Request(
+                model=str(place / "model"),
+                data=str(place / "images"),
+                out=place / "family",
+                settings=settings,
+                **asked,
+            )
+        )
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +55,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = folder / "images" / f"class{i % 5}" / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         source.open(i).save(path)
-    with short_timings():
-        export(
-            Request(
-                model=str(folder / "model"),
-                data=str(folder / "images"),
-                out=folder / "family",
-                sparsity=[0.3, 0.6],
-                settings=correcting_settings("default", True, images=24),
-            )
-        )
+    exported(folder, sparsity=[0.3, 0.6])
     return folder
 
 
@@ -123,18 +130,7 @@ def test_norms_cost_kilobytes_and_all_has_weights_of_its_own(place, train):
 
 
 def test_variants_of_other_tokens_and_images_are_recovered_as_they_run(place):
-    with short_timings():
-        export(
-            Request(
-                model=str(place / "model"),
-                data=str(place / "images"),
-                out=place / "family",
-                sparsity=[0.4],
-                tokens=[0.5],
-                resolution=[24],
-                settings=correcting_settings("default", True, images=24),
-            )
-        )
+    exported(place, sparsity=[0.4], tokens=[0.5], resolution=[24])
     name = next(v.name for v in read_family(place / "family").variants if v.name != "dense")
     manifest = recover(asked(place, variants=[name], train="all", steps=30), Silent())
     variant = manifest.variant(name)
@@ -173,18 +169,8 @@ def test_a_training_that_does_harm_changes_nothing(place):
 def test_the_chosen_model_is_shipped_anew(place):
     from snapvit_export.target import Target
 
-    request = Request(
-        model=str(place / "model"),
-        data=str(place / "images"),
-        out=place / "family",
-        budget="1000ms",
-        sparsity=[0.6],
-        levers=("width",),
-        target=Target(runtime="onnxruntime", precision="fp32", batch=1, threads=1),
-        settings=correcting_settings("default", True, images=24),
-    )
-    with short_timings():
-        manifest = export(request)
+    target = Target(runtime="onnxruntime", precision="fp32", batch=1, threads=1)
+    manifest = exported(place, budget="1000ms", sparsity=[0.6], levers=("width",), target=target)
     choice = msgspec.structs.replace(manifest.choice, variant="s60")
     from snapvit_export.family.folder import write_manifest
     from snapvit_export.family.shipped import write_shipped
@@ -295,17 +281,7 @@ def test_a_family_of_noise_keeps_what_it_has(tmp_path):
 def test_a_variant_in_int8_is_quantised_again(place):
     from snapvit_export.target import Target
 
-    with short_timings():
-        export(
-            Request(
-                model=str(place / "model"),
-                data=str(place / "images"),
-                out=place / "family",
-                sparsity=[0.6],
-                target=Target(runtime="onnxruntime", precision="int8-dynamic", batch=1, threads=1),
-                settings=correcting_settings("default", True, images=24),
-            )
-        )
+    exported(place, sparsity=[0.6], target=Target(runtime="onnxruntime", precision="int8-dynamic", batch=1, threads=1))
     manifest = recover(asked(place, variants=["s60"], steps=40), Silent())
     variant = manifest.variant("s60")
     assert variant.recovered is not None
@@ -355,15 +331,6 @@ def test_a_full_disk_is_one_line_and_leaves_the_family(place, monkeypatch):
 
 
 def test_a_family_that_was_calibrated_on_all_images_needs_others(place):
-    with short_timings():
-        export(
-            Request(
-                model=str(place / "model"),
-                data=str(place / "images"),
-                out=place / "family",
-                sparsity=[0.6],
-                settings=correcting_settings("default", True, images=64),
-            )
-        )
+    exported(place, sparsity=[0.6], images=64)
     with pytest.raises(SnapvitError, match="export again with --images 48"):
         recover(asked(place, variants=["s60"]), Silent())

@@ -55,7 +55,7 @@ class Host:
     def parse(text: str, python: str = "python3") -> Host:
         """Read ssh://user@host:port, or jetson:// likewise."""
         match = _ADDRESS.fullmatch(text)
-        if match is None or match["host"].startswith("-"):
+        if match is None or match["host"].startswith("-") or (match["user"] or "").startswith("-"):
             raise UsageError(
                 f"--target '{text}' is neither local nor ssh://user@host nor jetson://user@host. Write it like "
                 "ssh://pi@192.168.1.5"

@@ -68,6 +68,15 @@ def test_addresses():
     assert Host.parse("ssh://pi@10.0.0.7:2222") == Host("10.0.0.7", "pi", 2222)
     assert Host.parse("ssh://orin") == Host("orin")
     assert Host.parse("ssh://[fe80::1]/") == Host("fe80::1")
-    for text in ("orin", "ssh://", "ssh://a b", "ssh://-oProxyCommand=x", "ssh://u@-h", "ssh://h;ls", "http://h"):
+    for text in (
+        "orin",
+        "ssh://",
+        "ssh://a b",
+        "ssh://-oProxyCommand=x",
+        "ssh://u@-h",
+        "ssh://-u@h",
+        "ssh://h;ls",
+        "http://h",
+    ):
         with pytest.raises(UsageError, match="neither local nor ssh://"):
             Host.parse(text)

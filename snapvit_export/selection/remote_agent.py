@@ -33,7 +33,7 @@ from ..storage.atomic import sha256, write_atomically
 from ..storage.json import Count, Name, Value, from_json, read_json, to_json
 from ..storage.places import check_output
 from .known_profiles import FamilyProfile, check_profile_place
-from .remote import NO_CONNECTION, Host, last_line
+from .remote import NO_CONNECTION, Host, end_of, last_line
 
 LEAST_PYTHON = (3, 8)
 LIFE_SECONDS = 10.0  # between two signs of life
@@ -202,8 +202,7 @@ def _send(host: Host, folder: str, files: Mapping[str, Path], hashes: Mapping[st
                     progress.advance()
             _pipe(ssh.stdin).close()
         if code := ssh.wait():
-            said.seek(0)
-            raise host.failure(code, said.read(), host.python)
+            raise host.failure(code, end_of(said), host.python)
 
 
 # --- Working ----------------------------------------------------------------------------------------------------------
@@ -222,8 +221,7 @@ def _work(host: Host, folder: str, stem: str, options: Sequence[str], progress: 
         except (KeyboardInterrupt, SystemExit):
             progress.note(f"stopped, and so is the agent on {host.name}. {GOES_ON}")
             raise
-        said.seek(0)
-        last = last_line(said.read())
+        last = last_line(end_of(said))
     if code == NO_CONNECTION or code < 0:  # or ssh itself was killed
         raise SnapvitError(f"{host.name}: the connection was lost: {last}. {GOES_ON}")
     if code == KILLED:
@@ -304,7 +302,8 @@ def _fetched(host: Host, folder: str, stem: str, manifest: Manifest, family: Pat
     where = f"the answer of {host.name}"
     texts = from_json(_there(host, "give", folder, stem), dict[Name, str], where)
     table = texts.pop(stem + board_side.TABLE, "")
-    found = {name.removeprefix(stem): text for name, text in texts.items() if name.startswith(f"{stem}.")}
+    own = [name for name in texts if name.startswith(f"{stem}.") and name.endswith(MAIN)]
+    found = {name.removeprefix(stem): texts[name] for name in own}
     read = {ending: from_json(text, dict[str, Any], where) for ending, text in found.items()}
     profiles = {e: from_json(found[e], FamilyProfile, where) for e, value in read.items() if "profiles" in value}
     if not profiles:

@@ -319,6 +319,7 @@ def test_a_full_disk_there_is_told_before_anything_is_sent(board, family, monkey
         ([], "not a valid"),
         ({}, "it has no profile. Run the command again"),
         ({"board.record.json": "{}"}, "it has no profile. Run the command again"),
+        ({"board.desktop": '{"profiles": {}}'}, "it has no profile. Run the command again"),  # no file of the agent's
     ],
 )
 def test_answers_that_are_no_profile_of_this_family_are_refused(made, monkeypatch, answer, says):
@@ -411,6 +412,17 @@ def at_work(tmp_path):
         side.stdin.close()
         side.wait()
         side.stdout.close()
+
+
+def test_a_table_in_letters_of_another_encoding_is_given_back(tmp_path):
+    results = tmp_path / board_side.RESULTS
+    results.mkdir()
+    (results / "board.txt").write_bytes("Gerät".encode("latin-1"))
+    (results / "board.json").write_text("{}")
+    done = subprocess.run(
+        [sys.executable, board_side.__file__, "give", tmp_path, "board"], capture_output=True, check=True
+    )
+    assert json.loads(done.stdout) == {"board.json": "{}", "board.txt": "Ger\N{REPLACEMENT CHARACTER}t"}
 
 
 def test_when_no_sign_of_life_comes_any_more_the_work_ends(at_work):

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
+
 from ..errors import SnapvitError, UsageError
 from ..family.folder import files_to_time, read_family
 from ..family.layout import MANIFEST
@@ -54,6 +56,18 @@ class _Seen(Value, frozen=True, kw_only=True):
     folder: str
     missing: tuple[str, ...]
     free_bytes: Count
+
+
+class _Mode(msgspec.Struct):
+    """A power mode in the table of a sweep, as far as it is read here."""
+
+    file: Name | None = None  # None: it was left out
+
+
+class _Modes(msgspec.Struct):
+    """The table of a sweep."""
+
+    modes: tuple[_Mode, ...]
 
 
 @dataclass(frozen=True)
@@ -304,6 +318,9 @@ def _fetched(host: Host, folder: str, stem: str, manifest: Manifest, family: Pat
     table = texts.pop(stem + board_side.TABLE, "")
     own = [name for name in texts if name.startswith(f"{stem}.") and name.endswith(MAIN)]
     found = {name.removeprefix(stem): texts[name] for name in own}
+    if MODES in found:
+        listed = from_json(found[MODES], _Modes, where)
+        found = _of_sweep(found, {(mode.file or "").removeprefix(stem) for mode in listed.modes})
     read = {ending: from_json(text, dict[str, Any], where) for ending, text in found.items()}
     profiles = {e: from_json(found[e], FamilyProfile, where) for e, value in read.items() if "profiles" in value}
     if not profiles:
@@ -312,6 +329,12 @@ def _fetched(host: Host, folder: str, stem: str, manifest: Manifest, family: Pat
         _require_same_files(host, profile, manifest, family)
     others = {ending: text.encode() for ending, text in found.items() if ending not in profiles}
     return BoardResults(profiles, others, table, f"{folder}/{board_side.ENGINES}")
+
+
+def _of_sweep(found: Mapping[str, str], endings: set[str]) -> dict[str, str]:
+    """Return what belongs to the modes of a sweep: one of other options, that was cut off, may have left more."""
+    wanted = {MODES, *endings, *(ending.removesuffix(MAIN) + RECORD for ending in endings)}
+    return {ending: text for ending, text in found.items() if ending in wanted}
 
 
 def _require_same_files(host: Host, found: FamilyProfile, manifest: Manifest, family: Path) -> None:

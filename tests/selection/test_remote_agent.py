@@ -328,6 +328,21 @@ def test_answers_that_are_no_profile_of_this_family_are_refused(made, monkeypatc
         remote_agent._fetched(Host("orin"), "/there", "board", read_family(made), made)
 
 
+@pytest.mark.parametrize(
+    ("timed", "says"),
+    [("modes.15W.json", "it has no profile"), ("modes.25W.json", "not a valid FamilyProfile"), ("../x", "a name of")],
+)
+def test_of_modes_only_those_of_this_sweep_are_brought_back(made, monkeypatch, timed, says):
+    """One of other options, that was cut off, has left modes.25W.json there."""
+    table = {"format_version": 1, "modes": [{"mode": "x", "file": timed}, {"mode": "7W", "left_out": "a restart"}]}
+    answer = {"modes.modes.json": json.dumps(table), "modes.25W.json": '{"profiles": {}}', "modes.txt": ""}
+    monkeypatch.setattr(remote_agent, "_there", lambda *_: json.dumps(answer).encode())
+    with pytest.raises(SnapvitError, match=says):
+        remote_agent._fetched(Host("orin"), "/there", "modes", read_family(made), made)
+    of_15w = {".modes.json": "", ".15W.json": "", ".15W.record.json": ""}
+    assert remote_agent._of_sweep({**of_15w, ".25W.json": "", ".25W.record.json": ""}, {".15W.json", ""}) == of_15w
+
+
 def test_a_file_that_no_agent_wrote_is_not_written_over(tmp_path):
     out = tmp_path / "orin.json"
     check_board_places(out)

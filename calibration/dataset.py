@@ -13,7 +13,7 @@ Probes learn from the training split and choose by the validation split; the tes
 | any other source | a fifth of it is the test split, by seed, each class in its proportion |
 
 A class has the same number in all splits, so all must have the same classes. Only the splits that are asked for are
-fetched from the hub: to calibrate takes none of the validation images, to report none of the training images.
+fetched from the hub: to calibrate takes what is trained and reported on, to report no training images.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def _builder(datasets: Any, repository: str, split: str, title: str) -> tuple[Da
 
 def _whole(datasets: Any, repository: str) -> DatasetBuilder | None:
     try:
-        return datasets.load_dataset_builder(repository)  # type: ignore[no-any-return]
+        return datasets.load_dataset_builder(repository)
     except ConnectionError:  # what was fetched for us may be kept all the same
         return None
 
@@ -240,6 +240,6 @@ def _stored(dataset: Dataset, column: str) -> Callable[[int, str], Image]:
             raise unreadable(title, first_line(error)) from error
         if image is None:
             raise unreadable(title, "it is empty")
-        return image  # type: ignore[no-any-return]
+        return image
 
     return opened

@@ -18,7 +18,7 @@ def evaluate(
     ] = None,
     data: Annotated[
         Optional[str],
-        typer.Option(help="Dataset: folder with train and test, cifar10, hf:owner/name, .npz, 'digits'."),
+        typer.Option(help=f"Dataset, in splits or to be split: {shared.SOURCES}."),
     ] = None,
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
     model_arg: shared.ModelArg = None,

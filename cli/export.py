@@ -30,7 +30,7 @@ def export(
     classes: options.ClassNames = None,
     data: Annotated[
         Optional[list[str]],
-        typer.Option(help="Images to calibrate on: folder, list, .npz, hf:owner/name or 'digits'. May be repeated."),
+        typer.Option(help=f"Images to calibrate on: {options.SOURCES}. May be repeated."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder to write; replaced if it is a family.")] = Path("snapvit-family"),
     sparsity: Annotated[Optional[str], typer.Option(help="Fractions of prunable parameters to cut: 0.1,0.3")] = None,

@@ -38,6 +38,9 @@ Resize = Annotated[
 ClassNames = Annotated[Optional[Path], typer.Option(help="Names of the model's classes: line i names output i.")]
 Force = Annotated[bool, typer.Option("--force", help="Write over a file that this command did not make.")]
 
+# Images of whatever command takes them: docs/commands.md, Sources of images.
+SOURCES = "folder, list, .npz, set like cifar10, hf:owner/name or 'digits'"
+
 # Of answering before a deadline.
 Deadline = Annotated[Optional[str], typer.Option(help="From an image to its answer: 10ms, 60% (of dense) or 100fps.")]
 Hit = Annotated[float, typer.Option(min=0.5, max=1, help="Share of answers that are to be in time.")]

@@ -25,7 +25,7 @@ def pack(
     ranking: Annotated[Optional[Path], typer.Option(help="Use this ranking instead of ranking anew.")] = None,
     data: Annotated[
         Optional[list[str]],
-        typer.Option(help="Images to rank and correct by: folder, list, .npz, hf:owner/name or 'digits'."),
+        typer.Option(help=f"Images to rank and correct by: {options.SOURCES}."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder to write; replaced if it is an Elastic.")] = Path("snapvit-elastic"),
     recipe: Annotated[str, typer.Option(help="Of the ranking: default, paper (as published) or local.")] = "default",

@@ -20,7 +20,7 @@ def rank(
     model: Annotated[str, typer.Argument(help=options.MODEL)] = "bundled",
     data: Annotated[
         Optional[list[str]],
-        typer.Option(help="Images: folder, list, .npz, hf:owner/name or 'digits'. Repeat to mix in equal parts."),
+        typer.Option(help=f"Images: {options.SOURCES}. Repeat to mix in equal parts."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Ranking to write.")] = Path("ranking.safetensors"),
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,

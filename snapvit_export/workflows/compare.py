@@ -19,7 +19,7 @@ from ..calibration.dataset import Dataset, open_dataset
 from ..calibration.images import calibration_and_held_out, read_images
 from ..errors import SnapvitError, UsageError, needs
 from ..evaluate.comparison import COMPARISON, Axis, Comparison
-from ..evaluate.evaluator import EvalOptions, Evaluator, check_options, fidelity_to
+from ..evaluate.evaluator import EvalOptions, Evaluator, check_options, fidelity_to, splits_for
 from ..family.evaluation import Evaluation
 from ..progress import Progress
 from ..storage.atomic import write_atomically
@@ -78,7 +78,10 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
     calibration, rest = calibration_and_held_out(data_of(request), request.images, request.seed, MOST_HELD_OUT)
     if request.on is None and not rest.count:
         raise SnapvitError(f"{rest.name}: no images are left to evaluate on. Give fewer --images, or --on another set")
-    data = Dataset(rest.name, None, None, rest) if request.on is None else open_dataset(request.on, request.seed)
+    if request.on is None:
+        data = Dataset(rest.name, None, None, rest)
+    else:
+        data = open_dataset(request.on, request.seed, splits_for(request.options.by))
     model = load_model_of(request, progress)
     images = read_images([calibration], model.preprocessing, progress)[0]
     dense = TorchExtractor(model)

@@ -16,7 +16,7 @@ from ..calibration.dataset import Dataset, open_dataset
 from ..calibration.digits import BUNDLED as BUNDLED_IMAGES
 from ..calibration.images import prepare
 from ..errors import UsageError, needs
-from ..evaluate.evaluator import EvalOptions, Evaluator, Extractor, check_options
+from ..evaluate.evaluator import EvalOptions, Evaluator, Extractor, check_options, splits_for
 from ..evaluate.exported_model import SUFFIXES, is_ours, open_exported, read_info
 from ..evaluate.features import is_features
 from ..family.evaluation import Evaluation
@@ -62,7 +62,7 @@ def evaluate_model(request: EvaluateRequest, progress: Progress | None = None) -
         with needs("evaluating a model", extra="prune"):
             import torch  # noqa: F401
     progress.phase("finding images")
-    data = open_dataset(_data(request), request.options.seed)
+    data = open_dataset(_data(request), request.options.seed, splits_for(request.options.by))
     with (
         _exported(request, data, progress)
         if is_file

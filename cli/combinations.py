@@ -117,6 +117,15 @@ RULES = (
         beside=("--precision",),
         unless=("--precision=auto",),
     ),
+    *(
+        Rule(
+            command,
+            "--device",
+            "computes rankings and corrections, and with --ranking and --no-correct there are none. Leave it out",
+            beside=("--ranking", "--no-correct"),
+        )
+        for command in ("export", "pack")
+    ),
     Rule("export", "--card", "is what --for says of the device. Give one of them", beside=("--for",)),
     Rule("export", "--runtime", "is what --for says of the device. Give one of them", beside=("--for",)),
     Rule("export", "--build-only", "is what --for says of the device. Give one of them", beside=("--for",)),

@@ -88,7 +88,15 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
             _refuse_other(request.out, made_by(model, images, settings, rounds))
         with resumable(checkpoint):
             if rounds is not None:
-                ranking = rank_in_rounds(model, images, rounds, settings, checkpoint=checkpoint, progress=speaking)
+                ranking = rank_in_rounds(
+                    model,
+                    images,
+                    rounds,
+                    settings,
+                    checkpoint=checkpoint,
+                    progress=speaking,
+                    device=str(processes.device),
+                )
             else:
                 ranking = rank(
                     model,
@@ -144,8 +152,8 @@ def _rounds(request: RankRequest) -> Rounds | None:
         return None
     if request.settings.evaluations:
         raise UsageError("rounds go without a search. Give --rounds with --evaluations 0, or leave --rounds out")
-    if request.device != "cpu" or request.engine or request.autocast:
-        raise UsageError("rounds run on the CPU. Leave --device, --engine and --autocast out")
+    if request.engine or request.autocast:
+        raise UsageError("--engine and --autocast are of a search, and rounds have none. Leave them out")
     return Rounds(tuple(request.rounds), request.most_moved)
 
 

@@ -30,10 +30,11 @@ ALWAYS = {
     "pack": "--model --ranking --out --no-correct --no-fidelity --classes --json --quiet",
     "profile": "--target --out --batch --seconds --force --json --quiet",
     "choose": "--budget --at --max-size --max-params --strict --profile --json --quiet",
-    "evaluate": "--by --data --images --seed --force --json --quiet",
+    "evaluate": "--by --data --images --seed --device --force --json --quiet",
     "fleet": "--budget --at --strict --json",
     "validate": "--data --by --min-accuracy --images --seed --model --runtime --threads --batch --json --quiet",
-    "compare": "--recipes --flops --model --data --on --by --images --judged --seed --out --force --json --quiet",
+    "compare": "--recipes --flops --model --data --on --by --images --judged --seed --device --out --force --json "
+    "--quiet",
     "run": "--deadline --fps --top --variant --runtime --threads --json --quiet",
     "serve": "--deadline --port --host --hit --late --max-batch --queue --max-bytes --max-pixels --drain --runtime "
     "--threads --quiet",
@@ -85,7 +86,7 @@ BY_LIBRARY = [
     (("rank", "--data", "--recipe local --criterion magnitude --data digits"), "Leave --data out"),
     (("rank", "--images", "--recipe local --criterion magnitude"), "--images has no part"),
     (("rank", "--evaluations", "--rounds 0.8"), "rounds go without a search"),
-    (("rank", "--device", "--rounds 0.8 --device cuda"), "Leave --device"),
+    (("rank", "--device", "--device cuda"), "no CUDA device works here"),
     (("rank", "--engine", "--engine torch"), "--engine is for candidates of a search. Give --evaluations"),
     (("rank", "--autocast", "--autocast none"), "--autocast is for candidates of a search. Give --evaluations"),
     (("rank", "--most-moved", ""), "Give --rounds"),

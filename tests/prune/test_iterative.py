@@ -402,7 +402,7 @@ def test_of_two_processes_one_does_the_rounds_and_speaks(tiny_folder, image_fold
         (["--rounds", "0.5,0.7"], "rounds need falling fractions"),
         (["--rounds", "0.7", "--evaluations", 5], "rounds go without a search"),
         (["--rounds", "0.7", "--recipe", "snapvit"], "rounds go without a search"),
-        (["--rounds", "0.7", "--device", "cuda"], "rounds run on the CPU"),
+        (["--rounds", "0.7", "--engine", "torch"], "rounds have none"),
         (["--rounds", "0.7,nan"], "--rounds 'nan' is not a number"),
         (["--rounds", "0.7", "--most-moved", "nan"], "--most-moved nan is not a finite number"),
         (["--rounds", "0.7", "--most-moved=-1"], "an output divergence is never -1"),

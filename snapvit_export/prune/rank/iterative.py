@@ -139,6 +139,7 @@ def rank_in_rounds(
     *,
     checkpoint: Path | None = None,
     progress: Progress | None = None,
+    device: str = "cpu",
 ) -> Ranking:
     """Return a ranking made in rounds, as many as stay within the limit of the output divergence.
 
@@ -153,12 +154,12 @@ def rank_in_rounds(
     limit = rounds.limit(name)
     fitted, held_back = _split(images, settings.seed)
     made = made_by(model, images, settings, rounds)
-    ranker = _Ranker(model, fitted, settings, progress)
+    ranker = _Ranker(model, fitted, settings, progress, device)
     state = None if checkpoint is None else Checkpoint(checkpoint, made)
     found = _restored(None if state is None else state.load(), model) or ranker.begin()
     if found.rounds:
         progress.note(f"going on after round {len(found.rounds)} of {len(rounds.flops)}")
-    meter = _DivergenceMeter(name, model, held_back)
+    meter = _DivergenceMeter(name, model, held_back, device)
     for fraction in rounds.flops[len(found.rounds) :]:
         if state is not None:
             found.save(state)
@@ -210,6 +211,7 @@ class _Ranker:
     images: Images
     settings: Settings
     progress: Progress
+    device: str = "cpu"  # of statistics and scores; a refit is made on the CPU
 
     @property
     def damping(self) -> Damping:
@@ -228,7 +230,7 @@ class _Ranker:
             scores = self._scores(self.model)
             ranking = Ranking(scores.heads, scores.neurons, self.model.name, self.model.anatomy)
         if self.by_damage or self.settings.depth:
-            sublayers = measure_sublayers(self.model, self.images.first(IMAGES), progress=self.progress)
+            sublayers = measure_sublayers(self.model, self.images.first(IMAGES), None, self.progress, self.device)
             ranking = replace(ranking, provenance={KEY: as_builtins(sublayers)})
         return _RoundsState(ranking, [])
 
@@ -245,11 +247,11 @@ class _Ranker:
         return refined(ranking, plan, ordered_layers(smaller, *self._statistics(smaller), self.damping))
 
     def _scores(self, model: Model) -> Scores:
-        return score(model, self.images, self.settings, self.progress)
+        return score(model, self.images, self.settings, self.progress, self.device)
 
     def _statistics(self, model: Model) -> tuple[Statistics, str, Scores | None]:
         """Return the statistics, the name of the order, and scores if it needs them."""
-        statistics = observe(model, self.images, self.progress, warn=model is self.model)
+        statistics = observe(model, self.images, self.progress, self.device, warn=model is self.model)
         scores = self._scores(model) if uses_scores(self.settings) else None
         self.progress.phase("ordering heads and neurons")
         return statistics, self.settings.order, scores
@@ -276,19 +278,22 @@ def protection_of(settings: Settings) -> Protection:
 class _DivergenceMeter:
     """Measures the output divergence of cut models from the dense one, on images of its own."""
 
-    def __init__(self, name: DivergenceName, model: Model, images: Images) -> None:
-        self.images = images
-        self.divergence = OutputDivergence(name, model, _embedding(model.module, images))
+    def __init__(self, name: DivergenceName, model: Model, images: Images, device: str) -> None:
+        self.images, self.device = images, device
+        self.divergence = OutputDivergence(name, model, _embedding(model.module, images, device))
 
     def of(self, module: Any) -> float:
         """Return the mean output divergence of a cut model from the dense one."""
-        return float(self.divergence(_embedding(module, self.images), slice(0, len(self.images))).mean())
+        return float(self.divergence(_embedding(module, self.images, self.device), slice(0, len(self.images))).mean())
 
 
 @torch.no_grad()
-def _embedding(module: Any, images: Images) -> torch.Tensor:
-    batches = (torch.from_numpy(batch) for batch in images.batches(16))
-    return torch.cat([module.forward_head(module.forward_features(batch), pre_logits=True) for batch in batches])
+def _embedding(module: Any, images: Images, device: str) -> torch.Tensor:
+    module.to(device)
+    batches = (torch.from_numpy(batch).to(device) for batch in images.batches(16))
+    found = [module.forward_head(module.forward_features(batch), pre_logits=True).cpu() for batch in batches]
+    module.to("cpu")
+    return torch.cat(found)
 
 
 def _split(images: Images, seed: int) -> tuple[Images, Images]:

@@ -90,6 +90,7 @@ BY_LIBRARY = [
     (("rank", "--engine", "--engine torch"), "--engine is for candidates of a search. Give --evaluations"),
     (("rank", "--autocast", "--autocast none"), "--autocast is for candidates of a search. Give --evaluations"),
     (("rank", "--most-moved", ""), "Give --rounds"),
+    (("rank", "--recover", ""), "Give --rounds"),
     (("rank", "--damping", "--recipe local --damping max:0.1"), "--damping has no part"),
     (("rank", "--order", "--recipe local --order variance"), "--order has no part"),
     (("rank", "--criterion", "--criterion snip"), "--criterion has no part"),

@@ -154,7 +154,7 @@ def rank_in_rounds(
     limit = rounds.limit(name)
     fitted, held_back = _split(images, settings.seed)
     made = made_by(model, images, settings, rounds)
-    ranker = _Ranker(model, fitted, settings, progress, device)
+    ranker = RoundRanker(model, fitted, settings, progress, device)
     state = None if checkpoint is None else Checkpoint(checkpoint, made)
     found = _restored(None if state is None else state.load(), model) or ranker.begin()
     if found.rounds:
@@ -179,7 +179,7 @@ def rank_in_rounds(
 
 
 @dataclass
-class _RoundsState:
+class RoundsState:
     """The ranking after some rounds, and the record of each."""
 
     ranking: Ranking  # whose provenance has the sub-layers of the whole model, if they were measured
@@ -196,15 +196,15 @@ class _RoundsState:
         state.save("rounds", self.ranking.arrays(), known)
 
 
-def _restored(saved: SavedState | None, model: Model) -> _RoundsState | None:
+def _restored(saved: SavedState | None, model: Model) -> RoundsState | None:
     if saved is None:
         return None
     ranking = Ranking.of_arrays(saved.arrays, model.name, model.anatomy, saved.rest["provenance"])
-    return _RoundsState(ranking, saved.rest["rounds"])
+    return RoundsState(ranking, saved.rest["rounds"])
 
 
 @dataclass(frozen=True)
-class _Ranker:
+class RoundRanker:
     """Ranks, plans and cuts models by the same images and settings in every round."""
 
     model: Model
@@ -222,7 +222,7 @@ class _Ranker:
         """True if there are damage curves, False if there are scores alone."""
         return self.settings.allocation == "joint"
 
-    def begin(self) -> _RoundsState:
+    def begin(self) -> RoundsState:
         """Return the ranking of the dense model, before any round."""
         if self.by_damage:
             ranking, _ = damage_ranking(self.model, *self._statistics(self.model), self.damping)
@@ -232,7 +232,7 @@ class _Ranker:
         if self.by_damage or self.settings.depth:
             sublayers = measure_sublayers(self.model, self.images.first(IMAGES), None, self.progress, self.device)
             ranking = replace(ranking, provenance={KEY: as_builtins(sublayers)})
-        return _RoundsState(ranking, [])
+        return RoundsState(ranking, [])
 
     def cut(self, ranking: Ranking, plan: Plan) -> nn.Module:
         """Return the model of a Plan: refitted, unless the recipe ranks by scores alone."""
@@ -256,7 +256,7 @@ class _Ranker:
         self.progress.phase("ordering heads and neurons")
         return statistics, self.settings.order, scores
 
-    def plan(self, found: _RoundsState, fraction: float) -> Plan:
+    def plan(self, found: RoundsState, fraction: float) -> Plan:
         """Return the Plan with the least damage for these FLOPs that keeps nothing which was cut before."""
         anatomy, ranking = self.model.anatomy, found.ranking
         if ranking.damage is None:

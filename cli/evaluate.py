@@ -43,6 +43,7 @@ def evaluate(
     mean: shared.Mean = None,
     std: shared.Std = None,
     resize: shared.Resize = None,
+    device: shared.Device = "cpu",
     force: shared.Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     quiet: shared.Quiet = False,
@@ -61,7 +62,8 @@ def evaluate(
     used = None if runtime is None else check_runtime(runtime)
     onnx = parsing.onnx_options(output, preprocessing, mean, std, resize)
     given = parsing.model_arguments(model_arg)
-    request = EvaluateRequest(model, checkpoint, data, ranking, sparsity, flops, options, used, force, onnx, given)
+    cut = (ranking, sparsity, flops)
+    request = EvaluateRequest(model, checkpoint, data, *cut, options, used, force, onnx, given, device)
     with shown(quiet) as progress:
         found = evaluate_model(request, progress)
     if as_json:

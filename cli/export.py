@@ -113,6 +113,7 @@ def export(
     single_file: Annotated[
         bool, typer.Option("--single-file", help="Put the weights into each graph instead of one shared file.")
     ] = False,
+    device: options.Device = "cpu",
     reference: Annotated[
         Optional[bool],
         typer.Option(
@@ -199,6 +200,7 @@ def export(
         static_batch=static_batch,
         takes_bytes=takes_bytes,
         build_only=build_only,
+        device=device,
         reference=reference,
         save_torch=save_torch,
         elsewhere=for_device is not None,

@@ -17,6 +17,7 @@ Batch = Annotated[
 Pause = Annotated[float, typer.Option(min=0, max=10000, help="Milliseconds to sleep before every run.")]
 Pin = Annotated[Optional[str], typer.Option(help="Cores to run on: 0 or 0,2.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit 1 unless a variant surely fits, with its whole interval.")]
+Device = Annotated[str, typer.Option(help="Where torch computes: cpu or cuda.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
 MODEL = "A timm name, a folder of ours or of transformers, its owner/name on the hub, an .onnx file, or 'bundled'."
 ModelArg = Annotated[

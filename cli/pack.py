@@ -42,6 +42,7 @@ def pack(
     evaluations: Annotated[
         Optional[int], typer.Option(min=0, max=10**6, help="Of the search, the longest part; 0 for none.")
     ] = None,
+    device: options.Device = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and progress as lines of JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
 ) -> None:
@@ -71,6 +72,7 @@ def pack(
         ),
         correct=not no_correct,
         fidelity=not no_fidelity,
+        device=device,
     )
     with shown(quiet, as_json) as progress:
         packed = pack_model(request, progress)

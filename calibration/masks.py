@@ -13,7 +13,7 @@ only if it has an EXIF of its own; a mask that was drawn over the stored, unturn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,19 +87,21 @@ def prepare_masks(
     wanted = [i for i in range(source.count) if source.title(i) not in left_out]
     masks = np.empty((len(wanted), height, width), np.uint8)
     for row, i in enumerate(wanted):
-        masks[row] = _read(mask_of(source.title(i)), open_image(source.title(i)).size, preprocessing)
+        masks[row] = preprocessing.mask(open_mask(source.title(i), open_image(source.title(i)).size))
         progress()
     return masks
 
 
-def _read(path: Path, size: tuple[int, int], preprocessing: Preprocessing) -> npt.NDArray[np.uint8]:
+def open_mask(title: str, size: tuple[int, int]) -> Image:
+    """Open the mask of an image of that size, with its values as they are."""
+    path = mask_of(title)
     mask = _upright(path)
     if mask.mode not in ("L", "P"):
         raise SnapvitError(f"{path}: is of kind {mask.mode}, a mask has one channel of bytes. Save class numbers in it")
     if mask.size != size:
         sizes = f"{mask.size[0]}x{mask.size[1]}, its image {size[0]}x{size[1]}"
         raise SnapvitError(f"{path}: is {sizes}, turned as its EXIF says. Mend it")
-    return preprocessing.mask(mask)
+    return mask
 
 
 def _upright(path: Path) -> Image:
@@ -125,6 +127,12 @@ def numbered(masks: dict[str, Masks], ignore: Collection[int] = (UNKNOWN,)) -> t
         )
     if len(present) > UNKNOWN:
         raise SnapvitError(f"masks have {len(present)} classes, at most {UNKNOWN} are supported. Give --ignore 255")
-    numbers = np.full(256, UNKNOWN, np.uint8)
-    numbers[present] = np.arange(len(present))
+    numbers = numbers_of(present)
     return {split: numbers[part] for split, part in masks.items()}, tuple(present)
+
+
+def numbers_of(values: Sequence[int]) -> npt.NDArray[np.uint8]:
+    """Return the class of every value of a mask: the place among `values`, or UNKNOWN."""
+    numbers = np.full(256, UNKNOWN, np.uint8)
+    numbers[list(values)] = np.arange(len(values))
+    return numbers

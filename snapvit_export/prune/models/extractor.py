@@ -32,6 +32,7 @@ class TorchExtractor:
 
     model: Model
     runtime = "torch"
+    batch = BATCH
 
     @property
     def name(self) -> str:

@@ -33,7 +33,8 @@ from .knn import NEIGHBOURS
 from .measure_features import measure_features
 from .measure_tokens import MaskedSplits, check_splits, measure_tokens, splits_with_masks
 from .options import METRICS as METRICS
-from .options import OF_FEATURES, OF_TOKENS, EvalOptions, Metric
+from .options import OF_FEATURES, OF_TOKENS, Metric
+from .options import EvalOptions as EvalOptions
 from .options import check_options as check_options
 from .options import parse_ignored as parse_ignored
 from .options import parse_metrics as parse_metrics

@@ -57,7 +57,7 @@ def fill_bank(chunks: Iterable[tuple[Array, Masks]], classes: int, images: int, 
     bank = Bank(np.concatenate(features), np.concatenate(shares))
     if len(bank) < NEIGHBOURS:
         raise SnapvitError(
-            f"{len(bank)} patches with known classes are fewer than the {NEIGHBOURS} to compare with. Give more --data or --bank-patches"
+            f"{len(bank)} patches with known classes are too few: {NEIGHBOURS} vote. Give more --data or --bank-patches"
         )
     return bank
 

@@ -64,7 +64,7 @@ def write_released_features(features: Features, path: Path, seed: int = 0) -> No
     }
     data = io.BytesIO()
     torch.save({**found, MERGE: merge}, data)
-    write_atomically(path, data.getbuffer())
+    write_atomically(path, data.getvalue())
 
 
 def _split(found: Any, what: str) -> Split:

@@ -64,7 +64,5 @@ def test_a_bank_draws_equally_many_patches_of_each_image_and_none_that_are_unkno
 
 
 def test_too_few_patches_are_refused():
-    with pytest.raises(
-        SnapvitError, match="16 patches with known classes are fewer than the 30 to compare with. Give more"
-    ):
+    with pytest.raises(SnapvitError, match="16 patches with known classes are too few: 30 vote. Give more"):
         fill_bank([toy(1, 6)], 3, images=1, most=400)

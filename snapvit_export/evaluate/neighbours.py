@@ -6,8 +6,8 @@
 
 Blocks of s are products in float32, fast but rounded. Each query keeps the SPARE best beyond its k, and their cosines
 are computed again in float64, by which the k are chosen; of equally near rows the first. Rounding could hide a
-neighbour only behind as many others that are equally near to its last digits, as many copies of one image are. That is
-noticed, and such a query is compared with the whole bank in float64.
+neighbour only behind as many others that are equally near to its last digits, as copies of one image are, or all images
+of a model that tells nothing apart. That is noticed, and such queries are compared with the whole bank in float64.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from ..errors import SnapvitError
 
 QUERIES = 1024  # at a time
 BANK = 16384  # rows at a time: with QUERIES a block of 64 MB
+DOUBTFUL = 512  # queries at a time that are compared in float64: again 64 MB
+DIGITS = 12  # of cosines in float64: what agrees so far is equal, whatever the order of a sum
 GATHERED = 64  # queries whose neighbours are gathered at a time
-SPARE = 12  # further rows by float32 whose cosines are computed again
+SPARE = 28  # further rows by float32 whose cosines are computed again
 ROUNDING = 1e-5  # of a cosine in float32, well above what sums of thousands of terms show
 
 Array = npt.NDArray[np.float32]
@@ -69,8 +71,10 @@ def _nearest(bank: Matrix, queries: Matrix, k: int, block: int) -> tuple[Rows, C
     rows, cosines = np.take_along_axis(rows, order, 1), np.take_along_axis(cosines, order, 1)
     if kept < len(bank):
         hidden = found.min(1) > cosines[:, -1] - 2 * ROUNDING  # the best that were not kept may be as near
-        for query in np.flatnonzero(hidden):
-            rows[query], cosines[query] = _by_all(bank, exact[query], k, block)
+        doubtful = np.flatnonzero(hidden)
+        for start in range(0, len(doubtful), DOUBTFUL):
+            part = doubtful[start : start + DOUBTFUL]
+            rows[part], cosines[part] = _by_all(bank, exact[part], k, block)
     return rows, cosines
 
 
@@ -89,7 +93,7 @@ def _candidates(bank: Matrix, queries: Matrix, kept: int, block: int) -> tuple[R
     return rows, best
 
 
-def _better(s: Array, least: Array | None) -> tuple[Rows, Array]:
+def _better(s: Matrix, least: Matrix | None) -> tuple[Rows, Matrix]:
     """Return places and values above `least` of their row, filled up with -inf: (Q, as many as any row has)."""
     if least is None:
         return np.broadcast_to(np.arange(s.shape[1]), s.shape), s
@@ -97,7 +101,7 @@ def _better(s: Array, least: Array | None) -> tuple[Rows, Array]:
     counts = np.bincount(query, minlength=len(s))
     column = np.arange(len(query)) - np.repeat(np.cumsum(counts) - counts, counts)
     places = np.zeros((len(s), int(counts.max(initial=0))), np.int64)
-    values = np.full(places.shape, -np.inf, np.float32)
+    values = np.full(places.shape, -np.inf, s.dtype)
     places[query, column], values[query, column] = place, s[query, place]
     return places, values
 
@@ -109,12 +113,16 @@ def _cosines(bank: Matrix, rows: Rows, queries: Matrix) -> Cosines:
         part = slice(start, start + GATHERED)
         chosen = unit(bank[rows[part].reshape(-1)], np.float64).reshape(*rows[part].shape, -1)  # (q, kept, E)
         found[part] = np.einsum("qke,qe->qk", chosen, queries[part], optimize=True)
-    return found
+    return np.round(found, DIGITS)
 
 
-def _by_all(bank: Matrix, query: Matrix, k: int, block: int) -> tuple[Rows, Cosines]:
-    """Return the k nearest rows to one query by the whole bank in float64, nearest first: (k,) each."""
-    starts = range(0, len(bank), block)
-    cosines = np.concatenate([unit(bank[start : start + block], np.float64) @ query for start in starts])
-    order = np.argsort(-cosines, kind="stable")[:k]
-    return order, cosines[order]
+def _by_all(bank: Matrix, queries: Matrix, k: int, block: int) -> tuple[Rows, Cosines]:
+    """Return the k nearest rows by the whole bank in float64, nearest first: (Q, k) each."""
+    rows, cosines = np.zeros((len(queries), 0), np.int64), np.zeros((len(queries), 0))
+    for start in range(0, len(bank), block):
+        s = np.round(queries @ unit(bank[start : start + block], np.float64).T, DIGITS)  # (Q, block)
+        places, values = _better(s, cosines[:, -1] if cosines.shape[1] == k else None)
+        rows, cosines = np.concatenate([rows, start + places], 1), np.concatenate([cosines, values], 1)
+        order = np.argsort(-cosines, axis=1, kind="stable")[:, :k]  # rows rise among equals
+        rows, cosines = np.take_along_axis(rows, order, 1), np.take_along_axis(cosines, order, 1)
+    return rows, cosines

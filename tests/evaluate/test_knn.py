@@ -63,8 +63,9 @@ def test_neighbours_that_float32_cannot_tell_apart_are_told_apart():
     """Cosines that differ by less than float32 shows, with the better ones last."""
     angles = np.linspace(1e-4, 0.9e-4, 200)
     bank = np.stack([np.cos(angles), np.sin(angles)], 1)
-    rows, _ = nearest(bank, np.array([[1.0, 0.0]]), 4, block=(1, 50))
-    assert rows.tolist() == [[199, 198, 197, 196]]
+    queries = np.tile([[1.0, 0.0], [0.0, 1.0]], (3, 1))
+    rows, _ = nearest(bank, queries, 4, block=(6, 50))
+    assert rows.tolist() == [[199, 198, 197, 196], [0, 1, 2, 3]] * 3
 
 
 def test_the_smallest_class_wins_a_tie():

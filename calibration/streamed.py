@@ -32,7 +32,8 @@ class _Seen:
 class StreamedImages:
     """The images of a source for one model, in chunks.
 
-    >>> for chunk in StreamedImages(source, preprocessing).chunks(256): print(len(chunk))
+    >>> [len(chunk) for chunk in StreamedImages(open_source("path/to/images"), model.preprocessing).chunks(8)]
+    [8, 8, 4]
     """
 
     def __init__(

@@ -30,7 +30,7 @@ MERGE = "merge_train_valid"
 def read_released_features(path: Path) -> Features:
     """Read a file of features of the released code.
 
-    >>> read_released_features(Path("imagenet-1k.pt")).train.features.shape     # (N, E)
+    >>> read_released_features(Path("pets.pt")).train.features.shape     # (N, E)
     """
     loaded = load_released(path, "file of features")
     if strange := sorted(str(name) for name in set(loaded) - {*SPLITS, MERGE}):

@@ -35,7 +35,7 @@ def from_scratch(family: Path, data: str, metrics: tuple[str, ...], images: int 
             info, _ = read_info(family / variant.file)
             with open_exported(family / variant.file, target, info) as exported:
                 options = EvalOptions(by=(metric,), images=images)  # type: ignore[arg-type]
-                evaluator = Evaluator.prepare(exported, open_dataset(data), options, Silent())
+                evaluator = Evaluator.prepare(exported, open_dataset(data), options, Silent(), streamed=False)
                 evaluation = evaluator.evaluate(exported)
             decoded += sum(map(len, evaluator.images.values()))
             found[f"{variant.name} {metric}"] = evaluation.value(evaluation.measures[0]) or 0.0

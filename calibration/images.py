@@ -58,6 +58,16 @@ class Images:
             return self.batches(size)
         return (self.pixels[start : start + size] for start in range(0, len(self), size))
 
+    def chunks(self, size: int) -> Iterator[Images]:
+        """The images, `size` at a time."""
+        for start in range(0, len(self), size):
+            yield self.only(slice(start, start + size))
+
+    @property
+    def most(self) -> int:
+        """The number of images: what could not be read was left out before."""
+        return len(self)
+
     def first(self, count: int) -> Images:
         """The first `count` images, or all if there are fewer."""
         return self.only(slice(count))
@@ -165,28 +175,42 @@ def prepare(
     height, width = preprocessing.input_size[1:]
     pixels = np.empty((source.count, height, width, 3), np.uint8)
     readable: list[int] = []
-    unreadable: dict[str, str] = {}  # name → what is wrong
+    unreadable = Unreadable()
     for i in range(source.count):
         try:
             pixels[len(readable)] = preprocessing.pixels(source.open(i))
             readable.append(i)
         except UnreadableImage as error:
-            unreadable[source.title(i)] = str(error)
+            unreadable.add(source.title(i), str(error))
         progress()
-    if unreadable:
-        on_unreadable(tuple(unreadable))
-        _refuse_many(list(unreadable.values()), source.count)
+    unreadable.report(source.count, on_unreadable)
     labels = None if source.labels is None else np.array([source.labels[i] for i in readable], np.int64)
     again = lru_cache(maxsize=OTHER_SIZES)(partial(prepare, source))
     pixels = pixels[: len(readable)]
-    return Images(pixels, labels, preprocessing, source.name, source.classes, tuple(unreadable), again)
+    return Images(pixels, labels, preprocessing, source.name, source.classes, unreadable.names, again)
 
 
-def _refuse_many(unreadable: Sequence[str], count: int) -> None:
-    if len(unreadable) <= MOST_UNREADABLE * count:
-        return
-    share = f"{len(unreadable)} of {count} images unreadable; up to {MOST_UNREADABLE:.0%} would be left out"
-    raise SnapvitError(f"{unreadable[0]} ({share})")
+class Unreadable:
+    """The images of a source that could not be read: a few are left out, more are refused."""
+
+    def __init__(self) -> None:
+        self._why: dict[str, str] = {}  # name → what is wrong
+
+    def add(self, name: str, why: str) -> None:
+        self._why[name] = why
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._why)
+
+    def report(self, count: int, on_unreadable: Callable[[Sequence[str]], None]) -> None:
+        """Tell the names, if there are any, and refuse more than a few of `count` images."""
+        if not self._why:
+            return
+        on_unreadable(self.names)
+        if len(self._why) > MOST_UNREADABLE * count:
+            share = f"{len(self._why)} of {count} images unreadable; up to {MOST_UNREADABLE:.0%} would be left out"
+            raise SnapvitError(f"{next(iter(self._why.values()))} ({share})")
 
 
 def read_images(
@@ -194,7 +218,7 @@ def read_images(
 ) -> list[Images]:
     """Decode the images of each source once; `in_many_sizes`: they will be asked for in other sizes too."""
     progress.phase("reading images", sum(part.count for part in split))
-    left_out = partial(_note_unreadable, progress)
+    left_out = partial(note_unreadable, progress)
     parts = [decoded_once(part) for part in split] if in_many_sizes else split
     return [prepare(part, preprocessing, progress.advance, left_out) for part in parts]
 
@@ -217,7 +241,7 @@ def evenly(rows: Sequence[int], most: int) -> list[int]:
     return [rows[i * len(rows) // most] for i in range(most)] if len(rows) > most else list(rows)
 
 
-def _note_unreadable(progress: Progress, names: Sequence[str]) -> None:
+def note_unreadable(progress: Progress, names: Sequence[str]) -> None:
     shown = ", ".join(names[:SHOWN_UNREADABLE])
     more = f" and {len(names) - SHOWN_UNREADABLE} more" if len(names) > SHOWN_UNREADABLE else ""
     progress.note(f"unreadable images: {shown}{more}")

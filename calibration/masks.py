@@ -13,7 +13,7 @@ only if it has an EXIF of its own; a mask that was drawn over the stored, unturn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,12 +70,10 @@ def mask_of(title: str) -> Path:
 
 def check_masks(source: Source) -> None:
     """Refuse a source with an image that has no mask."""
-    if source.mask is not None:
-        return
-    for title in map(source.title, range(source.count)):
-        if mask_of(title) == Path(title) or not mask_of(title).is_file():
+    for i in range(source.count):
+        if not has_mask(source, i):
             layouts = "a .png beside each .jpg, or Pascal VOC"
-            raise SnapvitError(f"{title}: has no mask. Give --data a folder with masks: {layouts}")
+            raise SnapvitError(f"{source.title(i)}: has no mask. Give --data a folder with masks: {layouts}")
 
 
 def prepare_masks(
@@ -89,36 +87,48 @@ def prepare_masks(
     wanted = [i for i in range(source.count) if source.title(i) not in left_out]
     masks = np.empty((len(wanted), height, width), np.uint8)
     for row, i in enumerate(wanted):
-        masks[row] = _in_column(source, i, preprocessing) if source.mask else _beside(source.title(i), preprocessing)
+        masks[row] = preprocessing.mask(open_mask(source, i, source.open(i).size))
         progress()
     return masks
 
 
-def _beside(title: str, preprocessing: Preprocessing) -> npt.NDArray[np.uint8]:
-    """Read the mask whose file lies beside the image's."""
-    path = mask_of(title)
+def has_mask(source: Source, i: int) -> bool:
+    """Return True if an image has a mask: in a column of its dataset, or in a file beside it."""
+    path = mask_of(source.title(i))
+    return source.mask is not None or (path != Path(source.title(i)) and path.is_file())
+
+
+def open_mask(source: Source, i: int, size: tuple[int, int]) -> Image:
+    """Open the mask of an image of that size, with its values as they are."""
+    if source.mask is not None:
+        return _of_size(_in_column(source, i), size, _name_in_column(source, i))
+    path = mask_of(source.title(i))
     mask = _upright(path)
     if mask.mode not in ("L", "P"):
         raise SnapvitError(f"{path}: is of kind {mask.mode}, a mask has one channel of bytes. Save class numbers in it")
-    return _placed(mask, open_image(title), str(path), preprocessing)
+    return _of_size(mask, size, str(path))
 
 
-def _in_column(source: Source, i: int, preprocessing: Preprocessing) -> npt.NDArray[np.uint8]:
+def _name_in_column(source: Source, i: int) -> str:
+    return f"the mask of {source.title(i)}"
+
+
+def _in_column(source: Source, i: int) -> Image:
     """Read the mask that a dataset has in a column; in colours, it is one of Pascal VOC's."""
     assert source.mask is not None
-    mask, title = source.mask(i), f"the mask of {source.title(i)}"
+    mask, title = source.mask(i), _name_in_column(source, i)
     if mask.mode == "RGB":
-        mask = _by_colours(mask, title)
-    elif mask.mode not in ("L", "P"):
+        return _by_colours(mask, title)
+    if mask.mode not in ("L", "P"):
         raise SnapvitError(f"{title}: is of kind {mask.mode}, a mask has one channel of bytes. Give --data a folder")
-    return _placed(mask, source.open(i), title, preprocessing)
+    return mask
 
 
-def _placed(mask: Image, image: Image, title: str, preprocessing: Preprocessing) -> npt.NDArray[np.uint8]:
-    if mask.size != image.size:
-        sizes = f"{mask.size[0]}x{mask.size[1]}, its image {image.size[0]}x{image.size[1]}"
+def _of_size(mask: Image, size: tuple[int, int], title: str) -> Image:
+    if mask.size != size:
+        sizes = f"{mask.size[0]}x{mask.size[1]}, its image {size[0]}x{size[1]}"
         raise SnapvitError(f"{title}: is {sizes}, turned as its EXIF says. Mend it")
-    return preprocessing.mask(mask)
+    return mask
 
 
 def voc_colours() -> npt.NDArray[np.uint8]:
@@ -172,6 +182,12 @@ def numbered(masks: dict[str, Masks], ignore: Collection[int] = (UNKNOWN,)) -> t
         )
     if len(present) > UNKNOWN:
         raise SnapvitError(f"masks have {len(present)} classes, at most {UNKNOWN} are supported. Give --ignore 255")
-    numbers = np.full(256, UNKNOWN, np.uint8)
-    numbers[present] = np.arange(len(present))
+    numbers = numbers_of(present)
     return {split: numbers[part] for split, part in masks.items()}, tuple(present)
+
+
+def numbers_of(values: Sequence[int]) -> npt.NDArray[np.uint8]:
+    """Return the class of every value of a mask: the place among `values`, or UNKNOWN."""
+    numbers = np.full(256, UNKNOWN, np.uint8)
+    numbers[list(values)] = np.arange(len(values))
+    return numbers

@@ -39,6 +39,7 @@ class Rule:
 UNCORRECTED = "--recipe=paper|snapvit|local|idap"  # recipes that correct nothing unless asked
 CUTS = ("--budget", "--sparsity", "--flops", "--params", "--pair", "--for", "--build-only")
 MIXES = ("--budget", "--for", "--build-only", "--levers=*tokens*|all")
+NO_TRAINING = "head|segment|in-context|segment,in-context|in-context,segment"  # of features: a --by
 JETSON = "jetson://*"  # a --target
 BY_ITSELF = ("--runtime", "--threads", "--pause", "--pin")  # of what the agent on a board does as it does
 
@@ -219,8 +220,26 @@ RULES = (
     Rule(
         "evaluate",
         "--ignore",
-        "names values of masks, which --by segment alone reads. Give --by segment, or leave it out",
+        "names values of masks, which --by segment and in-context read. Give --by segment, or leave it out",
+        unless=("--by=*segment*|*in-context*",),
+    ),
+    Rule(
+        "evaluate",
+        "--segmenter",
+        "says how --by segment learns. Give --by segment, or leave it out",
         unless=("--by=*segment*",),
+    ),
+    Rule(
+        "evaluate",
+        "--bank-patches",
+        "is what --by in-context compares with. Give --by in-context, or leave it out",
+        unless=("--by=*in-context*",),
+    ),
+    Rule(
+        "evaluate",
+        "--merge-train-valid",
+        "is about what k-NN and the linear probe learn from. Give --by knn or linear, or leave it out",
+        beside=(f"--by={NO_TRAINING}",),
     ),
     Rule(
         "validate",

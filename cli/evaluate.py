@@ -14,7 +14,8 @@ from .output import print_json
 def evaluate(
     model: Annotated[str, typer.Argument(help=shared.MODEL)] = "bundled",
     by: Annotated[
-        Optional[str], typer.Option(help="head, knn, linear, segment, or several: knn,linear. By default what suits.")
+        Optional[str],
+        typer.Option(help="head, knn, linear, segment, in-context, or several: knn,linear. Default: what suits."),
     ] = None,
     data: Annotated[
         Optional[str],
@@ -34,6 +35,19 @@ def evaluate(
     ] = None,
     images: Annotated[Optional[int], typer.Option(min=1, max=10**7, help="Images of each split at most.")] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="For splits, the choice of images and probes.")] = 0,
+    merge_train_valid: Annotated[
+        Optional[bool],
+        typer.Option(
+            "--merge-train-valid/--no-merge-train-valid",
+            help="Learn from validation images too, or not. By default k-NN does, unless a .pt file says otherwise.",
+        ),
+    ] = None,
+    segmenter: Annotated[
+        str, typer.Option(help="How --by segment learns: quick, from fixed images; paper, from random crops.")
+    ] = "quick",
+    bank_patches: Annotated[
+        int, typer.Option(min=1, max=10**8, help="Patches of training images that --by in-context compares with.")
+    ] = 1_960_000,
     ignore: Annotated[str, typer.Option(help="Values of masks that count for no class: 255,3")] = "255",
     runtime: Annotated[
         Optional[str], typer.Option(help="Runs an exported file: onnxruntime, openvino, ... as in export.")
@@ -52,13 +66,15 @@ def evaluate(
 
     By its own head, nearest neighbours, a linear probe or segmentation, with standard errors.
     """
-    from ..evaluate.evaluator import EvalOptions, parse_ignored, parse_metrics
+    from ..evaluate.options import EvalOptions, parse_ignored, parse_metrics, parse_segmenter
     from ..target import check_runtime
     from ..workflows.evaluate import EvaluateRequest, evaluate_model
     from . import parsing
     from .progress import shown
 
-    options = EvalOptions(parse_metrics(by), classes, features, images, seed, parse_ignored(ignore))
+    metrics, ignored = parse_metrics(by), parse_ignored(ignore)
+    way = parse_segmenter(segmenter)
+    options = EvalOptions(metrics, classes, features, images, seed, ignored, merge_train_valid, way, bank_patches)
     used = None if runtime is None else check_runtime(runtime)
     onnx = parsing.onnx_options(output, preprocessing, mean, std, resize)
     given = parsing.model_arguments(model_arg)

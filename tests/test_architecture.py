@@ -22,13 +22,13 @@ FOLDERS = {
 }
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 INSIDE_PRUNE = """
-blocks
+blocks released_files
 models
 stats
 correct
 rank
 pack
-build compare import_scores torch_parity
+build compare import_scores released_features torch_parity
 recover
 """
 HEAVY = {"torch", "timm", "torchvision"}

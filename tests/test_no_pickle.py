@@ -24,6 +24,7 @@ from snapvit_export.profiling import new_process
 from snapvit_export.prune.import_scores import import_scores
 from snapvit_export.prune.models.load import load_model
 from snapvit_export.prune.rank.checkpoint import Checkpoint
+from snapvit_export.prune.released_features import read_released_features
 
 NAME = "vit_tiny_patch16_224"
 
@@ -108,6 +109,8 @@ WAYS: dict[str, tuple[Callable[[Bomb], bytes], str, Callable[[Path], object]]] =
     "--ranking": (zipped, "r.safetensors", Ranking.load),
     "--ranking, in its metadata": (metadata, "r.safetensors", Ranking.load),
     "--features": (bare, "f.safetensors", Features.load),
+    "features of the released code": (zipped, "f.pt", read_released_features),
+    "features of the released code, an old file": (legacy, "f.pt", read_released_features),
     "--features, in their metadata": (metadata, "f.safetensors", Features.load),
     "checkpoint of a run to resume": (zipped, "r.checkpoint", lambda path: Checkpoint(path, {}).load()),
     "checkpoint of a run, in its metadata": (metadata, "r.checkpoint", lambda path: Checkpoint(path, {}).load()),

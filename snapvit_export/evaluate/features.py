@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..calibration.preprocessing import Preprocessing
-from ..errors import FileFormatError
+from ..errors import FileFormatError, SnapvitError
 from ..storage.checksummed import is_checksummed, load_checksummed, save_checksummed
 from ..storage.json import Value, from_json, to_json
 
@@ -57,10 +57,11 @@ class Features:
     >>> Features.load("pets.safetensors").train.features.shape     # (N, E)
     """
 
-    made_by: MadeBy
+    made_by: MadeBy | None  # None: a file of others does not tell
     test: Split
     train: Split | None = None
     valid: Split | None = None
+    merge: bool | None = None  # what a file of the released SnapViT code says: learn from validation images too
 
     @property
     def splits(self) -> dict[str, Split]:
@@ -70,7 +71,11 @@ class Features:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return self.made_by.classes
+        """The names of the classes, or their numbers where no names are known."""
+        if self.made_by is not None:
+            return self.made_by.classes
+        known = [split.targets.max() for split in self.splits.values() if split.targets is not None]
+        return tuple(map(str, range(int(max(known, default=-1)) + 1)))
 
     def merge_train_valid(self) -> Features:
         """Merge training and validation split, for metrics that choose nothing by validation."""
@@ -84,6 +89,8 @@ class Features:
 
     def save(self, path: Path | str) -> None:
         """Write the features; the file appears whole or not at all."""
+        if self.made_by is None:
+            raise SnapvitError(f"{path}: would not tell which weights and images its features are of. Run the model")
         arrays: dict[str, npt.NDArray[Any]] = {}
         for name, split in self.splits.items():
             parts = {"features": split.features, "targets": split.targets, "logits": split.logits}

@@ -1,20 +1,20 @@
-"""k-nearest-neighbour accuracy of features, which needs no training. Light to import.
+"""k-nearest-neighbour accuracy of features, which needs no training. Light: numpy.
 
 Features are scaled to length one; the k nearest training images vote, each with one vote, and among classes with
-equally many votes the smallest number wins. By scikit-learn, comparing with every training image.
+equally many votes the smallest number wins, as in scikit-learn. Every training image is compared (`neighbours`).
 """
 
 from __future__ import annotations
 
-import warnings
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SnapvitError, needs
+from .neighbours import nearest
 
 NEIGHBOURS = 20
+COUNTED = 1024  # images whose votes are counted at a time
 
 
 def nearest_neighbours(
@@ -34,20 +34,21 @@ def neighbours_right(
     test: npt.ArrayLike,
     test_labels: npt.ArrayLike,
     k: int = NEIGHBOURS,
+    progress: Callable[[int], None] = lambda count: None,
 ) -> npt.NDArray[np.bool_]:
     """Return for each test image True if its neighbours vote for its label: (N,)."""
-    with needs("k-nearest neighbours", extra="prune"):
-        from sklearn.neighbors import KNeighborsClassifier
-    bank = _unit(train)  # (M, E)
-    if not 1 <= k <= len(bank):
-        raise SnapvitError(f"{k} neighbours cannot be found among {len(bank)} training images. Give --data more")
-    voters = KNeighborsClassifier(k, weights="uniform", algorithm="brute")
-    with warnings.catch_warnings():  # scikit-learn suspects a regression where many classes have few images
-        warnings.filterwarnings("ignore", message="The number of unique classes", category=UserWarning)
-        voters.fit(bank, np.asarray(train_labels))
-    return np.asarray(voters.predict(_unit(test)) == np.asarray(test_labels))
+    rows, _ = nearest(train, test, k, progress)
+    return np.asarray(majority(np.asarray(train_labels)[rows]) == np.asarray(test_labels))
 
 
-def _unit(features: npt.ArrayLike) -> npt.NDArray[Any]:
-    x = np.asarray(features)
-    return np.asarray(x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12))
+def majority(votes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the number that most votes of a row name, the smallest of several: (N,) from (N, k)."""
+    classes, numbers = np.unique(votes, return_inverse=True)
+    numbers = numbers.reshape(votes.shape)
+    won = np.empty(len(votes), np.int64)
+    for start in range(0, len(votes), COUNTED):
+        part = numbers[start : start + COUNTED]
+        own = part + len(classes) * np.arange(len(part))[:, None]  # a range of numbers for each row
+        counts = np.bincount(own.reshape(-1), minlength=len(part) * len(classes))
+        won[start : start + COUNTED] = counts.reshape(len(part), -1).argmax(1)
+    return np.asarray(classes[won])

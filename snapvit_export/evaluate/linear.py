@@ -9,8 +9,9 @@ problem has one minimum, so a random start would only add noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -41,16 +42,30 @@ class Probe:
 
 
 def linear_right(
-    features: Features, seed: int = 0, progress: Callable[[], None] = lambda: None
+    features: Features, seed: int = 0, progress: Callable[[], None] = lambda: None, merge: bool = False
 ) -> npt.NDArray[np.bool_]:
-    """Fit a probe on the training split; return for each test image True if it is right: (N,)."""
+    """Fit a probe on the training split; return for each test image True if it is right: (N,).
+
+    `merge`: validation images only choose the epoch, up to which a second probe learns from them too.
+    """
     if features.train is None or features.train.targets is None or features.test.targets is None:
         raise SnapvitError("a linear probe needs labelled images to train and to test on. Give --data a labelled set")
     train, valid = features.train, features.valid
     if valid is None:
         train, valid = set_aside(train, seed)
     probe = fit_probe(train, valid, len(features.classes), seed, progress=progress)
+    if merge:
+        both = _merged(train, valid)
+        layer = next(islice(_epochs(both, len(features.classes), seed), probe.epoch, None))
+        probe = Probe(layer.weight, layer.bias, probe.epoch, probe.valid_accuracy)
     return np.asarray(probe.guesses(features.test.features) == features.test.targets)
+
+
+def _merged(train: Split, valid: Split) -> Split:
+    assert train.targets is not None
+    assert valid.targets is not None
+    targets = np.concatenate([train.targets, valid.targets])
+    return Split(np.concatenate([train.features, valid.features]), targets)
 
 
 def set_aside(train: Split, seed: int) -> tuple[Split, Split]:
@@ -75,19 +90,10 @@ def fit_probe(
     progress: Callable[[], None] = lambda: None,
 ) -> Probe:
     """Train a layer and keep a copy of the first epoch that does best on `valid`."""
-    x, y = train.features, train.targets
-    assert y is not None
     assert valid.targets is not None
-    rng = np.random.default_rng(seed)
-    layer = Layer(classes, x.shape[1])
     best: Probe | None = None
     history: list[float] = []
-    for epoch in range(epochs):
-        order = rng.permutation(len(x))
-        now = rate / 2 * (1 + math.cos(math.pi * epoch / epochs))
-        for start in range(0, len(x), batch):
-            rows = order[start : start + batch]
-            layer.step(x[rows], _one_hot(y[rows], classes), now)
+    for epoch, layer in enumerate(_epochs(train, classes, seed, epochs, rate, batch)):
         probe = Probe(layer.weight.copy(), layer.bias.copy(), epoch, ())
         history.append(float((probe.guesses(valid.features) == valid.targets).mean()))
         if best is None or history[-1] > history[best.epoch]:
@@ -97,20 +103,51 @@ def fit_probe(
     return Probe(best.weight, best.bias, best.epoch, tuple(history))
 
 
+def _epochs(
+    train: Split, classes: int, seed: int, epochs: int = EPOCHS, rate: float = RATE, batch: int = BATCH
+) -> Iterator[Layer]:
+    """Train a layer, and yield it after each epoch."""
+    x, y = train.features, train.targets
+    assert y is not None
+    rng = np.random.default_rng(seed)
+    layer = Layer(classes, x.shape[1])
+    for epoch in range(epochs):
+        order = rng.permutation(len(x))
+        now = rate / 2 * (1 + math.cos(math.pi * epoch / epochs))
+        for start in range(0, len(x), batch):
+            rows = order[start : start + batch]
+            layer.step(x[rows], _one_hot(y[rows], classes), now)
+        yield layer
+
+
 class Layer:
     """A linear layer with softmax and cross-entropy on it, and the momentum of its descent."""
 
-    def __init__(self, classes: int, width: int) -> None:
+    def __init__(self, classes: int, width: int, decay: float = 0.0) -> None:
+        self._decay = np.float32(decay)  # of the weights, added to the gradient as torch's SGD does
         self.weight = np.zeros((classes, width), np.float32)
         self.bias = np.zeros(classes, np.float32)
         self._pull, self._bias_pull = np.zeros_like(self.weight), np.zeros_like(self.bias)
+
+    def copy(self) -> Layer:
+        """Return the layer as it is now, at rest."""
+        found = Layer(*self.weight.shape, float(self._decay))
+        found.weight, found.bias = self.weight.copy(), self.bias.copy()
+        return found
 
     def step(self, x: Array, wanted: Array, rate: float) -> None:
         """One step down the mean cross-entropy to `wanted` (B, C), whose entries weigh what they say."""
         weights = wanted.sum(1, keepdims=True)  # (B, 1)
         off = (weights * softmax(x @ self.weight.T + self.bias) - wanted) / weights.sum()  # (B, C)
-        self._pull = np.float32(MOMENTUM) * self._pull + off.T @ x
-        self._bias_pull = np.float32(MOMENTUM) * self._bias_pull + off.sum(0)
+        self.descend(off.T @ x, off.sum(0), rate)
+
+    def descend(self, gradient: Array, bias_gradient: Array, rate: float) -> None:
+        """One step against a gradient of weight (C, E) and bias (C,), with momentum."""
+        if self._decay:
+            gradient = gradient + self._decay * self.weight
+            bias_gradient = bias_gradient + self._decay * self.bias
+        self._pull = np.float32(MOMENTUM) * self._pull + gradient
+        self._bias_pull = np.float32(MOMENTUM) * self._bias_pull + bias_gradient
         self.weight = self.weight - np.float32(rate) * self._pull
         self.bias = self.bias - np.float32(rate) * self._bias_pull
 

@@ -11,8 +11,9 @@ standard error is by bootstrap over images.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -66,10 +67,15 @@ def segment(
     Tokens are (N, h, w, E), masks (N, H, W) with classes 0..K-1, or UNKNOWN where a pixel counts for none.
     """
     for tokens, masks in ((train_tokens, train_masks), (test_tokens, test_masks)):
-        if len(tokens) != len(masks) or not (masks != UNKNOWN).any():
-            raise SnapvitError("segmentation needs a mask for every image, and pixels that count. Change --ignore")
+        require_masks(len(tokens), masks)
     layer = fit_segmenter(train_tokens, train_masks, classes, seed, progress)
-    return Tally(*map(np.stack, zip(*_tallied(layer, test_tokens, test_masks, classes))))
+    return tally(scores_of(layer, test_tokens), test_masks, classes)
+
+
+def require_masks(images: int, masks: Masks) -> None:
+    """Refuse masks that are not one for each image, or that tell nothing."""
+    if images != len(masks) or not (masks != UNKNOWN).any():
+        raise SnapvitError("segmentation needs a mask for every image, and pixels that count. Change --ignore")
 
 
 def fit_segmenter(
@@ -106,23 +112,42 @@ def _tiles(masks: Masks, grid: tuple[int, ...]) -> Masks:
     return np.ascontiguousarray(covered.transpose(0, 1, 3, 2, 4)).reshape(len(masks), h * w, ph * pw)
 
 
-def _tallied(layer: Layer, tokens: Array, masks: Masks, classes: int) -> Iterator[tuple[Counts, Counts, Counts]]:
-    h, w = tokens.shape[1:3]
-    height, width = (masks.shape[1] // h) * h, (masks.shape[2] // w) * w  # the pixels that the patches cover
-    down, across = upsampling(h, height), upsampling(w, width)
-    for token, mask in zip(tokens, masks[:, :height, :width]):
-        logits = token @ layer.weight.T + layer.bias  # (h, w, K)
-        full = np.einsum("Hh,hwk->Hwk", down, logits, optimize=True)
-        full = np.einsum("Ww,Hwk->HWk", across, full, optimize=True)  # (H, W, K)
-        known = mask != UNKNOWN
-        guess, truth = full.argmax(2)[known], mask[known]
-        yield _counted(truth[guess == truth], classes), _counted(truth, classes), _counted(guess, classes)
+def scores_of(layer: Layer, tokens: Array) -> Iterator[Array]:
+    """Score the patches of each image by class: (h, w, K) each."""
+    for token in tokens:
+        yield token @ layer.weight.T + layer.bias
+
+
+def tally(scores: Iterable[Array], masks: Masks, classes: int) -> Tally:
+    """Tally images by the scores of their patches, (h, w, K) each, against their masks (N, H, W)."""
+    return Tally(*map(np.stack, zip(*(_tallied(score, mask, classes) for score, mask in zip(scores, masks)))))
+
+
+def together(tallies: Iterable[Tally]) -> Tally:
+    """Return the tally of all images of several."""
+    parts = list(tallies)
+    return Tally(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("both", "masked", "guessed")))
+
+
+def _tallied(scores: Array, mask: Masks, classes: int) -> tuple[Counts, Counts, Counts]:
+    h, w = scores.shape[:2]
+    mask = mask[: (mask.shape[0] // h) * h, : (mask.shape[1] // w) * w]  # the pixels that the patches cover
+    known = mask != UNKNOWN
+    guess, truth = upsampled(scores, mask.shape).argmax(2)[known], mask[known]
+    return _counted(truth[guess == truth], classes), _counted(truth, classes), _counted(guess, classes)
+
+
+def upsampled(scores: Array, size: tuple[int, ...]) -> Array:
+    """Return scores of patches, (h, w, K), as those of pixels, (H, W, K)."""
+    full = np.einsum("Hh,hwk->Hwk", upsampling(scores.shape[0], size[0]), scores, optimize=True)
+    return np.einsum("Ww,Hwk->HWk", upsampling(scores.shape[1], size[1]), full, optimize=True)
 
 
 def _counted(numbers: npt.NDArray[Any], classes: int) -> Counts:
     return np.bincount(numbers, minlength=classes).astype(np.float64)
 
 
+@lru_cache(maxsize=8)
 def upsampling(small: int, large: int) -> Array:
     """Bilinear interpolation along one axis, pixels taken at their centres, as a matrix (large, small)."""
     places = np.clip((np.arange(large) + 0.5) * small / large - 0.5, 0, small - 1)
@@ -131,6 +156,7 @@ def upsampling(small: int, large: int) -> Array:
     matrix = np.zeros((large, small), np.float32)
     matrix[np.arange(large), low] += 1 - part
     matrix[np.arange(large), np.minimum(low + 1, small - 1)] += part
+    matrix.flags.writeable = False  # it is kept
     return matrix
 
 

@@ -4,6 +4,7 @@ top1, top5   with the model's own head
 knn          nearest neighbours of the embedding
 linear       a linear probe of the embedding
 miou         a linear probe of patch tokens, on masks
+in_context   classes of the nearest patches of other images, on masks; left out of files where it was not measured
 agreement    share of images for which the dense model gives the same class; needs no labels
 cosine       mean cosine of the outputs to those of the dense model; needs no labels
 """
@@ -16,20 +17,22 @@ from typing import Annotated, Literal, get_args
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET, UnsetType
 
 from ..storage.json import Some, Value
 
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Measure = Literal["top1", "top5", "knn", "linear", "miou", "agreement", "cosine"]
+Measure = Literal["top1", "top5", "knn", "linear", "miou", "in_context", "agreement", "cosine"]
 MeasuredValues = dict[Measure, tuple[float, float]]  # value and standard error
 MEASURES: tuple[Measure, ...] = get_args(Measure)
-HEADLINE: tuple[Measure, ...] = ("top1", "knn", "linear", "miou", "agreement", "cosine")  # in order of preference
+HEADLINE: tuple[Measure, ...] = ("top1", "knn", "linear", "miou", "in_context", "agreement", "cosine")  # best first
 TITLES: dict[Measure, str] = {
     "top1": "top-1",
     "top5": "top-5",
     "knn": "k-NN",
     "linear": "linear probe",
     "miou": "mIoU",
+    "in_context": "in-context mIoU",
     "agreement": "agreement with dense",
     "cosine": "cosine to dense",
 }
@@ -45,6 +48,7 @@ class Evaluation(Value, frozen=True, kw_only=True):
     knn: Fraction | None = None
     linear: Fraction | None = None
     miou: Fraction | None = None
+    in_context: Fraction | UnsetType = UNSET
     agreement: Fraction | None = None
     cosine: Annotated[float, msgspec.Meta(ge=-1, le=1)] | None = None
     standard_errors: dict[Measure, Annotated[float, msgspec.Meta(ge=0, le=2)]] = msgspec.field(default_factory=dict)
@@ -58,8 +62,8 @@ class Evaluation(Value, frozen=True, kw_only=True):
 
     def value(self, measure: Measure) -> float | None:
         """Return the measure of that name, or None if it was not taken."""
-        found: float | None = getattr(self, measure)
-        return found
+        found: float | UnsetType | None = getattr(self, measure)
+        return None if isinstance(found, UnsetType) else found
 
     @property
     def measures(self) -> tuple[Measure, ...]:

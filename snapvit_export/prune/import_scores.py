@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from ..errors import FileFormatError, SnapvitError, first_line
+from ..errors import FileFormatError, SnapvitError
 from ..model.anatomy import Anatomy
 from ..model.plan import Protection
 from ..model.ranking import Ranking
-from ..storage.reading import MOST_ARRAYS, check_archive, check_readable
+from .released_files import load_released
 
 _ENUMS = ["src.models.enums.ModelType", "src.models.enums.MLPArchitecture"]
 
@@ -31,7 +31,7 @@ def import_scores(path: Path | str, anatomy: Anatomy | None = None) -> Ranking:
     >>> ranking = import_scores("dino_vitb16.pt")
     """
     path = Path(path)
-    loaded = _load(path)
+    loaded = load_released(path, "score file", [(_EnumName, name) for name in _ENUMS])
     numbers = _numbers(loaded, path)
     neurons, heads = _scores(loaded, "mlp_scores", path), _scores(loaded, "head_scores", path)
     _check_shape(neurons, (numbers["num_blocks"], numbers["hidden_dim"]), "mlp_scores", path)
@@ -54,22 +54,6 @@ def import_scores(path: Path | str, anatomy: Anatomy | None = None) -> Ranking:
     except SnapvitError as error:
         raise type(error)(f"{path}: {error}") from error
     return ranking
-
-
-def _load(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
-        raise SnapvitError(f"{path}: no such score file")
-    check_readable(path, MOST_ARRAYS)
-    check_archive(path)
-    allowed: list[Any] = [(_EnumName, name) for name in _ENUMS]
-    try:
-        with torch.serialization.safe_globals(allowed):
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file can fail anywhere inside the reader
-        raise FileFormatError(f"{path}: not a readable score file: {first_line(error)}") from error
-    if not isinstance(loaded, Mapping):
-        raise FileFormatError(f"{path}: not a score file of the released SnapViT code")
-    return loaded
 
 
 def _numbers(loaded: Mapping[str, Any], path: Path) -> dict[str, int]:

@@ -63,7 +63,7 @@ def _digest(text: str, arrays: Arrays) -> str:
     for name in sorted(arrays):
         array = arrays[name]
         digest.update(f"|{name}|{array.dtype.str}{array.shape}|".encode(errors="surrogatepass"))
-        digest.update(array.tobytes())
+        digest.update(np.ascontiguousarray(array).data)  # its bytes, without a copy of them
     return digest.hexdigest()
 
 

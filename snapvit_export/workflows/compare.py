@@ -20,6 +20,7 @@ from ..calibration.images import calibration_and_held_out, read_images
 from ..errors import SnapvitError, UsageError, needs
 from ..evaluate.comparison import COMPARISON, Axis, Comparison
 from ..evaluate.evaluator import EvalOptions, Evaluator, check_options, fidelity_to, splits_for
+from ..evaluate.options import refuse_token_metrics
 from ..family.evaluation import Evaluation
 from ..progress import Progress
 from ..storage.atomic import write_atomically
@@ -88,7 +89,7 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
     model = load_model_of(request, progress)
     images = read_images([calibration], model.preprocessing, progress)[0]
     dense = TorchExtractor(model, request.device)
-    evaluator = Evaluator.prepare(dense, data, request.options, progress, label_free=True)
+    evaluator = Evaluator.prepare(dense, data, request.options, progress, label_free=True, streamed=False)
     dense_features = evaluator.features(dense, progress)
 
     def evaluate(module: nn.Module) -> Evaluation:
@@ -128,8 +129,7 @@ def _check(request: CompareRequest) -> tuple[float, ...]:
     check_options(request.options)
     if twice := [name for name in request.recipes if list(request.recipes).count(name) > 1]:
         raise UsageError(f"--recipes names {twice[0]} twice. Name each once")
-    if request.options.by is not None and "segment" in request.options.by:
-        raise UsageError("--by segment evaluates one model at a time: see snapvit evaluate")
+    refuse_token_metrics(request.options, "{} evaluates one model at a time: see snapvit evaluate")
     if request.out.exists() and not request.out.is_dir():
         raise SnapvitError(f"{request.out}: exists and is not a folder. Choose another --out")
     return sizes

@@ -5,9 +5,9 @@ Importing this is light; torch is loaded when a model is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ..calibration.images import prepare
 from ..errors import UsageError, needs
 from ..evaluate.evaluator import EvalOptions, Evaluator, Extractor, check_options, splits_for
 from ..evaluate.exported_model import SUFFIXES, is_ours, open_exported, read_info
-from ..evaluate.features import is_features
+from ..evaluate.features import Features, is_features
 from ..family.evaluation import Evaluation
 from ..family.folder import parts_beside
 from ..graph.format import GraphFormat
@@ -29,6 +29,7 @@ from ..progress import Progress, Silent
 from ..storage.places import check_output
 from ..storage.temporary import scratch_folder
 from ..target import Runtime, Target
+from .evaluate_features import evaluate_features, is_feature_file, is_released, save_released
 from .inputs import BUNDLED_MODEL, is_onnx, load_model_of, refuse_device
 from .onnx_model import GATE_IMAGES, OnnxOptions, load_onnx, refuse_without_onnx, require_same
 
@@ -58,6 +59,8 @@ def evaluate_model(request: EvaluateRequest, progress: Progress | None = None) -
     """Load a model, prune it if asked to, and evaluate it."""
     progress = progress or Silent()
     ranking = _check(request)
+    if is_feature_file(request.model):
+        return evaluate_features(Path(request.model), request.options, progress)
     is_file = _is_file(request.model)
     if is_file:
         refuse_device(request.device, request.model)
@@ -72,12 +75,28 @@ def evaluate_model(request: EvaluateRequest, progress: Progress | None = None) -
         if is_file
         else nullcontext(_in_torch(request, ranking, progress)) as extractor
     ):
-        return Evaluator.prepare(extractor, data, request.options, progress).evaluate(extractor, progress)
+        options = request.options
+        if is_released(options.features):
+            options = replace(options, features=None)
+        evaluator = Evaluator.prepare(extractor, data, options, progress)
+        if is_released(request.options.features) and not {"knn", "linear"} & set(evaluator.metrics):
+            raise UsageError("a .pt file of --features has training images, and none are run here. Give --by knn too")
+        return replace(evaluator, on_features=_keeper(request.options)).evaluate(extractor, progress)
+
+
+def _keeper(options: EvalOptions) -> Callable[[Features], None]:
+    """Return what writes features for the released SnapViT code, if that was asked for; ours the evaluator keeps."""
+    path = options.features
+    if path is None or not is_released(path):
+        return lambda features: None
+    return lambda features: save_released(features, path, options.seed)
 
 
 def _check(request: EvaluateRequest) -> Ranking | None:
     """Refuse what can be refused before any work; return the ranking that was given, if one was."""
     options = request.options
+    if is_feature_file(request.model):
+        _refuse_model_options(request)
     if not is_onnx(request.model):
         refuse_without_onnx(request.onnx, request.model)
     if request.runtime is not None and not _is_file(request.model):
@@ -106,6 +125,21 @@ def _check(request: EvaluateRequest) -> Ranking | None:
     if request.flops is not None:
         check_fraction("FLOPs", request.flops)
     return None if request.ranking is None else Ranking.load(request.ranking)
+
+
+def _refuse_model_options(request: EvaluateRequest) -> None:
+    """Refuse what is about a model or images beside a file of features."""
+    given = {
+        "--data": request.data,
+        "--checkpoint": request.checkpoint,
+        "--model-arg": request.model_arguments,
+        "--ranking": request.ranking,
+        "--sparsity": request.sparsity,
+        "--flops": request.flops,
+        "--runtime": request.runtime,
+    }
+    if idle := [name for name, value in given.items() if value]:
+        raise UsageError(f"{request.model} holds features: no model is run and no image read. Leave {idle[0]} out")
 
 
 def _is_file(model: str) -> bool:

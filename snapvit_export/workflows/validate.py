@@ -32,6 +32,7 @@ from ..evaluate.evaluator import EvalOptions, Evaluator, check_options, fidelity
 from ..evaluate.exported_model import ExportedInfo, open_exported
 from ..evaluate.features import Features
 from ..evaluate.merged_patches import MOST_IMAGES, draw_merges, shown_variants
+from ..evaluate.options import refuse_token_metrics
 from ..evaluate.pareto import Tradeoff, dominated
 from ..evaluate.samples import pick_samples, spread
 from ..family.evaluation import TITLES, Evaluation, Measure
@@ -88,7 +89,7 @@ def validate(request: ValidateRequest, progress: Progress) -> Manifest:
     data = open_dataset(_data(request, manifest), request.options.seed, splits_for(request.options.by))
     data = _without_calibration(data, request, manifest, progress)
     evaluator = Evaluator.prepare(
-        _FamilyUnderTest(manifest), data, request.options, progress, label_free=not request.needs_labels
+        _FamilyUnderTest(manifest), data, request.options, progress, not request.needs_labels, streamed=False
     )
     outputs, found = _evaluate_all(folder, manifest, target, evaluator, progress)
     parities = _parities(request, folder, manifest, evaluator, outputs, progress)
@@ -170,8 +171,9 @@ class _FamilyUnderTest:
 def _check(request: ValidateRequest, manifest: Manifest) -> None:
     """Refuse what can be refused before any file is run."""
     check_options(request.options)
-    if request.options.by is not None and "segment" in request.options.by:
-        raise UsageError("validate reads no patch tokens. Segment one model or file: snapvit evaluate --by segment")
+    refuse_token_metrics(
+        request.options, "validate reads no patch tokens. Segment one model or file: snapvit evaluate {}"
+    )
     if request.known is not None and request.measure:
         raise UsageError("--profile and --measure contradict each other. Give one")
     if manifest.choice is not None and (request.known is not None or request.measure):

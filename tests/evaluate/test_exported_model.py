@@ -220,7 +220,8 @@ def test_a_merged_file_that_is_read_from_one_token_has_no_patch_tokens(tmp_path)
 
 
 @pytest.mark.parametrize("torch_side", [True, False], ids=["torch", "file"])
-def test_merged_models_are_segmented(torch_side, tmp_path):
+@pytest.mark.parametrize("segmenter", ["quick", "paper"])
+def test_merged_models_are_segmented(torch_side, segmenter, tmp_path):
     extractor, path, _ = merged("vit_base_patch16_siglip_224", tmp_path, GraphFormat("ort"))
     rng = np.random.default_rng(0)
     for split, count in (("train", 12), ("test", 6)):
@@ -231,9 +232,10 @@ def test_merged_models_are_segmented(torch_side, tmp_path):
             place.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.where(mask[..., None], [220, 30, 30], [30, 30, 220]).astype(np.uint8)).save(place)
             Image.fromarray(mask).save(place.with_suffix(".png"))
-    data, options = open_dataset(str(tmp_path / "data")), EvalOptions(by=("segment",))
+    data, options = open_dataset(str(tmp_path / "data")), EvalOptions(by=("segment", "in-context"), segmenter=segmenter)
     with open_exported(path, target(), read_info(path)[0]) as exported:
         model = extractor if torch_side else exported
         found = Evaluator.prepare(model, data, options, Silent()).evaluate(model)
-    assert found.measures == ("miou",)
+    assert found.measures == ("miou", "in_context")
     assert found.miou > 0.6  # a constant guess has less than a half
+    assert found.in_context > 0.6

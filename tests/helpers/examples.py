@@ -22,6 +22,7 @@ from snapvit_export.allocation.recipe import make_settings
 from snapvit_export.elastic.folder import Elastic
 from snapvit_export.evaluate.evaluator import EvalOptions
 from snapvit_export.evaluate.exported_model import read_info
+from snapvit_export.evaluate.features import Features
 from snapvit_export.graph.nodes import Nodes
 from snapvit_export.graph.writer import Blueprint, GraphWriter
 from snapvit_export.model.plan import Plan
@@ -33,6 +34,7 @@ from snapvit_export.progress import Silent
 from snapvit_export.prune.correct.elastic import make_factors
 from snapvit_export.prune.pack import blueprint, pack
 from snapvit_export.prune.rank.search.candidate_runner import CandidateRunner
+from snapvit_export.prune.released_features import write_released_features
 from snapvit_export.prune.stats.observe import observe
 from snapvit_export.prune.stats.output_divergence import OutputDivergence
 from snapvit_export.runtimes.session import device_for
@@ -65,6 +67,7 @@ def make_files(folder: Path) -> None:
     pack(names.model, names.ranking, folder / "elastic", names.factors)
     keeps = EvalOptions(by=["knn"], features=folder / "pets.safetensors")
     evaluate_model(EvaluateRequest(str(folder / "my-vit"), data=str(folder / "path/to/pets"), options=keeps))
+    write_released_features(Features.load(folder / "pets.safetensors"), folder / "pets.pt")
     scores = {"num_blocks": 4, "hidden_dim": 192, "num_heads": 4}
     torch.save(scores | {"mlp_scores": torch.rand(4, 192), "head_scores": torch.rand(4, 4)}, folder / "dino_vitb16.pt")
     make_checkpoint(folder / "deit_tiny.safetensors")

@@ -15,12 +15,13 @@ from helpers.models import model_of
 from helpers.programs import python, torchrun
 from helpers.rankings import random_ranking
 from helpers.recovery import CPU, Lesson, narrow_plan, smooth_pictures, taught
+from snapvit_export.calibration.crops import random_box
 from snapvit_export.calibration.images import prepare
 from snapvit_export.errors import FileFormatError, SnapvitError, UsageError
 from snapvit_export.model.plan import Plan
 from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.rank.checkpoint import Checkpoint
-from snapvit_export.prune.recover.augment import Pictures, random_box
+from snapvit_export.prune.recover.augment import Pictures
 from snapvit_export.prune.recover.elastic import NestedModel, NestedStudents, factors_after
 from snapvit_export.prune.recover.loop import checkpoint_at, look_steps, steps_within, train
 from snapvit_export.prune.recover.parameters import copies, trained

@@ -174,7 +174,7 @@ def flat(folder):
 class Brightness:
     """Another kind of extractor than torch: an image is its mean colour against grey, a token that of its patch."""
 
-    name, weights_sha256, runtime = "brightness", "none", "numpy"
+    name, weights_sha256, runtime, batch = "brightness", "none", "numpy", 4
     preprocessing, labels, outputs = make_model().preprocessing, (), 0
 
     def features(self, images, progress):
@@ -189,9 +189,12 @@ def test_any_extractor_is_evaluated(splits):
     for path in splits.rglob("*.png"):  # a mask of what is bright
         picture = np.asarray(Image.open(path.with_suffix(".jpg")).convert("L"))
         Image.fromarray(np.where(picture > 125, 2, 1).astype(np.uint8)).save(path)
-    found = evaluated(Brightness(), open_dataset(str(splits)), EvalOptions(by=("knn", "linear", "segment")))
+    found = evaluated(
+        Brightness(), open_dataset(str(splits)), EvalOptions(by=("knn", "linear", "segment", "in-context"))
+    )
     assert (found.knn, found.linear) == (1, 1)
     assert found.miou > 0.7
+    assert found.in_context > 0.9
     assert found.images == 10
 
 
@@ -204,7 +207,7 @@ def test_masks_need_no_labels(snapvit, tiny_folder, splits):
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (["--by", "guessing"], 2, "--by 'guessing' is not a metric. Known: head, knn, linear, segment"),
+        (["--by", "guessing"], 2, "--by 'guessing' is not a metric. Known: head, knn, linear, segment, in-context"),
         (["--by", "knn", "--classes", "c.txt"], 2, "--classes names the outputs of the head, which is not evaluated"),
         (["--by", "segment", "--features", "f"], 2, "--features keeps embeddings, and --by segment needs none"),
         (["--sparsity", "0.3"], 2, "cut along a ranking. Give --ranking FILE"),
@@ -213,6 +216,8 @@ def test_masks_need_no_labels(snapvit, tiny_folder, splits):
         (["--ranking", "r", "--sparsity", "1.5"], 2, "1.5"),
         (["--ranking", "absent", "--sparsity", "0.3"], 1, "absent: cannot be read"),
         (["--by", "segment", "--ignore", "255,x"], 2, "--ignore '255,x' is not understood"),
+        (["--by", "segment", "--segmenter", "slow"], 2, "--segmenter 'slow' is not known. Known: quick, paper"),
+        (["--by", "in-context", "--features", "f"], 2, "--by in-context needs none"),
         (["--by", "head"], 1, "the data has 2 classes, the head 5 outputs without names. Give --classes FILE"),
         (["--classes", "absent"], 1, "absent: cannot be read as names of classes"),
         (["--by", "knn", "--images", "4"], 1, "4 training images, and k-NN needs 20"),

@@ -33,6 +33,7 @@ class TorchExtractor:
     model: Model
     device: str = "cpu"  # that computes
     runtime = "torch"
+    batch = BATCH
 
     @property
     def name(self) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from ...calibration.crops import random_box
 from ...calibration.images import MOST_UNREADABLE
 from ...calibration.preprocessing import Preprocessing
 from ...calibration.sampling import shuffled
@@ -29,11 +30,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Size = tuple[int, int]  # height and width
-Box = tuple[float, float, float, float]  # left, top, right, bottom
 ROOM = 1.25  # times the model's size that the shorter side is kept at: most crops are smaller than the picture
 MOST_DECODED = 4_000_000_000  # bytes of pixels that stay in memory
-PROPORTIONS = (3 / 4, 4 / 3)  # of a crop
-TRIES = 10  # to draw a crop that lies within the picture
 
 
 @dataclass(frozen=True)
@@ -121,21 +119,6 @@ class Pictures:
             view = image.resize((width, height), kind, box)
             found[height, width] = np.asarray(view.transpose(Transpose.FLIP_LEFT_RIGHT) if flips else view)
         return found
-
-
-def random_box(size: tuple[int, int], crop: tuple[float, float], rng: np.random.Generator) -> Box:
-    """Draw a crop of a picture of that width and height: its share of the area, its proportions, its place."""
-    width, height = size
-    for _ in range(TRIES):
-        area = rng.uniform(*crop) * width * height
-        across = math.exp(rng.uniform(math.log(PROPORTIONS[0]), math.log(PROPORTIONS[1])))
-        w, h = math.sqrt(area * across), math.sqrt(area / across)
-        if w <= width and h <= height:
-            left, top = rng.uniform(0, width - w), rng.uniform(0, height - h)
-            return left, top, left + w, top + h
-    side = min(width, height)
-    left, top = (width - side) / 2, (height - side) / 2
-    return left, top, left + side, top + side
 
 
 def _mixed(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8], share: float) -> npt.NDArray[np.uint8]:

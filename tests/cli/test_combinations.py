@@ -42,6 +42,7 @@ ALWAYS = {
     "report": "--out --format --beside --force --json --quiet",
     "inspect": "--runtime --json",
     "import-scores": "--out --model --force --json",
+    "export-scores": "--out --model-type --force --json",
     "models": "--json",
     "doctor": "--json",
 }

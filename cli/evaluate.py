@@ -22,6 +22,8 @@ def evaluate(
     ] = None,
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
     model_arg: shared.ModelArg = None,
+    pool: shared.Pool = None,
+    image_size: shared.ImageSize = None,
     classes: Annotated[
         Optional[Path], typer.Option(help="Names of the head's classes: line i, or its first word, is class i.")
     ] = None,
@@ -60,7 +62,7 @@ def evaluate(
     options = EvalOptions(parse_metrics(by), classes, features, images, seed, parse_ignored(ignore))
     used = None if runtime is None else check_runtime(runtime)
     onnx = parsing.onnx_options(output, preprocessing, mean, std, resize)
-    given = parsing.model_arguments(model_arg)
+    given = parsing.model_arguments(model_arg, pool, image_size)
     request = EvaluateRequest(model, checkpoint, data, ranking, sparsity, flops, options, used, force, onnx, given)
     with shown(quiet) as progress:
         found = evaluate_model(request, progress)

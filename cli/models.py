@@ -39,11 +39,14 @@ def models(
                 f"{entry.flops / 1e9:.1f} ({entry.flops / 2e9:.1f})",
                 f"{entry.blocks} x {entry.heads}",
                 f"{entry.input_size[0]} px",
+                "" if entry.paper is None else f"paper {entry.paper}".strip(),
             )
             for entry in found
             if entry.source == source
         ]
         if rows:
-            print_rows((*names, "params", "GFLOPs (GMACs)", "blocks x heads", "input"), rows, left=set(names))
+            print_rows((*names, "params", "GFLOPs (GMACs)", "blocks x heads", "input", ""), rows, left={*names, ""})
+    if any(entry.paper is not None for entry in found):
+        say("paper: of the SnapViT paper, there with these options if any. All of them: snapvit models paper")
     if pattern == "*":
         say("Also: checkpoints of these of your own, of any size, and ONNX files of plain ViTs: see docs/models.md")

@@ -1,7 +1,8 @@
 """`ElasticViT`: a model that becomes any sparsity and comes back, with the interface of the released code's.
 
 Whatever it becomes is cut from the dense weights, so nothing is lost on the way and no order of calls matters. These
-weights are not among its own parameters: `state_dict`, `.to(device)` and `.parameters()` are of the model that it is now.
+weights are not among its own parameters: `state_dict`, `.to(device)` and `.parameters()` are of the model that it has
+become.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Importance scores as users of the released SnapViT code know them: read from its files or ours, written to its layout.
+"""Importance scores as the released SnapViT code has them: read from its files or ours, written to its layout.
 
 A released file is a dict that `torch.save` wrote, with two members of enums of that code in it. Its loader passes both
 through their enum, `ModelType(...)`, which takes the plain text just as well. So here they are written as text: the

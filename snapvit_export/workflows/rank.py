@@ -21,7 +21,16 @@ from ..progress import Progress, Silent
 from ..storage.checksummed import is_checksummed
 from ..storage.json import as_builtins
 from ..storage.places import check_output
-from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, is_onnx, load_model_of, refuse_foreign_checkpoint, resumable
+from .inputs import (
+    BUNDLED_MODEL,
+    checkpoint_of,
+    data_of,
+    is_onnx,
+    load_model_of,
+    refuse_foreign_checkpoint,
+    resumable,
+    settings_for,
+)
 from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx, require_same, warn_of_preprocessing
 
 ADVICE = "Choose another --out, or give --force to replace it"
@@ -81,6 +90,7 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
         elif request.data is not None:
             raise UsageError(f"--criterion {settings.criterion} reads no images as it is asked for. Leave --data out")
         model = load_model_of(request, speaking)
+        settings = settings_for(settings, model, speaking)
         none = Images(np.zeros((0, *model.anatomy.image, 3), np.uint8), None, model.preprocessing, "none")
         images = none if source is None else read_images((source,), model.preprocessing, speaking)[0]
         checkpoint = checkpoint_of(request.out)
@@ -116,7 +126,10 @@ def _rank_onnx(request: RankRequest, progress: Progress) -> Ranking:
         "--engine": request.engine,
         "--autocast": request.autocast,
     }
-    given |= {"--model-arg": request.model_arguments or None, "--rounds": request.rounds or None}
+    given |= {
+        "--model-arg, --pool or --image-size": request.model_arguments or None,
+        "--rounds": request.rounds or None,
+    }
     given |= {"--device": None if request.device == "cpu" else request.device}
     if unused := [option for option, value in given.items() if value is not None]:
         raise UsageError(f"{unused[0]} is for models in torch, and an ONNX file is ranked without it. Leave it out")

@@ -13,10 +13,10 @@ from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.errors import ModelNotUnderstood, SnapvitError
 from snapvit_export.model.plan import Plan
 from snapvit_export.prune.blocks.timm_blocks import blocks_of
+from snapvit_export.prune.elastic_vit import ElasticViT
 from snapvit_export.prune.models.load import ModelDescription, load_model, save_model
 from snapvit_export.prune.models.masking import masked
 from snapvit_export.prune.models.read_anatomy import read_anatomy
-from snapvit_export.prune.elastic_vit import ElasticViT
 from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.runtimes.ort import OrtSession
 

@@ -17,9 +17,9 @@ from snapvit_export.errors import SnapvitError
 from snapvit_export.model.plan import Plan
 from snapvit_export.prune.blocks.merging import Groups, MergingBlock, holder_of, match
 from snapvit_export.prune.blocks.timm_blocks import blocks_of
+from snapvit_export.prune.elastic_vit import ElasticViT
 from snapvit_export.prune.models.load import Model, load_model, save_model
 from snapvit_export.prune.models.read_anatomy import read_anatomy
-from snapvit_export.prune.elastic_vit import ElasticViT
 from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.pack import pack
 

@@ -21,7 +21,7 @@ def export_scores(
     force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write a ranking as a score file of the released SnapViT code.
+    """Turn a ranking into a score file of the released code.
 
     The file names no class, so reading it executes nothing.
     """

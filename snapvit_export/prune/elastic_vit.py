@@ -8,7 +8,7 @@ become.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -155,18 +155,25 @@ class ElasticViT(nn.Module):
             small = small.to(device=now.device, dtype=now.dtype).train(self.training)
         return small
 
-    def _apply(self, fn: Any, recurse: bool = True) -> ElasticViT:
-        """Move or convert: a copy of the dense module, since it is what all later models are cut from."""
+    def _own(self) -> None:
+        """Replace the dense module by a copy before it is changed: all later models are cut from it."""
         if self.model is self.dense:
             self.model = copy.deepcopy(self.dense)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> ElasticViT:
+        self._own()
         super()._apply(fn, recurse)
         return self
 
     def train(self, mode: bool = True) -> ElasticViT:
-        if mode != self.dense.training and self.model is self.dense:
-            self.model = copy.deepcopy(self.dense)
+        if mode != self.dense.training:
+            self._own()
         super().train(mode)
         return self
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        self._own()
+        return super().load_state_dict(state_dict, strict, assign)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.model(images)

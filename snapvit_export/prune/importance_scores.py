@@ -47,7 +47,8 @@ class ElasticImportanceScores:
         """
         if device is not None and torch.device(device).type != "cpu":
             raise SnapvitError(f"scores stay on the CPU, not on {device}. Leave device out; models may lie anywhere")
-        is_released = zipfile.is_zipfile(path) or Path(path).suffix == ".pt"
+        path = Path(path)
+        is_released = path.suffix == ".pt" or (path.is_file() and zipfile.is_zipfile(path))
         return ElasticImportanceScores(import_scores(path) if is_released else Ranking.load(path))
 
     def save(self, path: Path | str, model_type: str | None = None) -> None:
@@ -91,7 +92,10 @@ class ElasticImportanceScores:
         """`standard`, or `swiglu` for a gated MLP."""
         anatomy = self.ranking.anatomy
         if anatomy is None:
-            return str(self.ranking.provenance.get("mlp_architecture") or "standard")
+            named = str(self.ranking.provenance.get("mlp_architecture") or "standard")
+            if named not in ("standard", "swiglu"):
+                raise SnapvitError(f"the scores are of MLPs of kind '{named}', which is neither standard nor swiglu")
+            return named
         return "swiglu" if any(block.mlp == "glu" for block in anatomy.blocks) else "standard"
 
     @property

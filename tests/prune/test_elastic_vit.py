@@ -110,6 +110,14 @@ def test_its_parameters_are_those_of_the_present_model(tiny_model, ranking, inpu
     assert np.array_equal(answers(other.prune(0.5), inputs), answers(elastic, inputs))  # from the dense weights again
 
 
+def test_weights_that_are_loaded_into_it_leave_the_dense_ones_alone(tiny_model, ranking, inputs):
+    elastic, before = ElasticViT(tiny_model, ranking), answers(tiny_model.module, inputs)
+    elastic.load_state_dict({name: 2 * tensor for name, tensor in elastic.state_dict().items()})
+    assert not np.array_equal(answers(elastic, inputs), before)
+    assert np.array_equal(answers(tiny_model.module, inputs), before)
+    assert np.array_equal(answers(elastic.reset(), inputs), before)
+
+
 @pytest.mark.parametrize("pruned", [False, True])
 def test_moving_and_training_leave_the_dense_weights_alone(tiny_model, ranking, inputs, pruned):
     elastic = ElasticViT(tiny_model, ranking)

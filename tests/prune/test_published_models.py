@@ -42,6 +42,14 @@ def test_the_catalogue_has_every_model_of_the_paper_with_its_real_size():
     assert all(entry.paper is None for entry in catalogue("dinov2"))
 
 
+def test_the_list_marks_them_and_says_how_the_paper_has_them(snapvit):
+    found = snapvit("models", "vit_small_patch16*").out
+    assert "DINO *" in found
+    assert "* of the SnapViT paper" in found
+    assert "DINOv3: there with --pool token --image-size 224" in found
+    assert "*" not in snapvit("models", "vit_small_patch14*").out
+
+
 @pytest.mark.parametrize("model", PUBLISHED, ids=lambda model: model.timm)
 def test_every_model_of_the_paper_is_cut_at_its_full_size_without_memory(model):
     """On the meta device: shapes are real, values are not. The next test has values."""
@@ -128,7 +136,7 @@ def test_pool_and_image_size_reach_the_ranking_the_manifest_and_the_elastic_fold
     name = "vit_small_patch16_dinov3"
     module = randomise(timm.create_model(name, **SMALL, img_size=64, num_classes=0), scale=0.2)
     save_file({key: value.contiguous() for key, value in module.state_dict().items()}, tmp_path / "w.safetensors")
-    make_image_folder(tmp_path / "images", 24)
+    make_image_folder(tmp_path / "images", 60)
     model = ["--checkpoint", tmp_path / "w.safetensors", *SHAPE, "--pool", "token", "--image-size", "32"]
     common = ["--data", tmp_path / "images", "--images", "12", "--quiet"]
     family, ranking = tmp_path / "family", tmp_path / "r.safetensors"

@@ -76,13 +76,12 @@ def model_arguments(
         if name in found:
             raise UsageError(f"--model-arg {name} is given twice. Give it once")
         found[name] = _model_argument(value.strip())
-    for option, name, value in (
-        ("--pool", "global_pool", _pool(pool)),
-        ("--image-size", "img_size", _side(image_size)),
-    ):
-        if value is not None and name in found:
-            raise UsageError(f"{option} says what --model-arg {name} would. Give one of them")
-        found |= {} if value is None else {name: value}
+    short = {"--pool": ("global_pool", _pool(pool)), "--image-size": ("img_size", _side(image_size))}
+    for option, (argument, meant) in short.items():
+        if meant is not None and argument in found:
+            raise UsageError(f"{option} says what --model-arg {argument} would. Give one of them")
+        if meant is not None:
+            found[argument] = meant
     return found
 
 

@@ -29,7 +29,7 @@ from .models.load import Model, as_model
 from .models.slicing import shrink
 from .pack import factors_of
 from .stats.loader import images_of
-from .stats.observe import observe
+from .stats.observe import Inputs, observe
 
 CorrectionSource = Elastic | Factors | Images | Iterable[Any]
 
@@ -45,6 +45,7 @@ class ElasticViT(nn.Module):
     >>> published = elastic.prune(mlp_pruning_ratio=0.35, head_pruning_ratio=0.2)(inputs)
     """
 
+    source: Model  # what it was made from; its module has all weights
     model: Any  # the module that it is now
 
     def __init__(
@@ -127,7 +128,7 @@ class ElasticViT(nn.Module):
             source.check_made_for(self.ranking)
             self.factors = source
         else:
-            images = source if isinstance(source, Images) else images_of(source, self.source)
+            images: Inputs = source if isinstance(source, Images) else images_of(source, self.source)
             self.factors = make_factors(self.source, self.ranking, observe(self.source, images, progress), damping)
 
     def _become(self, plan: Plan, corrected: bool) -> None:
@@ -160,12 +161,12 @@ class ElasticViT(nn.Module):
         if self.model is self.dense:
             self.model = copy.deepcopy(self.dense)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> ElasticViT:
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._own()
         super()._apply(fn, recurse)
         return self
 
-    def train(self, mode: bool = True) -> ElasticViT:
+    def train(self, mode: bool = True) -> Any:
         if mode != self.dense.training:
             self._own()
         super().train(mode)

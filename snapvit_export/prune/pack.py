@@ -104,10 +104,13 @@ def factors_of(elastic: Elastic, model: Model, ranking: Ranking) -> Factors:
         raise SnapvitError(f"{elastic.folder}: {lacks}. Pack this model and ranking with images: snapvit pack")
     for i, block in enumerate(blocks):
         for name, layer in zip((f"blocks.{i}.proj.weight", f"blocks.{i}.fc2.weight"), layers_of(block, ranking, i)):
-            own = layer and _stored(name, layer.linear.weight[:, columns_of(layer.order, layer.unit)])
-            if own is not None and not np.array_equal(own, elastic.dense[name]):
+            if layer is None:
+                continue
+            own = _stored(name, layer.linear.weight[:, columns_of(layer.order, layer.unit)])
+            if not np.array_equal(own, elastic.dense[name]):
                 raise SnapvitError(f"{elastic.folder}: has other weights than {model.name}. Pack this model")
-    proj, fc2 = (tuple(elastic.factor(i, name) for i in range(len(blocks))) for name in ("proj", "fc2"))
+    proj = tuple(elastic.factor(i, "proj") for i in range(len(blocks)))
+    fc2 = tuple(elastic.factor(i, "fc2") for i in range(len(blocks)))
     return Factors(proj, fc2, made.order_sha256, made.damping, made.images)
 
 

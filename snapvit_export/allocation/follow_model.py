@@ -21,7 +21,7 @@ FOR_EXTREME: dict[str, Any] = {"evaluations": 500, "pairs": PUBLISHED_PAIRS, "da
 def follow_model(settings: Settings, name: str, architecture: str, anatomy: Anatomy) -> Settings:
     """Return the settings of the published recipe for this model; what was given itself stays, as do other recipes.
 
-    >>> follow_model(make_settings("snapvit"), "vit_base_patch16_dinov3", "", anatomy).evaluations
+    >>> follow_model(make_settings("snapvit"), "vit_base_patch16_siglip_224.v2_webli", "", anatomy).evaluations
     500
     """
     if settings.recipe != PUBLISHED_RECIPE or not is_extreme(name, architecture, anatomy):

@@ -38,6 +38,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,7 @@ from snapvit_export.storage.json import read_json, write_json
 ELASTIC, ORACLE = "elastic", "oracle"
 SLACK = 1.25  # deadline beside the latency of the dense model
 FRAMES_APART = 2.0  # deadlines
+MOST_WAITING = 256  # requests: what a static variant is behind by at most, or it would be refused what the others get
 CLOCKS = (1.0, 1.3, 1.8, 2.5)  # times as long as at rest
 GOALS = "hit rate at least 0.99 where the fastest variant reaches it, fidelity at least 0.95 of the oracle's"
 FLOPS = "0.85,0.7,0.55,0.45,0.35,0.25"
@@ -151,33 +153,35 @@ def slowed(clock: Callable[[], float]) -> Iterator[None]:
 def run_through(
     session: ElasticSession, scenario: Scenario, pictures: Sequence[Any], deadline_ms: float
 ) -> list[Traced]:
-    """Answer all requests of a scenario; request n is about image n."""
+    """Answer all requests of a scenario, each from a thread at its arrival; request n is about image n."""
     most = int(max((much for _, _, much in scenario.loads), default=0)) if not scenario.is_clock else 0
-    found = []
-    with hogs(most) as work:
+
+    def answered(number: int, at: float, began: float) -> Traced:
+        try:
+            answer = session.run(pictures[number % len(pictures)], deadline_ms, began + at)
+        except Refused:
+            return Traced(at_s=at, variant=None, latency_ms=None, met=False)
+        return Traced(
+            at_s=at,
+            variant=answer.variant,
+            latency_ms=answer.latency_ms,
+            met=answer.met,
+            slowness=session.slowness,
+        )
+
+    with hogs(most) as work, ThreadPoolExecutor(MOST_WAITING) as callers:
         time.sleep(1.5 if most else 0.2)  # until they have started
         began = time.perf_counter()
         clock = lambda: scenario.load_at(time.perf_counter() - began)  # noqa: E731
+        found: list[Future[Traced]] = []
         with slowed(clock if scenario.is_clock else lambda: 1.0):
             for number, at in enumerate(scenario.arrivals):
                 while (left := began + at - time.perf_counter()) > 0:
                     time.sleep(min(left, 0.02))
                     work(bool(most) and clock() > 0)
                 work(bool(most) and clock() > 0)
-                try:
-                    answer = session.run(pictures[number % len(pictures)], deadline_ms, began + at)
-                    found.append(
-                        Traced(
-                            at_s=at,
-                            variant=answer.variant,
-                            latency_ms=answer.latency_ms,
-                            met=answer.met,
-                            slowness=session.slowness,
-                        )
-                    )
-                except Refused:
-                    found.append(Traced(at_s=at, variant=None, latency_ms=None, met=False))
-    return found
+                found.append(callers.submit(answered, number, at, began))
+            return [each.result() for each in found]
 
 
 def answers(family: Path, pictures: Sequence[Any], labels: Sequence[int]) -> dict[str, tuple[Any, Any]]:
@@ -275,7 +279,7 @@ def measure(given: argparse.Namespace, family: Path) -> tuple[list[Row], dict[st
             if kept.has(scenario=name, contender=contender):
                 continue
             only = None if contender == ELASTIC else [contender]
-            with ElasticSession(family, deadline_ms, hit=given.hit, only=only, seconds=1.0) as session:
+            with ElasticSession(family, deadline_ms, hit=given.hit, only=only, most_waiting=MOST_WAITING) as session:
                 requests = run_through(session, scenario, taken, deadline_ms)
             loads = [Load(from_s=a, to_s=b, what=_words(name, much)) for a, b, much in scenario.loads]
             trace = Trace(

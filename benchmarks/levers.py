@@ -65,6 +65,7 @@ SETS: dict[str, tuple[Lever, ...]] = {
 }
 SHARES = "0.7,0.5,0.35,0.25"
 TARGET = Target(runtime="onnxruntime", precision="fp32", batch=1, threads=1)
+PIXELS = 224  # of a peer's images
 BATCH = 8  # where an image's outputs do not depend on the others
 Logits = npt.NDArray[np.float32]
 
@@ -191,7 +192,7 @@ def measure_peer(side: Side, name: str, seconds: float, rounds: int, python: str
             return [{**row, "title": name, "reached": False, "said": str(error)}]
         dense = PeerFile(dense_graph(side.half, Path(folder) / "dense", GraphFormat("ort")))
         times = ratios(
-            {title: (str(f.path), f.runtime, f.precision) for title, f in {"dense": dense, **files}.items()},
+            {title: (str(f.path), f.runtime, f.precision, PIXELS) for title, f in {"dense": dense, **files}.items()},
             *("dense", seconds, rounds),
         )
         rows = []

@@ -60,7 +60,7 @@ def write_report(ours: Sequence[Row], peers: Sequence[Row], docs: Path) -> None:
         ("levers", "kept", "kept_error", "top-1 on held-out images, relative to dense"),
         ("levers-fidelity", "agreement", "agreement_error", "images with the same answer as the dense model"),
     ):
-        (docs / f"{name}.svg").write_bytes(svg(_chart(points, name, field, error, title)))
+        (docs / f"{name}.svg").write_bytes(svg(chart(points, name, field, error, title)))
 
 
 def _mean(rows: Sequence[Row]) -> dict[str, float]:
@@ -172,7 +172,8 @@ def _peer_points(peers: Sequence[Row]) -> list[Spec]:
     return found
 
 
-def _chart(points: Sequence[Spec], name: str, field: str, error: str, title: str) -> Chart:
+def chart(points: Sequence[Spec], name: str, field: str, error: str, title: str) -> Chart:
+    """Draw quality against latency: ours as lines, peers as marks."""
     rows = [{**p, "y": p[field], "down": p[field] - p[error], "up": p[field] + p[error]} for p in points]
     x = axis([*(row["latency"] for row in rows), 1.0], least=0.1, floor=0.0)
     y = axis([*(row[end] for row in rows for end in ("down", "up")), 1.0], least=0.05, floor=0.0)

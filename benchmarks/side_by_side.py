@@ -2,8 +2,8 @@
 
     python benchmarks/side_by_side.py FILES.json SECONDS
 
-FILES.json maps a name to [path, runtime, precision]; all take one image of their size on one thread. Prints the median
-milliseconds of each as JSON. No torch here: what a process has loaded may change how fast a file is.
+FILES.json maps a name to [path, runtime, precision, side of the image in pixels]; all take one image on one thread.
+Prints the median milliseconds of each as JSON. No torch here: what a process has loaded may change how fast a file is.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from snapvit_export.profiling.sampling import time_together
 from snapvit_export.runtimes.session import open_session
 from snapvit_export.target import Target
 
-Files = dict[str, tuple[str, str, str]]
-IMAGE = (1, 3, 224, 224)
+Files = dict[str, tuple[str, str, str, int]]
 
 
 def ratios(files: Files, dense: str, seconds: float, rounds: int) -> dict[str, tuple[float, float, float]]:
@@ -42,10 +41,11 @@ def ratios(files: Files, dense: str, seconds: float, rounds: int) -> dict[str, t
 
 def main() -> None:
     files: Files = json.loads(Path(sys.argv[1]).read_text())
-    image = np.random.default_rng(0).standard_normal(IMAGE).astype(np.float32)
+    rng = np.random.default_rng(0)
     with ExitStack() as opened:
         calls = {}
-        for name, (path, runtime, precision) in files.items():
+        for name, (path, runtime, precision, pixels) in files.items():
+            image = rng.standard_normal((1, 3, pixels, pixels)).astype(np.float32)
             target = Target(runtime=runtime, precision=precision, batch=1, threads=1)  # type: ignore[arg-type]
             calls[name] = partial(opened.enter_context(open_session(Path(path), target)).run, image)
         samples = time_together(calls, float(sys.argv[2]))

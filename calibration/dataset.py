@@ -7,59 +7,35 @@ Probes learn from the training split and choose by the validation split; the tes
 | folder with `train` or `trainval`, and `val` or `test` | these; with `val` alone, that is the test split |
 | folder in the layout of Pascal VOC | `train` and `val`, without labels |
 | `.npz` with `train_images`, `test_images`, ... | these |
-| `hf:owner/name`, or the plain name of a known set (`KNOWN_SETS`) | those of the Hugging Face hub |
+| the plain name of a known set | those of its authors, from the Hugging Face hub (`known_sets`) |
+| `hf:owner/name` | those of the Hugging Face hub |
 | `digits` | its own |
 | any other source | a fifth of it is the test split, by seed, each class in its proportion |
 
-A class has the same number in all splits, so all must have the same classes. The known sets are those of the SnapViT
-paper that the hub has as parquet files.
+A class has the same number in all splits, so all must have the same classes. Only the splits that are asked for are
+fetched from the hub: to calibrate takes what is trained and reported on, to report no training images.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import SnapvitError, UsageError
 from . import hub
 from .folder import folder_source
+from .hub import Sample
+from .known_sets import MERGED, known_name, known_split, merged, open_known
 from .masks import is_voc, voc_splits
 from .npz import npz_splits
 from .open_source import open_source
-from .sampling import spread
+from .sampling import mixed, spread
 from .source import Source
 
 TEST_SHARE = 0.2  # of a source that has no splits of its own
 SPLIT_NAMES = {"train": ("train", "trainval"), "valid": ("val", "valid", "validation"), "test": ("test",)}
-
-
-@dataclass(frozen=True)
-class KnownSet:
-    """A dataset on the hub: its splits, and the column that holds the classes."""
-
-    repository: str
-    train: str
-    test: str
-    valid: str | None = None
-    label: str = "label"
-
-
-KNOWN_SETS = {
-    "imagenet-1k": KnownSet("ILSVRC/imagenet-1k", "train", "validation"),  # the labels of its test split are secret
-    "cifar10": KnownSet("uoft-cs/cifar10", "train", "test"),
-    "cifar100": KnownSet("uoft-cs/cifar100", "train", "test", label="fine_label"),
-    "dtd": KnownSet("tanganke/dtd", "train", "test"),  # train is the official train and validation of the first split
-    "eurosat": KnownSet("blanchon/EuroSAT_RGB", "train", "test", valid="validation"),
-    "oxford-pets": KnownSet("timm/oxford-iiit-pet", "train", "test"),  # label: the breed; it has cat or dog besides
-    "fgvc-aircraft": KnownSet("Donghyun99/FGVC-Aircraft", "train", "test", valid="val"),  # 100 variants
-}
-ALIASES = {"imagenet": "imagenet-1k", "pets": "oxford-pets", "aircraft": "fgvc-aircraft"}
-
-
-def known_set(name: str) -> KnownSet | None:
-    """The dataset of this plain name, if there is one."""
-    return KNOWN_SETS.get(ALIASES.get(name, name))
+ROLES = tuple(SPLIT_NAMES)
 
 
 @dataclass(frozen=True)
@@ -91,30 +67,35 @@ class Dataset:
         return self if self.unsplit is None else Dataset(self.name, None, None, self.unsplit)
 
 
-def open_dataset(text: str, seed: int = 0) -> Dataset:
-    """Open the dataset that a `--data` value names.
+def open_dataset(text: str, seed: int = 0, roles: Sequence[str] = ROLES) -> Dataset:
+    """Open the dataset that a `--data` value names; `roles`: the splits that are needed, of train, valid and test.
 
     >>> open_dataset("path/to/pets").test.count
     10
     """
-    splits = _splits(text)
+    if is_merged(text):
+        raise UsageError(f"--data {text} is several training sets, to calibrate on. Evaluate on one of them: cifar10")
+    splits = _splits(text, dict.fromkeys(roles))
     if not splits:
         return split_by_seed(text, open_source(text), seed)
     _check_classes(text, splits)
     return _arranged(text, splits, seed)
 
 
-def open_to_calibrate(text: str) -> Source:
+def open_to_calibrate(text: str, sample: Sample | None = None, held_out: Sample | None = None) -> Source:
     """Open the images that a `--data` value names, to calibrate on: those of the training split, where it has splits.
 
-    The test split is what the source holds out, or the validation split if it has no other.
+    The test split is what the source holds out, or the validation split if it has no other. Splits of the hub that are
+    too large to be fetched give a `sample`, and of what they hold out another; `held_out` may be of no images.
 
     >>> open_to_calibrate("path/to/pets").held_out.count
     10
     """
-    splits = _splits(text)
+    nothing_held_out = held_out is not None and not held_out.images
+    wanted = {"train": sample} | ({} if nothing_held_out else {"test": held_out})
+    splits = _splits(text, wanted)
     if not splits:
-        return open_source(text)
+        return _unsplit(text, sample, held_out)
     train, other = splits.get("train"), splits.get("test") or splits.get("valid")
     if train is None or other is None:
         found = train or other
@@ -125,18 +106,72 @@ def open_to_calibrate(text: str) -> Source:
     return replace(train, held_out=other)
 
 
-def _splits(text: str) -> dict[str, Source]:
-    """Splits that the source has itself, called train, valid and test; none if it is unsplit."""
+def open_to_report(text: str, sample: Sample | None = None) -> Source:
+    """Open the images that a `--data` value names, to report on: of a source that has no splits, all.
+
+    >>> open_to_report("path/to/pets").count
+    10
+    """
+    if is_merged(text):
+        parts = [open_to_report(name, sample) for name in merged(text)]
+        return mixed(parts, 0 if sample is None else sample.seed)
+    splits = _splits(text, {"test": sample})
+    if splits:
+        found = splits.get("test") or splits.get("valid") or splits.get("train")
+        assert found is not None, "there is a split"
+        return found
+    source = _unsplit(text, sample, None)
+    return source.held_out or source
+
+
+def are_other_splits(names: Collection[str], data: Dataset) -> bool:
+    """Return True if these sources are splits of the hub, none of which is the one that a dataset reports on.
+
+    >>> are_other_splits(["hf:owner/name:train"], open_dataset("path/to/pets"))
+    False
+    """
+    test = data.test.name
+    splits = [name.removesuffix(hub.SAMPLED) for name in names]
+    return _is_split(test) and all(_is_split(name) and name != test for name in splits)
+
+
+def _is_split(name: str) -> bool:
+    return name.startswith(hub.PREFIX) or known_split(name) is not None
+
+
+def is_merged(text: str) -> bool:
+    """Return True for `merged` and `merged:...`, unless there is a folder of that name."""
+    return (text == MERGED or text.startswith(f"{MERGED}:")) and not Path(text).exists()
+
+
+def _unsplit(text: str, sample: Sample | None, held_out: Sample | None) -> Source:
+    """Open a source that has no splits: of a very large one on the hub, what calibrates and what is held out."""
+    if not text.startswith(hub.PREFIX) or sample is None:
+        return open_source(text)
+    both = replace(sample, images=sample.images + (held_out.images if held_out else 0))
+    source = hub.from_hub(text.removeprefix(hub.PREFIX), sample=both)
+    if not source.name.endswith(hub.SAMPLED) or source.count <= sample.images:
+        return source
+    # The same images calibrate whether others are held out or not: they come first.
+    first, others = range(sample.images), range(sample.images, source.count)
+    return replace(source.subset(first), held_out=source.subset(others))
+
+
+def _splits(text: str, samples: Mapping[str, Sample | None]) -> dict[str, Source]:
+    """Splits that the source has itself, called train, valid and test; none if it is unsplit.
+
+    Of the hub only those that `samples` names, and of very large ones no more than the sample.
+    """
     path = Path(text)
     if text.strip() and path.is_dir():
         return voc_splits(path) if is_voc(path) else _folders(path)
     if path.suffix.lower() == ".npz" and path.is_file():
         return npz_splits(path)
-    if known := known_set(text):
-        return _known(known)
+    if (known := known_name(text)) and not path.exists():
+        return open_known(known, samples)
     if text.startswith(hub.PREFIX):
         repository, split = hub.parse_name(text.removeprefix(hub.PREFIX))
-        return {} if split else _usual(repository)
+        return {} if split else _usual(repository, samples)
     return {}
 
 
@@ -149,20 +184,17 @@ def _folders(folder: Path) -> dict[str, Source]:
     return {split: folder_source(folder / name) for split, name in named.items()}
 
 
-def _known(known: KnownSet) -> dict[str, Source]:
-    wanted = {"train": known.train, "valid": known.valid, "test": known.test}
-    return {
-        split: hub.from_hub(f"{known.repository}:{name}", known.label)
-        for split, name in wanted.items()
-        if name is not None
-    }
-
-
-def _usual(repository: str) -> dict[str, Source]:
+def _usual(repository: str, samples: Mapping[str, Sample | None]) -> dict[str, Source]:
     named = _named(hub.splits_on_hub(repository), f"{hub.PREFIX}{repository}")
     if "train" not in named or len(named) < 2:
         return {}
-    return {split: hub.from_hub(f"{repository}:{name}") for split, name in named.items()}
+    if "test" not in named:  # as `_arranged` will have it
+        named["test"] = named.pop("valid")
+    return {
+        role: hub.from_hub(f"{repository}:{name}", sample=samples[role])
+        for role, name in named.items()
+        if role in samples
+    }
 
 
 def _named(there: Collection[str], where: str) -> dict[str, str]:

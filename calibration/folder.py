@@ -1,11 +1,14 @@
 """A folder of images, flat or with one sub-folder per class.
 
-A `.png` beside a `.jpg` of the same name is its mask (`masks`), not an image of its own.
+A `.png` beside a `.jpg` of the same name is its mask (`masks`), not an image of its own. The sub-folders of Shaders21k
+and DiffusionDB are no classes.
 """
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Collection
 from pathlib import Path
 
 from ..errors import SnapvitError
@@ -14,6 +17,8 @@ from .source import Source, by_name
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff"})
 PHOTOS = frozenset({".jpg", ".jpeg"})
+SHADERS = re.compile(r"shaders(1k|21k)(_\w+)?", re.IGNORECASE)  # the folder that its archive is unpacked into
+PART = re.compile(r"part-\d{6}")  # of DiffusionDB
 
 
 def folder_source(folder: Path) -> Source:
@@ -27,7 +32,7 @@ def folder_source(folder: Path) -> Source:
     if not parts:
         raise SnapvitError(f"{folder}: holds no images ({', '.join(sorted(SUFFIXES))}). Give --data another folder")
     paths = [folder.joinpath(*names) for names in parts]
-    nested = all(len(names) > 1 for names in parts)
+    nested = all(len(names) > 1 for names in parts) and _are_classes(folder, {names[0] for names in parts})
     labels, classes = by_name([names[0] for names in parts]) if nested else (None, [])
     return Source(
         str(folder),
@@ -37,3 +42,11 @@ def folder_source(folder: Path) -> Source:
         labels=labels,
         classes=classes,
     )
+
+
+def _are_classes(folder: Path, names: Collection[str]) -> bool:
+    """Return False for sets whose sub-folders only keep each of them small."""
+    above = folder.absolute()
+    if any(SHADERS.fullmatch(part) for part in (above.name, above.parent.name)):  # the set, or its `train`
+        return False
+    return not all(PART.fullmatch(name) for name in names)

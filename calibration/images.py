@@ -18,7 +18,9 @@ import numpy.typing as npt
 
 from ..errors import SnapvitError, UsageError
 from ..progress import Progress
-from .dataset import open_to_calibrate
+from .dataset import is_merged, open_to_calibrate
+from .hub import Sample
+from .known_sets import merged
 from .preprocessing import Preprocessing
 from .sampling import equal_parts, mixed, shuffled, without_repeats
 from .source import Source as Source
@@ -93,16 +95,17 @@ def calibration_and_held_out(
     seed: int,
     most_held_out: int,
     least_held_out: int = 0,
-    opens: Callable[[str], Source] = open_to_calibrate,
+    opens: Callable[[str], Source] | None = None,
 ) -> tuple[Source, Source]:
     """Split one source or several by seed: `count` images to calibrate on, and others, never the same, to report on.
 
     Several sources give equal parts, and no labels. `least_held_out`: so many are held out, but at most a quarter of
-    all, even if that leaves fewer to calibrate on. `opens` a source by its name.
+    all, even if that leaves fewer to calibrate on. `opens` a source by its name, if not to calibrate on it.
     """
     if count < 1:
         raise UsageError(f"{count} calibration images are too few. Give --images 1 or more, such as 256")
-    sources = _opened([data] if isinstance(data, str) else data, opens)
+    names = _named([data] if isinstance(data, str) else data)
+    sources = _opened(names, opens or _to_calibrate(count, most_held_out, len(names), seed))
     if not any(source.held_out for source in sources):
         total = sum(source.count for source in sources)
         count = max(1, min(count, total - min(least_held_out, total // 4)))
@@ -114,12 +117,24 @@ def calibration_and_held_out(
     return mixed(chosen, seed), mixed([rest.subset(range(part)) for rest, part in zip(rests, parts)], seed)
 
 
-def _opened(data: Sequence[str], opens: Callable[[str], Source]) -> list[Source]:
+def _named(data: Sequence[str]) -> list[str]:
+    """Return the names of all sources: `merged` stands for several."""
     if not data:
         raise UsageError("there are no images to calibrate on. Give --data FOLDER")
-    if twice := [text for text in data if data.count(text) > 1]:
+    names = [name for text in data for name in (merged(text) if is_merged(text) else (text,))]
+    if twice := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"--data {twice[0]} is given twice. Give each source once")
-    sources = [opens(text) for text in data]
+    return names
+
+
+def _to_calibrate(count: int, most_held_out: int, sources: int, seed: int) -> Callable[[str], Source]:
+    """Return what opens one of several sources; of a very large one no more than its part of the images."""
+    sample, held_out = (Sample(-(-images // sources), seed) for images in (count, most_held_out))
+    return partial(open_to_calibrate, sample=sample, held_out=held_out)
+
+
+def _opened(names: Sequence[str], opens: Callable[[str], Source]) -> list[Source]:
+    sources = [opens(name) for name in names]
     return sources if len(sources) == 1 else list(without_repeats(sources))
 
 

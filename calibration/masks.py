@@ -70,6 +70,8 @@ def mask_of(title: str) -> Path:
 
 def check_masks(source: Source) -> None:
     """Refuse a source with an image that has no mask."""
+    if source.mask is not None:
+        return
     for title in map(source.title, range(source.count)):
         if mask_of(title) == Path(title) or not mask_of(title).is_file():
             layouts = "a .png beside each .jpg, or Pascal VOC"
@@ -87,19 +89,64 @@ def prepare_masks(
     wanted = [i for i in range(source.count) if source.title(i) not in left_out]
     masks = np.empty((len(wanted), height, width), np.uint8)
     for row, i in enumerate(wanted):
-        masks[row] = _read(mask_of(source.title(i)), open_image(source.title(i)).size, preprocessing)
+        masks[row] = _in_column(source, i, preprocessing) if source.mask else _beside(source.title(i), preprocessing)
         progress()
     return masks
 
 
-def _read(path: Path, size: tuple[int, int], preprocessing: Preprocessing) -> npt.NDArray[np.uint8]:
+def _beside(title: str, preprocessing: Preprocessing) -> npt.NDArray[np.uint8]:
+    """Read the mask whose file lies beside the image's."""
+    path = mask_of(title)
     mask = _upright(path)
     if mask.mode not in ("L", "P"):
         raise SnapvitError(f"{path}: is of kind {mask.mode}, a mask has one channel of bytes. Save class numbers in it")
-    if mask.size != size:
-        sizes = f"{mask.size[0]}x{mask.size[1]}, its image {size[0]}x{size[1]}"
-        raise SnapvitError(f"{path}: is {sizes}, turned as its EXIF says. Mend it")
+    return _placed(mask, open_image(title), str(path), preprocessing)
+
+
+def _in_column(source: Source, i: int, preprocessing: Preprocessing) -> npt.NDArray[np.uint8]:
+    """Read the mask that a dataset has in a column; in colours, it is one of Pascal VOC's."""
+    assert source.mask is not None
+    mask, title = source.mask(i), f"the mask of {source.title(i)}"
+    if mask.mode == "RGB":
+        mask = _by_colours(mask, title)
+    elif mask.mode not in ("L", "P"):
+        raise SnapvitError(f"{title}: is of kind {mask.mode}, a mask has one channel of bytes. Give --data a folder")
+    return _placed(mask, source.open(i), title, preprocessing)
+
+
+def _placed(mask: Image, image: Image, title: str, preprocessing: Preprocessing) -> npt.NDArray[np.uint8]:
+    if mask.size != image.size:
+        sizes = f"{mask.size[0]}x{mask.size[1]}, its image {image.size[0]}x{image.size[1]}"
+        raise SnapvitError(f"{title}: is {sizes}, turned as its EXIF says. Mend it")
     return preprocessing.mask(mask)
+
+
+def voc_colours() -> npt.NDArray[np.uint8]:
+    """The colours in which Pascal VOC shows the classes 0 to 255: (256, 3).
+
+    Bit k of a class's three octal digits, from the lowest digit up, is bit 7, 6, 5 of red (k=0), green and blue.
+    """
+    classes = np.arange(256)
+    colours = np.zeros((256, 3), np.uint8)
+    for digit in range(3):
+        for channel in range(3):
+            bit = classes >> (3 * digit + channel) & 1
+            colours[:, channel] |= (bit << (7 - digit)).astype(np.uint8)
+    return colours
+
+
+def _by_colours(mask: Image, title: str) -> Image:
+    """Return the classes of a mask that was saved in the colours of Pascal VOC."""
+    from PIL.Image import fromarray
+
+    pixels = np.asarray(mask).astype(np.int64) @ (1 << 16, 1 << 8, 1)  # (H, W)
+    known = voc_colours().astype(np.int64) @ (1 << 16, 1 << 8, 1)
+    order = np.argsort(known)
+    found = order[np.searchsorted(known[order], pixels).clip(max=255)]
+    if (known[found] != pixels).any():
+        strange = np.asarray(mask)[known[found] != pixels][0].tolist()
+        raise SnapvitError(f"{title}: has the colour {strange}, which is no class of Pascal VOC. Give --data a folder")
+    return fromarray(found.astype(np.uint8))
 
 
 def _upright(path: Path) -> Image:

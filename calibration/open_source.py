@@ -1,4 +1,4 @@
-"""Opens the source of images that a `--data` value names: a folder, a list, an `.npz` file, the hub or the digits."""
+"""Opens the source of images that a `--data` value names: a folder, list, `.npz`, set by name, the hub, the digits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from . import hub, list_file
 from .decode import open_image
 from .digits import BUNDLED, bundled_digits
 from .folder import SUFFIXES, folder_source
+from .known_sets import KNOWN_SETS, known_name, known_split, open_known_split, refuse_missing_folder
 from .npz import npz_source
 from .source import Source
 
@@ -26,12 +27,24 @@ def open_source(text: str) -> Source:
         return bundled_digits()
     if text.startswith(hub.PREFIX):
         return hub.from_hub(text.removeprefix(hub.PREFIX))
+    if not os.path.exists(text):
+        if named := _known(text):
+            return open_known_split(*named)
+        refuse_missing_folder(text)
     return _at_path(Path(text))
 
 
+def _known(text: str, role: str = "train") -> tuple[str, str] | None:
+    """Return a known set and the split that is meant: the one of this role if none is named."""
+    name = known_name(text)
+    return known_split(text) if name is None else (name, KNOWN_SETS[name].splits[role])
+
+
 def open_images(text: str) -> Source:
-    """Open images to look at: a source, or a single image file."""
+    """Open images to look at: a source, of a known set what is reported on, or a single image file."""
     path = Path(text)
+    if not os.path.exists(text) and (named := _known(text, "test")):
+        return open_known_split(*named)
     if path.suffix.lower() in SUFFIXES and os.path.isfile(path):
         return Source(str(path), open=lambda _: open_image(path), count=1, title=lambda _: str(path))
     return open_source(text)

@@ -31,11 +31,13 @@ class Source:
     labels: Sequence[int] | None = None
     classes: Sequence[str] = ()
     held_out: Source | None = None  # set aside by the source itself, for reporting only
+    mask: Callable[[int], Image] | None = None  # of an image, as stored; None: a file beside the image's, if any
 
     def subset(self, rows: Sequence[int]) -> Source:
         """The same source with only these images, in this order."""
         chosen = [int(row) for row in rows]
         labels = None if self.labels is None else [self.labels[row] for row in chosen]
+        mask = self.mask
         return Source(
             self.name,
             open=lambda i: self.open(chosen[i]),
@@ -44,6 +46,7 @@ class Source:
             labels=labels,
             classes=self.classes,
             held_out=self.held_out,
+            mask=None if mask is None else lambda i: mask(chosen[i]),
         )
 
 
@@ -63,6 +66,23 @@ def decoded_once(source: Source, most_bytes: int = MOST_DECODED) -> Source:
         return image
 
     return replace(source, open=open_kept)
+
+
+def joined(name: str, sources: Sequence[Source]) -> Source:
+    """All images of sources that number the same classes alike, one source after the other."""
+    first = sources[0]
+    if any(list(source.classes) != list(first.classes) for source in sources):
+        raise SnapvitError(f"{name}: its parts number their classes differently. Give --data a folder of it")
+    images = [(source, i) for source in sources for i in range(source.count)]
+    unlabelled = any(source.labels is None for source in sources)
+    return Source(
+        name,
+        open=lambda i: images[i][0].open(images[i][1]),
+        count=len(images),
+        title=lambda i: images[i][0].title(images[i][1]),
+        labels=None if unlabelled else [label for source in sources for label in source.labels or ()],
+        classes=first.classes,
+    )
 
 
 def by_name(names: Sequence[str]) -> tuple[list[int], list[str]]:

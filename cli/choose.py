@@ -35,7 +35,7 @@ def choose(
     ] = None,
     data: Annotated[
         Optional[str],
-        typer.Option(help="Images to compare variants on, not those calibrated on: folder, list or .npz."),
+        typer.Option(help=f"Images to compare variants on, not those calibrated on: {options.SOURCES}."),
     ] = None,
     prefer: Annotated[
         str, typer.Option(help="Of what fits: the best 'fidelity' to the dense model, or 'accuracy' by labels.")

@@ -117,6 +117,15 @@ RULES = (
         beside=("--precision",),
         unless=("--precision=auto",),
     ),
+    *(
+        Rule(
+            command,
+            "--device",
+            "computes rankings and corrections, and with --ranking and --no-correct there are none. Leave it out",
+            beside=("--ranking", "--no-correct"),
+        )
+        for command in ("export", "pack")
+    ),
     Rule("export", "--card", "is what --for says of the device. Give one of them", beside=("--for",)),
     Rule("export", "--runtime", "is what --for says of the device. Give one of them", beside=("--for",)),
     Rule("export", "--build-only", "is what --for says of the device. Give one of them", beside=("--for",)),
@@ -241,6 +250,27 @@ RULES = (
         for option in ("--hit", "--late", "--record")
     ),
     Rule("run", "--frames", "is how long a camera runs. Give --fps 30 too, or leave it out", unless=("--fps",)),
+    *(
+        Rule(
+            "rank",
+            option,
+            "is about rounds that train what they cut. Give --rounds 0.85,0.7 --recover too, or leave it out",
+            unless=("--recover",),
+        )
+        for option in ("--max-drop", "--epochs", "--train", "--labels")
+    ),
+    Rule(
+        "rank",
+        "--most-moved",
+        "is for rounds that refit; with --recover --max-drop ends them. Leave it out",
+        beside=("--recover",),
+    ),
+    Rule(
+        "rank",
+        "--divergence",
+        "is what rounds that refit measure; with --recover --max-drop counts answers. Leave it out",
+        beside=("--recover",),
+    ),
     Rule("recover", "--minutes", "and --epochs both say how long. Give one of them", beside=("--epochs",)),
     Rule("recover", "--variant", "names some, and --elastic means all. Give one of them", beside=("--elastic",)),
     Rule("recover", "--variant", "and --budget each say what to recover. Give one of them", beside=("--budget",)),

@@ -44,6 +44,7 @@ def compare(
     out: Annotated[Path, typer.Option(help="Folder to write; a run that was stopped goes on there.")] = Path(
         "snapvit-comparison"
     ),
+    device: options.Device = "cpu",
     force: options.Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers instead of a table.")] = False,
     quiet: options.Quiet = False,
@@ -72,6 +73,7 @@ def compare(
         EvalOptions(parse_metrics(by), classes, images=judged, seed=seed),
         force,
         parsing.model_arguments(model_arg, pool, image_size),
+        device,
     )
     with shown(quiet) as progress:
         found = run_comparison(request, progress)

@@ -18,7 +18,7 @@ def evaluate(
     ] = None,
     data: Annotated[
         Optional[str],
-        typer.Option(help="Dataset: folder with train and test, cifar10, hf:owner/name, .npz, 'digits'."),
+        typer.Option(help=f"Dataset, in splits or to be split: {shared.SOURCES}."),
     ] = None,
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
     model_arg: shared.ModelArg = None,
@@ -45,6 +45,7 @@ def evaluate(
     mean: shared.Mean = None,
     std: shared.Std = None,
     resize: shared.Resize = None,
+    device: shared.Device = "cpu",
     force: shared.Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     quiet: shared.Quiet = False,
@@ -63,7 +64,8 @@ def evaluate(
     used = None if runtime is None else check_runtime(runtime)
     onnx = parsing.onnx_options(output, preprocessing, mean, std, resize)
     given = parsing.model_arguments(model_arg, pool, image_size)
-    request = EvaluateRequest(model, checkpoint, data, ranking, sparsity, flops, options, used, force, onnx, given)
+    cut = (ranking, sparsity, flops)
+    request = EvaluateRequest(model, checkpoint, data, *cut, options, used, force, onnx, given, device)
     with shown(quiet) as progress:
         found = evaluate_model(request, progress)
     if as_json:

@@ -32,7 +32,7 @@ def export(
     classes: options.ClassNames = None,
     data: Annotated[
         Optional[list[str]],
-        typer.Option(help="Images to calibrate on: folder, list, .npz, hf:owner/name or 'digits'. May be repeated."),
+        typer.Option(help=f"Images to calibrate on: {options.SOURCES}. May be repeated."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder to write; replaced if it is a family.")] = Path("snapvit-family"),
     sparsity: Annotated[Optional[str], typer.Option(help="Fractions of prunable parameters to cut: 0.1,0.3")] = None,
@@ -115,6 +115,7 @@ def export(
     single_file: Annotated[
         bool, typer.Option("--single-file", help="Put the weights into each graph instead of one shared file.")
     ] = False,
+    device: options.Device = "cpu",
     reference: Annotated[
         Optional[bool],
         typer.Option(
@@ -201,6 +202,7 @@ def export(
         static_batch=static_batch,
         takes_bytes=takes_bytes,
         build_only=build_only,
+        device=device,
         reference=reference,
         save_torch=save_torch,
         elsewhere=for_device is not None,

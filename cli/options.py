@@ -17,6 +17,7 @@ Batch = Annotated[
 Pause = Annotated[float, typer.Option(min=0, max=10000, help="Milliseconds to sleep before every run.")]
 Pin = Annotated[Optional[str], typer.Option(help="Cores to run on: 0 or 0,2.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit 1 unless a variant surely fits, with its whole interval.")]
+Device = Annotated[str, typer.Option(help="Where torch computes: cpu or cuda.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
 MODEL = "A timm name, a folder of ours or of transformers, its owner/name on the hub, an .onnx file, or 'bundled'."
 ModelArg = Annotated[
@@ -42,6 +43,9 @@ Resize = Annotated[
 ]
 ClassNames = Annotated[Optional[Path], typer.Option(help="Names of the model's classes: line i names output i.")]
 Force = Annotated[bool, typer.Option("--force", help="Write over a file that this command did not make.")]
+
+# Images of whatever command takes them: docs/commands.md, Sources of images.
+SOURCES = "folder, list, .npz, set like cifar10, hf:owner/name or 'digits'"
 
 # Of answering before a deadline.
 Deadline = Annotated[Optional[str], typer.Option(help="From an image to its answer: 10ms, 60% (of dense) or 100fps.")]

@@ -27,7 +27,7 @@ def pack(
     ranking: Annotated[Optional[Path], typer.Option(help="Use this ranking instead of ranking anew.")] = None,
     data: Annotated[
         Optional[list[str]],
-        typer.Option(help="Images to rank and correct by: folder, list, .npz, hf:owner/name or 'digits'."),
+        typer.Option(help=f"Images to rank and correct by: {options.SOURCES}."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder to write; replaced if it is an Elastic.")] = Path("snapvit-elastic"),
     recipe: Annotated[str, typer.Option(help="Of the ranking: default, paper (as published) or local.")] = "default",
@@ -44,6 +44,7 @@ def pack(
     evaluations: Annotated[
         Optional[int], typer.Option(min=0, max=10**6, help="Of the search, the longest part; 0 for none.")
     ] = None,
+    device: options.Device = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and progress as lines of JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
 ) -> None:
@@ -73,6 +74,7 @@ def pack(
         ),
         correct=not no_correct,
         fidelity=not no_fidelity,
+        device=device,
     )
     with shown(quiet, as_json) as progress:
         packed = pack_model(request, progress)

@@ -77,7 +77,8 @@ def profile(
     ] = False,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("profile.json"),
     budget: Annotated[
-        Optional[str], typer.Option(help="On a board: also choose, a latency to meet: 10ms, 60% (of dense) or 100fps.")
+        Optional[str],
+        typer.Option(help="On a board: also choose, to meet 10ms, 60% (of dense), 100fps or 15mJ; or 10ms,15mJ."),
     ] = None,
     at: Annotated[str, typer.Option(help="Percentile that must meet the budget: p50, p90 or p99.")] = "p50",
     strict: options.Strict = False,

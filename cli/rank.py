@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from ..visible import visible
+from ..visible import say, visible
 from . import options
 from .output import print_json
 
@@ -20,7 +20,7 @@ def rank(
     model: Annotated[str, typer.Argument(help=options.MODEL)] = "bundled",
     data: Annotated[
         Optional[list[str]],
-        typer.Option(help="Images: folder, list, .npz, hf:owner/name or 'digits'. Repeat to mix in equal parts."),
+        typer.Option(help=f"Images: {options.SOURCES}. Repeat to mix in equal parts."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Ranking to write.")] = Path("ranking.safetensors"),
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
@@ -75,7 +75,23 @@ def rank(
         Optional[float],
         typer.Option(help="Rounds: stop at a larger output divergence than this; 0.5 (cosine: 0.3) by default."),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    recover: Annotated[
+        bool, typer.Option("--recover", help="Rounds: train what is left after each cut, with the model as teacher.")
+    ] = False,
+    max_drop: Annotated[
+        Optional[float],
+        typer.Option(
+            min=0, max=1, help="Recover: stop where more is lost, of the answers or, with --labels, of top-1; 0.05."
+        ),
+    ] = None,
+    epochs: Annotated[
+        Optional[float], typer.Option(min=0, max=10**6, help="Recover: passes over the images in each round; 5.")
+    ] = None,
+    train: Annotated[Optional[str], typer.Option(help="Recover: norms, linear or all; all by default.")] = None,
+    labels: Annotated[
+        bool, typer.Option("--labels", help="Recover: learn from labels too, and count the top-1 that is lost.")
+    ] = False,
+    device: options.Device = "cpu",
     engine: Annotated[Optional[str], typer.Option(help="What evaluates candidates: torch or onnxruntime.")] = None,
     autocast: Annotated[Optional[str], typer.Option(help="none, bf16 or fp16; a GPU measures without it.")] = None,
     force: options.Force = False,
@@ -91,6 +107,7 @@ def rank(
     from ..allocation.recipe import make_settings
     from ..errors import UsageError
     from ..workflows.rank import RankRequest, rank_model
+    from ..workflows.recovering_rounds import RecoverInRounds
     from . import parsing
     from .progress import shown
 
@@ -122,8 +139,10 @@ def rank(
     in_rounds = parsing.fractions(rounds, "--rounds")
     onnx = parsing.onnx_options(output, preprocessing, mean, std, resize)
     given = parsing.model_arguments(model_arg, pool, image_size)
+    training = RecoverInRounds(max_drop, epochs, train, labels) if recover else None
+    where = (device, engine, autocast)
     request = RankRequest(
-        model, data, out, checkpoint, settings, device, engine, autocast, in_rounds, most_moved, force, onnx, given
+        model, data, out, checkpoint, settings, *where, in_rounds, most_moved, force, onnx, given, training
     )
     with shown(quiet, as_json) as progress:
         ranking = rank_model(request, progress)
@@ -135,7 +154,8 @@ def _print_result(ranking: Ranking, out: Path, as_json: bool) -> None:
     if as_json:
         print_json({"file": visible(str(out)), "model": ranking.model, **ranking.provenance})
         return
-    from ..report.terminal import print_ranking, print_rows
+    from ..report.terminal import print_ranking, print_rounds, print_rows
+    from ..workflows.recovering_rounds import folder_beside
 
     rows = [
         (str(s.block), s.part, f"{s.divergence:.3f}", f"{s.turned:.4f}", f"{s.damage:.4f}", _of_all_later(s))
@@ -145,6 +165,10 @@ def _print_result(ranking: Ranking, out: Path, as_json: bool) -> None:
         columns = ("block", "sub-layer", "divergence", "turned", "damage without", "and all later ones")
         print_rows(columns, rows, left={"sub-layer"})
     print_ranking(ranking, out)
+    if "before_rounds" in ranking.provenance:
+        print_rounds(ranking)
+        if any(step["kept"] for step in ranking.provenance["rounds"]):
+            say(f"The trained model of the last round: {folder_beside(out)}")
 
 
 def _of_all_later(sublayer: SubLayer) -> str:

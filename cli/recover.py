@@ -15,7 +15,7 @@ def recover(
     what: Annotated[Path, typer.Argument(help="A family folder, or a ranking from which one is exported first.")],
     data: Annotated[
         Optional[list[str]],
-        typer.Option(help="Images to learn from: folder, list, .npz, hf:owner/name or 'digits'. No labels needed."),
+        typer.Option(help=f"Images to learn from: {options.SOURCES}. No labels needed."),
     ] = None,
     variant: Annotated[
         Optional[list[str]], typer.Option(help="Of the family; the chosen one by default. May be repeated.")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def run(
     family: Annotated[Path, typer.Argument(help="A family folder.")],
-    images: Annotated[str, typer.Argument(help="Images: a file, a folder, a list, an .npz file, or 'digits'.")],
+    images: Annotated[str, typer.Argument(help=f"Images: a file, or {options.SOURCES}.")],
     deadline: options.Deadline = None,
     hit: options.Hit = 0.99,
     late: options.Late = "run",

@@ -15,7 +15,7 @@ def validate(
     family: Annotated[Path, typer.Argument(help="A family folder; the results go into its manifest.")],
     data: Annotated[
         Optional[str],
-        typer.Option(help="Dataset: folder with train and test, or unsplit; cifar10, hf:owner/name, .npz, 'digits'."),
+        typer.Option(help=f"Dataset, in splits or to be split: {options.SOURCES}."),
     ] = None,
     by: Annotated[Optional[str], typer.Option(help="head, knn, linear, or several. By default what suits.")] = None,
     classes: Annotated[

@@ -8,12 +8,14 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import hypothesis
 import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run two at a time, most of them on tiny models
+os.environ["HF_HUB_OFFLINE"] = "1"  # before it is imported: no test asks the Hugging Face hub, nor its programs
 
 from helpers.families import make_family, make_family_and_elastic
 from helpers.images import make_image_folder
@@ -71,6 +73,17 @@ def tiny_folder(tmp_path: Path) -> Path:
 def image_folder(tmp_path: Path) -> Path:
     """Sixty noisy pictures in five classes."""
     return make_image_folder(tmp_path / "pictures")
+
+
+@pytest.fixture
+def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The package, which finds sets in the test's own folder and keeps there what it makes of them."""
+    package = pytest.importorskip("datasets", reason="needs the optional package datasets: pip install datasets")
+    monkeypatch.setattr(package.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(package.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0, raising=False)  # after each stream
+    monkeypatch.chdir(tmp_path)
+    package.disable_progress_bars()
+    return package
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,8 @@ if sys.version_info >= (3, 11):
 else:
     tomllib = pytest.importorskip("tomli", reason="reading pyproject.toml needs Python 3.11 or tomli")
 
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 GLIBC = {"x86_64": ("2_28", "2_27", "2_17"), "aarch64": ("2_35", "2_34", "2_28", "2_17")}  # wheels name the oldest
 slow = pytest.mark.slow  # the index answers in some seconds
 
@@ -40,13 +41,25 @@ def brought(extra: str, machine: str, python: str) -> list[str]:
     return found
 
 
+def dry_run(machine: str, python: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    """What pip says that it would install on a machine."""
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--ignore-installed"]
+    command += ["--only-binary=:all:", "--python-version", python, "--target", "nowhere", "--report", "-"]
+    command += [word for glibc in GLIBC[machine] for word in ("--platform", f"manylinux_{glibc}_{machine}")]
+    return subprocess.run([*command, "--retries", "1", "--timeout", "10", *words], capture_output=True, text=True)
+
+
+def installed(needs: list[str], machine: str, python: str) -> set[str]:
+    """The names of all packages that pip would install for some, and for those that these need."""
+    done = dry_run(machine, python, *needs)
+    assert done.returncode == 0, done.stderr
+    return {each["metadata"]["name"].lower() for each in json.loads(done.stdout)["install"]}
+
+
 @cache
 def asked(need: str, machine: str, python: str) -> dict | None:
     """The metadata of the wheel that pip would take; None if there is none."""
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--ignore-installed", "--no-deps"]
-    command += ["--only-binary=:all:", "--python-version", python, "--target", "nowhere", "--report", "-"]
-    command += [word for glibc in GLIBC[machine] for word in ("--platform", f"manylinux_{glibc}_{machine}")]
-    done = subprocess.run([*command, "--retries", "1", "--timeout", "10", need], capture_output=True, text=True)
+    done = dry_run(machine, python, "--no-deps", need)
     if "No matching distribution found" in done.stderr:
         return None
     assert done.returncode == 0, done.stderr
@@ -65,6 +78,13 @@ def test_nothing_is_promised_to_a_jetson_that_it_cannot_install():
     assert brought("ort-gpu", "aarch64", "3.12") == ["onnxruntime-gpu>=1.23"]
     assert brought("ort-trt", "x86_64", "3.10") == ["onnxruntime-gpu>=1.23", "tensorrt-cu12<11,>=10.3"]
     assert brought("ort-trt", "x86_64", "3.12") == ["onnxruntime-gpu>=1.23", "tensorrt-cu13<11,>=10.13.2"]
+
+
+@slow
+def test_a_board_with_jetpack_6_can_install_what_runs_on_its_processor(index):
+    """`pip install 'snapvit-export[ort]'`, with all that these packages need themselves."""
+    needs = [*PROJECT["dependencies"], *brought("ort", "aarch64", "3.10")]
+    assert {"numpy", "onnx", "onnxruntime"} <= installed(needs, "aarch64", "3.10")
 
 
 @slow

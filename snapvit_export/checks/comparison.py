@@ -34,6 +34,25 @@ class Compared(Value, frozen=True, kw_only=True):
     # fp32 that they were made of, or the same file where it was exported.
     beside: Literal["graph", "fp32", "export"] = "graph"
 
+    def __post_init__(self) -> None:
+        if self.passed and not self._could_pass(self.asked):
+            raise ValueError("its answers are said to agree, and its figures do not")
+
+    def _could_pass(self, asked: float) -> bool:
+        """Return True if the figures are those of answers that agree, where so much is asked."""
+        least = min(asked, jetson_agent.LEAST_UNDECIDED) if self.left_out else asked
+        return self.top1 in (None, 1.0) and self.least_cosine is not None and self.least_cosine >= least
+
+    def as_asked_of(self, precision: Precision) -> Compared:
+        """Return what this version says of the figures: an agent of another version may have asked for less.
+
+        Of OpenVINO's own files the export has asked, beside another form of the graph.
+        """
+        asked = jetson_agent.least_cosine(precision)
+        if self.asked >= asked or self.beside != "graph":
+            return self
+        return msgspec.structs.replace(self, asked=asked, passed=self.passed and self._could_pass(asked))
+
     @property
     def told(self) -> str:
         """What was found, with its figures."""

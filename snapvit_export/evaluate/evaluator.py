@@ -17,7 +17,7 @@ from typing import Literal, Protocol, get_args
 import msgspec
 import numpy as np
 
-from ..calibration.dataset import Dataset
+from ..calibration.dataset import ROLES, Dataset
 from ..calibration.images import Images, read_images
 from ..calibration.masks import UNKNOWN, check_masks, numbered, prepare_masks
 from ..calibration.preprocessing import Preprocessing
@@ -303,12 +303,20 @@ def _check_data(data: Dataset, metrics: Sequence[Metric]) -> None:
             check_masks(source)
 
 
+def splits_for(metrics: Sequence[Metric] | None) -> tuple[str, ...]:
+    """Return the splits that these metrics need; all, if they are still to be decided."""
+    wanted = {"head": ("test",), "segment": ("train", "test")}
+    if metrics is None:
+        return ROLES
+    needed = {"test"} | {name for metric in metrics for name in wanted.get(metric, ROLES)}
+    return tuple(name for name in ROLES if name in needed)
+
+
 def _read(
     data: Dataset, metrics: Sequence[Metric], preprocessing: Preprocessing, progress: Progress
 ) -> dict[str, Images]:
     """Read the images of the splits that these metrics need."""
-    wanted = {"head": ("test",), "segment": ("train", "test")}
-    names = {"test"} | {name for metric in metrics for name in wanted.get(metric, ("train", "valid", "test"))}
+    names = splits_for(metrics)
     splits = {name: source for name, source in data.splits.items() if name in names}
     _check_memory(data.name, sum(source.count for source in splits.values()), preprocessing)
     return dict(zip(splits, read_images(list(splits.values()), preprocessing, progress)))

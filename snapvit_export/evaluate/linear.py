@@ -23,7 +23,7 @@ EPOCHS = 100
 RATE = 0.001
 MOMENTUM = 0.9
 BATCH = 256
-VALID_SHARE = 0.1  # of the training images, where the dataset has no validation split
+VALID_SHARE = 0.2  # of the training images, where the dataset has no validation split
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ def linear_right(
 
 
 def set_aside(train: Split, seed: int) -> tuple[Split, Split]:
-    """Set a tenth of the training images aside for validation, each class in its proportion."""
+    """Set a fifth of the training images aside for validation, each class in its proportion."""
     assert train.targets is not None
     if len(train) < 2:
         raise SnapvitError(f"{len(train)} training image cannot be split for validation. Give --data more")

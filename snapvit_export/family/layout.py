@@ -38,6 +38,8 @@ PLOTS = (
     "latencies",
     "deadlines",
     "search",
+    "rounds-gflops",
+    "rounds-params",
     "sublayers",
 )  # in the order of the page
 

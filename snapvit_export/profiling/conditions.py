@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..runtimes import jetson_agent as board
 from ..storage.json import Finite, NotNegative, Ratio, Value
 from .sampling import Samples
 
@@ -55,10 +56,12 @@ class LoadMonitor:
     def __init__(self) -> None:
         self._started, self._own, self._all = time.monotonic(), time.process_time(), _busy_seconds()
 
-    def conditions(self, samples: Samples, on_cpu: bool = True) -> Conditions:
+    def conditions(self, samples: Samples, on_cpu: bool = True, throttled: float | None = None) -> Conditions:
         """Return the load, and the disturbances in the samples; where a GPU works, waiting for it is none."""
         waited = samples.waited if on_cpu else 0.0
-        return Conditions(noise=samples.noise, drift=samples.drift, waited=waited, others=self.others)
+        return Conditions(
+            noise=samples.noise, drift=samples.drift, waited=waited, others=self.others, throttled=throttled
+        )
 
     @property
     def others(self) -> float | None:
@@ -67,6 +70,25 @@ class LoadMonitor:
         if now is None or self._all is None or elapsed < 0.2:  # the kernel counts in hundredths
             return None
         return max(0.0, (now - self._all - (time.process_time() - self._own)) / elapsed)
+
+
+class ThrottleMonitor:
+    """Tells if heat or current has throttled a board since its creation, by its own counters and alerts.
+
+    They are read twice, and never while something is timed: what has come and gone again without a counter is missed.
+    """
+
+    def __init__(self, root: Path = board.ROOT) -> None:
+        self._root, self._alerts, self._before = root, board.alert_files(root), board.over_currents(root)
+
+    @property
+    def share(self) -> float | None:
+        """Return 1 if something did, 0 if nothing did; None where nothing tells."""
+        if not self._alerts and not self._before:
+            return None
+        after = board.over_currents(self._root)
+        counted = any(after.get(name, count) != count for name, count in self._before.items())
+        return float(counted or any((board.number_of(state) or 0) > 0 for state in self._alerts.values()))
 
 
 def _busy_seconds() -> float | None:

@@ -17,7 +17,7 @@ from ..graph.format import cropped
 from ..runtimes.device import DeviceCard
 from ..runtimes.session import Session, open_session
 from ..target import ON_CPU, Precision, Target
-from .conditions import LoadMonitor
+from .conditions import LoadMonitor, ThrottleMonitor
 from .energy import measure_in_turns
 from .profile import LEAST_RUNS, Method, Percentile, Profile, to_profile
 from .sampling import Report, time_together
@@ -64,11 +64,12 @@ def time_in_process(
         calls: dict[str, Callable[[], object]] = {
             name: partial(session.run, _inputs_of(job.files[name], inputs)) for name, session in sessions.items()
         }
-        monitor, on_cpu = LoadMonitor(), job.target.runtime in ON_CPU
+        monitor, throttling, on_cpu = LoadMonitor(), ThrottleMonitor(), job.target.runtime in ON_CPU
         samples = time_together(calls, job.seconds, job.pause_ms, report, job.least_runs or LEAST_RUNS[job.at])
         gpu = {name: _gpu_ms(session) for name, session in sessions.items()}
         taken = {name: getattr(session, "taken", None) for name, session in sessions.items()}
-        conditions = {name: monitor.conditions(taken, on_cpu) for name, taken in samples.items()}
+        throttled = throttling.share  # of this run, which all files have shared
+        conditions = {name: monitor.conditions(taken, on_cpu, throttled) for name, taken in samples.items()}
         spent = measure_in_turns(calls, job.target.runtime) if job.energy else {}
     return {
         name: to_profile(

@@ -25,6 +25,7 @@ from ..progress import Progress
 from .correct.policy import Corrector
 from .models.load import Model
 from .rank.criteria import CRITERIA
+from .rank.distributed import Processes
 from .rank.rank import rank_and_factor
 
 Evaluate = Callable[[nn.Module], Evaluation]
@@ -53,6 +54,7 @@ def compare(
     comparison: Comparison,
     folder: Path,
     progress: Progress,
+    processes: Processes = Processes(),
 ) -> Comparison:
     """Fill a comparison with every method at every size; it is saved in `folder` after each of them."""
     for name, settings in methods.items():
@@ -61,10 +63,13 @@ def compare(
             progress.note(f"{name}: known from before")
             continue
         checkpoint = folder / f"{name}.checkpoint"
-        ranking, factors = rank_and_factor(model, images, settings, checkpoint=checkpoint, progress=progress)
+        ranking, factors = rank_and_factor(
+            model, images, settings, checkpoint=checkpoint, processes=processes, progress=progress
+        )
         planner = Planner(ranking, model.anatomy, ranking.protection, corrected=settings.correction in ADDS_BIASES)
         damping = Damping.parse(settings.damping)
-        corrector = Corrector(model, ranking, settings.correction, images, progress, factors, damping)
+        device = str(processes.device)
+        corrector = Corrector(model, ranking, settings.correction, images, progress, factors, damping, device)
         for size in missing:
             plan = _plan(planner, comparison.axis, size)
             module, correction = corrector.kept(plan)

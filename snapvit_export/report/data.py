@@ -35,6 +35,7 @@ from ..family.manifest import (
 )
 from ..family.trace import Trace
 from ..family.validation import Validation
+from ..model.rounds import RecoveredRounds
 from ..profiling.conditions import worst_warnings
 from ..profiling.profile import Percentile, Profile
 from ..storage.json import Value
@@ -188,6 +189,7 @@ class ReportData(Value, frozen=True, kw_only=True):
     widths: tuple[Widths, ...]
     spreads: dict[str, Spread]  # by variant of the own family
     search: Search | None
+    rounds: RecoveredRounds | None  # of cutting and recovering, by which the ranking was made
     sublayers: tuple[SubLayerRow, ...]
     warnings: tuple[str, ...]
     seconds: dict[str, float]  # that each stage of the export or choice took
@@ -264,6 +266,7 @@ def collect(own: LoadedFamily, beside: Sequence[LoadedFamily] = (), budget: Budg
         widths=tuple(Widths(name=visible(v.name), heads=v.heads, neurons=v.neurons) for v in _ordered(manifest)),
         spreads=_spreads(_ordered(manifest)),
         search=_search(manifest.recipe),
+        rounds=_rounds(manifest),
         sublayers=_sublayers(manifest.recipe),
         warnings=tuple(worst_warnings(v.profile.conditions for v in manifest.variants if v.profile)),
         seconds={visible(stage): seconds for stage, seconds in manifest.seconds.items()},
@@ -492,6 +495,12 @@ def _search(recipe: dict[str, Any]) -> Search | None:
         if found is not None and found.history:
             return found
     return None
+
+
+def _rounds(manifest: Manifest) -> RecoveredRounds | None:
+    """Return the rounds of the ranking that was given, if it was made in rounds that recover."""
+    given = manifest.recipe.get("ranking")
+    return RecoveredRounds.of(given, manifest.anatomy) if isinstance(given, dict) else None
 
 
 def _sublayers(recipe: dict[str, Any]) -> tuple[SubLayerRow, ...]:

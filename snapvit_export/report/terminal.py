@@ -18,6 +18,7 @@ from ..checks.inspect_engine import EngineInspection
 from ..family.evaluation import TITLES, Evaluation, Measure
 from ..family.manifest import Manifest
 from ..model.ranking import Ranking
+from ..model.rounds import RecoveredRounds
 from ..profiling.conditions import worst_warnings
 from ..runtimes.tensorrt.kernel_plan import KernelPlan
 from ..visible import say, visible, writing_to
@@ -179,6 +180,15 @@ def print_ranking(ranking: Ranking, path: Path) -> None:
         evaluations = found["history"][-1]["evaluations"] if found["history"] else 0
         say(f"Fitness {found['start_fitness']:.5f} at the start, {found['best_fitness']:.5f} after {evaluations}.")
     say(f"Written to {path}: {ranking.model}, {sum(ranking.heads)} heads, {sum(ranking.neurons)} neurons")
+
+
+def print_rounds(ranking: Ranking) -> None:
+    """Print a table of the rounds of a ranking that recover."""
+    from .charts.rounds import COLUMNS, table
+
+    found = RecoveredRounds.of(ranking.provenance, ranking.anatomy)
+    if found is not None:
+        print_rows(COLUMNS, table(found), left={"", "round"})
 
 
 def _range(scores: npt.NDArray[np.float32]) -> tuple[str, str]:

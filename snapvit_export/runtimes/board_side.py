@@ -123,7 +123,7 @@ def give(folder: Path, stem: str) -> None:
     """Print what the agent has written, by name, and its table."""
     places = [*(folder / RESULTS).glob(f"{stem}.json"), *(folder / RESULTS).glob(f"{stem}.*.json")]
     places = [path for path in places if not path.name.endswith(UNFINISHED)] + [folder / RESULTS / f"{stem}{TABLE}"]
-    _tell(json.dumps({path.name: path.read_text(encoding="utf-8") for path in places}))
+    _tell(json.dumps({path.name: path.read_text(encoding="utf-8", errors="replace") for path in places}))
 
 
 # --- Work -------------------------------------------------------------------------------------------------------------

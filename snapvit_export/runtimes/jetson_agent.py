@@ -2273,14 +2273,16 @@ class Sweep:
 
     def set_again(self) -> None:
         """Set the power mode of before; a second Ctrl-C does not stop it."""
-        before = self.state["mode_before"]
-        handlers = {kind: signal.signal(kind, signal.SIG_IGN) for kind in (signal.SIGINT, signal.SIGTERM)}
+        before, kinds = self.state["mode_before"], (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        handlers = {kind: signal.signal(kind, signal.SIG_IGN) for kind in kinds}
         try:
-            if current_mode(self.root) != before:
+            differs = current_mode(self.root) != before
+            if differs:
                 set_mode(before, self.root)
                 self.hold()
-                say(f"the power mode is {self.known.get(before, before)} again")
             write_json(self.kept, dict(self.state, mode_before=None))
+            if differs:  # last, since the terminal may be gone
+                say(f"the power mode is {self.known.get(before, before)} again")
         except AgentError as error:
             say(f"warning: {error}. Set it yourself: sudo nvpmodel -m {before}")
         finally:
@@ -2512,6 +2514,13 @@ def _stop(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-if __name__ == "__main__":
+def end_in_order() -> None:
+    """Let SIGTERM, and SIGHUP of a terminal or a connection that is gone, end the work as Ctrl-C does."""
     signal.signal(signal.SIGTERM, _stop)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        signal.signal(signal.SIGHUP, _stop)
+
+
+if __name__ == "__main__":
+    end_in_order()
     sys.exit(main())

@@ -277,7 +277,8 @@ def _settings(provider: str, path: Path | bytes, batch: int, made_by: str) -> di
     """Return the settings of a provider; with TensorRT also where its caches are.
 
     It names an engine after the file and its nodes, and confuses those of models where these are alike. So there is a
-    folder for every content of a graph, which names the hashes of its weights, and every `made_by`.
+    folder for every content of a graph, which names the hashes of its weights, and every `made_by`. Timings of kernels
+    it names after the compute capability alone, which boards of unlike GPUs share.
     """
     if provider != TENSORRT:
         return SETTINGS[provider]
@@ -285,9 +286,11 @@ def _settings(provider: str, path: Path | bytes, batch: int, made_by: str) -> di
     content = path if isinstance(path, bytes) else path.read_bytes()
     digest = hashlib.sha256(content + made_by.encode()).hexdigest()[:16]
     engines = folder / f"{digest}-{batch}"
-    with writing(engines):
-        engines.mkdir(parents=True, exist_ok=True)
-    return SETTINGS[provider] | {"trt_engine_cache_path": str(engines), "trt_timing_cache_path": str(folder)}
+    timings = folder / f"timings-{hashlib.sha256(made_by.encode()).hexdigest()[:16]}"
+    for place in (engines, timings):
+        with writing(place):
+            place.mkdir(parents=True, exist_ok=True)
+    return SETTINGS[provider] | {"trt_engine_cache_path": str(engines), "trt_timing_cache_path": str(timings)}
 
 
 @contextlib.contextmanager

@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..calibration.dataset import open_to_calibrate
+from ..calibration.dataset import open_to_report
+from ..calibration.hub import Sample
 from ..calibration.images import Images, evenly, in_two_parts, read_images
 from ..errors import SnapvitError, UsageError
 from ..evaluate.head import columns_for
@@ -37,6 +38,7 @@ from .candidates import BuiltVariant, Losses, Probe
 from .point import Point
 
 MOST_RACED, MOST_REPORTED = 96, 256
+ENOUGH = 384  # images: every third of them is raced on, the others are reported
 LEAST_IMAGES = 48  # for two parts; with fewer, both are all of them
 NAME_FOLDERS = "Name the folders of images as the model's classes"
 FEW = 32  # images for a first look
@@ -139,8 +141,7 @@ def meter_of_images(
     data: str, manifest: Manifest, target: Target, reference: Callable[[], Path], prefer: Prefer, progress: Progress
 ) -> ImageMeter:
     """Return a meter by images of a source; `reference`: gives the graph of the dense model in fp32."""
-    source = open_to_calibrate(data)
-    held_out = source.held_out or source  # what it sets aside was never calibrated on
+    held_out = open_to_report(data, Sample(ENOUGH, seed=0))  # what a source sets aside was never calibrated on
     raced, reported = in_two_parts(held_out, (MOST_RACED, MOST_REPORTED), LEAST_IMAGES)
     read = read_images([raced] if raced is reported else [raced, reported], manifest.preprocessing, progress)
     takes_bytes = manifest.input.type == "uint8"

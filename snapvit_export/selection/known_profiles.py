@@ -81,14 +81,19 @@ def taken_by(manifest: Manifest, runtime: Runtime) -> list[Variant]:
 
 
 def not_to_choose(manifest: Manifest, known: FamilyProfile) -> dict[str, Compared]:
-    """Return the variants whose answers were compared on the device and found to differ; they are never chosen."""
+    """Return the variants whose answers were compared on the device and found to differ; they are never chosen.
+
+    What is asked is what this version asks of their precision, whatever asked there.
+    """
     found: dict[str, Compared] = {}
     for variant in manifest.variants:
         failed, profile = known.failed.get(variant.name), known.profiles.get(variant.name)
         if failed is not None and failed.sha256 == variant.sha256:
             found[variant.name] = failed.compared
-        elif profile is not None and profile.compared is not None and not profile.compared.passed:
-            found[variant.name] = profile.compared
+        elif profile is not None and profile.compared is not None:
+            compared = profile.compared.as_asked_of(variant.precision)
+            if not compared.passed:
+                found[variant.name] = compared
     if manifest.dense in found:
         raise GateFailed(
             f"{manifest.dense}: did not answer as its graph does where it was timed: {found[manifest.dense].told}. "

@@ -12,15 +12,18 @@ import re
 import shlex
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from ..errors import SnapvitError, UsageError
 from ..family.folder import own_files, read_family
 from ..family.layout import MANIFEST
 from ..progress import Progress
 from ..storage.json import from_json
+from ..storage.reading import MOST_JSON
 from .known_profiles import FamilyProfile, taken_by
 
 CONNECT_SECONDS = 15
@@ -37,6 +40,8 @@ for member in archive:
     with open(os.path.join(sys.argv[1], member.name), "wb") as file:
         file.write(archive.extractfile(member).read())
 """
+MOST_ANSWER = MOST_JSON  # bytes: what comes back is JSON
+MOST_SAID = 1 << 16  # bytes of errors that are looked at
 NO_CONNECTION = 255  # exit code of ssh itself
 NO_PROGRAM = 127  # exit code of a shell
 
@@ -80,13 +85,33 @@ class Host:
 
     def run(self, *words: str, given: bytes = b"") -> bytes:
         """Run a command there and return its standard output, or raise an error that names the cause."""
-        try:
-            done = subprocess.run(self.command(*words), input=given, capture_output=True, check=False)
-        except FileNotFoundError:
-            raise SnapvitError("there is no ssh program here. Install an OpenSSH client") from None
-        if done.returncode != 0:
-            raise self.failure(done.returncode, done.stderr, words[0])
-        return done.stdout
+        with tempfile.TemporaryFile() as brought, tempfile.TemporaryFile() as said:
+            brought.write(given)
+            brought.seek(0)
+            try:
+                ssh = subprocess.Popen(self.command(*words), stdin=brought, stdout=subprocess.PIPE, stderr=said)
+            except FileNotFoundError:
+                raise SnapvitError("there is no ssh program here. Install an OpenSSH client") from None
+            with ssh:
+                try:
+                    answer = self._answer(ssh)
+                except BaseException:
+                    ssh.kill()
+                    raise
+            if ssh.returncode != 0:
+                raise self.failure(ssh.returncode, end_of(said), words[0])
+        return answer
+
+    def _answer(self, ssh: subprocess.Popen[bytes]) -> bytes:
+        """Return all that comes back, which is bounded: no machine there may fill the memory here."""
+        assert ssh.stdout is not None, "it was asked for as a pipe"
+        answer = bytearray()
+        while chunk := ssh.stdout.read(1 << 16):
+            answer += chunk
+            if len(answer) > MOST_ANSWER:
+                most = f"{MOST_ANSWER >> 20} MB"
+                raise SnapvitError(f"{self.name}: answers with more than {most}. Is its shell quiet at login?")
+        return bytes(answer)
 
     def failure(self, code: int, said: bytes, program: str) -> SnapvitError:
         """Return the error for a command that ended with another code than 0; `said`: on its standard error."""
@@ -156,6 +181,12 @@ def _packed(family: Path) -> bytes:
             if (family / name).is_file():
                 archive.add(family / name, arcname=name)
     return buffer.getvalue()
+
+
+def end_of(file: IO[bytes]) -> bytes:
+    """Return the end of what a program has said, however much it was."""
+    file.seek(max(0, file.seek(0, io.SEEK_END) - MOST_SAID))
+    return file.read()
 
 
 def last_line(text: bytes) -> str:

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
+
 from ..errors import SnapvitError, UsageError
 from ..family.folder import files_to_time, read_family
 from ..family.layout import MANIFEST
@@ -33,7 +35,7 @@ from ..storage.atomic import sha256, write_atomically
 from ..storage.json import Count, Name, Value, from_json, read_json, to_json
 from ..storage.places import check_output
 from .known_profiles import FamilyProfile, check_profile_place
-from .remote import NO_CONNECTION, Host, last_line
+from .remote import NO_CONNECTION, Host, end_of, last_line
 
 LEAST_PYTHON = (3, 8)
 LIFE_SECONDS = 10.0  # between two signs of life
@@ -54,6 +56,18 @@ class _Seen(Value, frozen=True, kw_only=True):
     folder: str
     missing: tuple[str, ...]
     free_bytes: Count
+
+
+class _Mode(msgspec.Struct):
+    """A power mode in the table of a sweep, as far as it is read here."""
+
+    file: Name | None = None  # None: it was left out
+
+
+class _Modes(msgspec.Struct):
+    """The table of a sweep."""
+
+    modes: tuple[_Mode, ...]
 
 
 @dataclass(frozen=True)
@@ -202,8 +216,7 @@ def _send(host: Host, folder: str, files: Mapping[str, Path], hashes: Mapping[st
                     progress.advance()
             _pipe(ssh.stdin).close()
         if code := ssh.wait():
-            said.seek(0)
-            raise host.failure(code, said.read(), host.python)
+            raise host.failure(code, end_of(said), host.python)
 
 
 # --- Working ----------------------------------------------------------------------------------------------------------
@@ -222,8 +235,7 @@ def _work(host: Host, folder: str, stem: str, options: Sequence[str], progress: 
         except (KeyboardInterrupt, SystemExit):
             progress.note(f"stopped, and so is the agent on {host.name}. {GOES_ON}")
             raise
-        said.seek(0)
-        last = last_line(said.read())
+        last = last_line(end_of(said))
     if code == NO_CONNECTION or code < 0:  # or ssh itself was killed
         raise SnapvitError(f"{host.name}: the connection was lost: {last}. {GOES_ON}")
     if code == KILLED:
@@ -304,7 +316,11 @@ def _fetched(host: Host, folder: str, stem: str, manifest: Manifest, family: Pat
     where = f"the answer of {host.name}"
     texts = from_json(_there(host, "give", folder, stem), dict[Name, str], where)
     table = texts.pop(stem + board_side.TABLE, "")
-    found = {name.removeprefix(stem): text for name, text in texts.items() if name.startswith(f"{stem}.")}
+    own = [name for name in texts if name.startswith(f"{stem}.") and name.endswith(MAIN)]
+    found = {name.removeprefix(stem): texts[name] for name in own}
+    if MODES in found:
+        listed = from_json(found[MODES], _Modes, where)
+        found = _of_sweep(found, {(mode.file or "").removeprefix(stem) for mode in listed.modes})
     read = {ending: from_json(text, dict[str, Any], where) for ending, text in found.items()}
     profiles = {e: from_json(found[e], FamilyProfile, where) for e, value in read.items() if "profiles" in value}
     if not profiles:
@@ -313,6 +329,12 @@ def _fetched(host: Host, folder: str, stem: str, manifest: Manifest, family: Pat
         _require_same_files(host, profile, manifest, family)
     others = {ending: text.encode() for ending, text in found.items() if ending not in profiles}
     return BoardResults(profiles, others, table, f"{folder}/{board_side.ENGINES}")
+
+
+def _of_sweep(found: Mapping[str, str], endings: set[str]) -> dict[str, str]:
+    """Return what belongs to the modes of a sweep: one of other options, that was cut off, may have left more."""
+    wanted = {MODES, *endings, *(ending.removesuffix(MAIN) + RECORD for ending in endings)}
+    return {ending: text for ending, text in found.items() if ending in wanted}
 
 
 def _require_same_files(host: Host, found: FamilyProfile, manifest: Manifest, family: Path) -> None:

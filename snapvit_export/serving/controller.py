@@ -7,15 +7,17 @@ Pure: no clock, no threads, no numpy; times come in as arguments, and `State` is
     level    the machine now: weighted median of the last 9 r, of any variant; weights halve with every 3 runs, and with
              every 2 s that a run is older than the newest. So 3 runs move it, and 2 do not
     highest  the machine at its slowest: the largest of the last 31 r
-    margin   the quantile of r - level that the wanted hit rate asks for, tracked online: + STEP (1 - q) after a run
-             beyond it, - STEP q after every other; q = (1 - hit) / 2. `above` is the same for r - highest. Of the two
-             only the one that gives the lesser sum is moved
-    noise    3 standard deviations of r - level, by the median of its last 31 absolute values: what a calm machine needs
+    margin   how far r is above the level but for the share of misses that is wanted, tracked online: + STEP (1 - q)
+             after a miss beyond it, - STEP q after every other run; q = (1 - hit) / 2. A miss is a run that was
+             predicted to be in time and was not: what is slower than predicted, and still in time, costs nobody
+             anything. `above` is the same for r - highest. Of the two only the one that gives the lesser sum is moved
+    regime   r of the runs since the machine last changed, 200 at most. It changed when 3 runs in a row are below nine
+             tenths of those before, or 3 of 4 are above 95 % of them, by GAP at least
     factor   what latencies are multiplied with. By caution the lesser of level + margin and highest + above: the first
-             follows steps, the second knows a machine that is slow every now and then. Boldly level + noise, if that is
-             less still. A bold run that takes longer costs a token of the probe budget: there are q new ones with
-             every run, 2 at most, and without a whole one nothing is bold. After a run beyond the factor it is at
-             least r.
+             follows steps, the second knows a machine that is slow every now and then. Boldly what all runs of the
+             regime stay below but for 1 - hit of them, if that is less still. A bold run that misses costs a token of
+             the probe budget: there are q new ones with every run, 2 at most, and without a whole one nothing is bold.
+             After a run beyond the factor it is at least r.
 
 A larger factor holds at once. A smaller one holds after CALM runs in a row that all asked for one lower by LOWER at
 least, and then it is the largest of theirs. A queue: latency counts from arrival, and a variant may not take so long
@@ -27,15 +29,15 @@ What follows for T runs, however the machine behaves (E: the largest r - level o
                                                     + START_TOKENS
 
 Such a run was beyond the factor. If it was bold it cost a token, of which there were START_TOKENS + q T. Otherwise it
-was beyond the lesser of the two sums. A margin is moved in t of the runs and moves by STEP (n - q t), for n runs beyond
-it, or by more where it is held at LEAST_NOISE; it begins at START_MARGIN, and ends below E + STEP, since no run is
-beyond a margin of E. So n is q t + (E - START_MARGIN) / STEP + 1 at most, and the t of both are T together.
+was a miss beyond the lesser of the two sums. A margin is moved in t of the runs and moves by STEP (n - q t), for n
+misses beyond it, or by more where it is held at LEAST_NOISE; it begins at START_MARGIN, and ends below E + STEP, since
+no run is beyond a margin of E. So n is q t + (E - START_MARGIN) / STEP + 1 at most, and the t of both are T together.
 
     moves to slower variants, of a fixed deadline   at most T / CALM
     a step of the machine to slower                 no second run is predicted by the old factor
-    a step to faster                                3 + CALM runs later the factor is the new level + noise + LOWER at
-                                                    most; without a token up to 1 / q runs later (200 for a hit rate
-                                                    of 0.99), or 31 + CALM later the new level + above + LOWER
+    a step to faster                                3 + CALM runs later the factor is that of the new regime + LOWER at
+                                                    most; without a token up to 1 / q runs later (200 for a hit rate of
+                                                    0.99); one of less than GAP, up to 200 + CALM later
 """
 
 from __future__ import annotations
@@ -50,10 +52,14 @@ from ..storage.json import Count, Finite, Positive, Value
 
 RUNS, HALVING_RUNS, HALVING_MS = 9, 3.0, 2000.0  # that make the level: older ones have a weight below 1/8
 REMEMBERED = 31  # runs: of a machine that is slow in a tenth of them, fewer than 4 % have none of these
-DEVIATIONS, TO_SIGMA = 3.0, 1.4826  # of the noise; the second is of a normal distribution
+REGIME = 200  # runs: with a hit rate of 0.99 two of them are left out, so that a spike now and then costs no quality
+GAP = 0.08  # between regimes: more than clocks and caches do, less than variants are apart
+FASTER, SLOWER = 3, 3  # runs that show it
+TYPICAL, USUAL_MOST = 0.1, 0.95  # quantiles of a regime, for a run that is below and one that is above
+BEFORE = 70  # runs of a new regime that are taken to have been like those that it has
 LEAST_NOISE = 0.02  # clocks, caches and Python, 2 %
-START_NOISE = 0.1  # until there are a few errors
-FEW = 5
+START_NOISE = 0.1  # of the first run of a regime; of later ones the less the more there are
+FEW = 3
 STEP = 0.25  # of the margin: three misses in a row cover a machine that is twice as slow every now and then
 START_MARGIN = 0.25
 START_TOKENS, MOST_TOKENS = 1.0, 2.0
@@ -62,6 +68,7 @@ LOWER = 0.05  # variants are seldom closer to each other
 MOST_LOG = 3.0  # a run 20 times slower than its profile tells no more: a clock that jumped, a machine that slept
 STALE_MS = 1000.0  # after so long without a run a refusal would rest on what is no longer known
 LEAST_MS = 1e-4  # a coarse clock tells 0
+ROUNDING = 1e-9  # of a share times a count, so that every port counts alike
 
 Late = Literal["run", "refuse"]
 Hit = Annotated[float, msgspec.Meta(ge=0.5, le=0.9999)]
@@ -96,7 +103,7 @@ class State(Value, frozen=True, kw_only=True):
     """All that the controller remembers."""
 
     ratios: tuple[tuple[Finite, Finite], ...] = ()  # when a run ended, ms, and its r; newest last
-    errors: tuple[Finite, ...] = ()  # |r - level|, newest last
+    regime: tuple[Finite, ...] = ()  # r since the machine last changed, newest last
     margin: Finite = START_MARGIN
     above: Finite = START_MARGIN
     tokens: Finite = START_TOKENS
@@ -119,11 +126,13 @@ class State(Value, frozen=True, kw_only=True):
         """The factor by caution."""
         return min(self.level + self.margin, self.highest + self.above)
 
-    @property
-    def noise(self) -> float:
-        if len(self.errors) < FEW:
-            return START_NOISE
-        return max(LEAST_NOISE, DEVIATIONS * TO_SIGMA * _median(self.errors))
+    def bold(self, hit: float) -> float:
+        """The factor that all runs of the regime stay below but for the share of misses that is wanted."""
+        runs = len(self.regime)
+        if runs < FEW:
+            return self.level + START_NOISE
+        beyond = min(int((1 - hit) * (runs + BEFORE) + ROUNDING), runs // 2)
+        return sorted(self.regime, reverse=True)[beyond] + max(LEAST_NOISE, START_NOISE / runs)
 
 
 class Decision(Value, frozen=True, kw_only=True):
@@ -135,6 +144,7 @@ class Decision(Value, frozen=True, kw_only=True):
     expected_ms: Positive  # by the level
     at_most_ms: Positive  # by the factor
     base_ms: Positive  # on the machine at rest
+    within_ms: Finite  # what it may take, so that it and those behind it are in time
     factor: Finite  # that was used
     cautious: Finite  # that caution would have used
 
@@ -168,6 +178,7 @@ def decide(
         expected_ms=expected_ms,
         at_most_ms=base_ms * scale,
         base_ms=base_ms,
+        within_ms=within_ms,
         factor=state.factor,
         cautious=state.cautious,
     )
@@ -177,25 +188,42 @@ def learn(settings: Settings, state: State, decision: Decision, ran_ms: float, n
     """Return the state after a run that took `ran_ms` and ended now."""
     ratio = math.log(max(ran_ms, LEAST_MS) / decision.base_ms)
     ratio = min(max(ratio, -MOST_LOG), MOST_LOG)
-    beyond = ratio > decision.factor
-    spent = beyond and decision.factor < decision.cautious
+    missed = decision.fits and ran_ms > decision.within_ms
+    spent = missed and decision.factor < decision.cautious
     by_level = state.level + state.margin <= state.highest + state.above
+    margin, above = state.margin, state.above
+    if by_level:
+        margin = _tracked(margin, missed and ratio - state.level > margin, settings.allowed)
+    else:
+        above = _tracked(above, missed and ratio - state.highest > above, settings.allowed)
     after = State(
         ratios=(*state.ratios, (now_ms, ratio))[-REMEMBERED:],
-        errors=(*state.errors, abs(ratio - state.level))[-REMEMBERED:],
-        margin=_tracked(state.margin, ratio - state.level, settings.allowed) if by_level else state.margin,
-        above=state.above if by_level else _tracked(state.above, ratio - state.highest, settings.allowed),
+        regime=_regime((*state.regime, ratio)),
+        margin=margin,
+        above=above,
         tokens=min(max(state.tokens - spent, 0.0) + settings.allowed, MOST_TOKENS),
         factor=state.factor,
         lower_runs=state.lower_runs,
         lower_to=state.lower_to,
     )
-    return _with_factor(after, _wanted(after, ratio if beyond else None))
+    return _with_factor(after, _wanted(settings, after, ratio if ratio > decision.factor else None))
 
 
-def _tracked(margin: float, error: float, allowed: float) -> float:
-    """Return a margin after one more error, so that this share of them comes to be beyond it."""
-    return max(margin + STEP * ((error > margin) - allowed), LEAST_NOISE)
+def _tracked(margin: float, was_beyond: bool, allowed: float) -> float:
+    """Return a margin after one more run, so that this share of them comes to be missed beyond it."""
+    return max(margin + STEP * (was_beyond - allowed), LEAST_NOISE)
+
+
+def _regime(runs: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the runs since the machine last changed: all of them, or the last few, which are unlike those before."""
+    if len(runs) > 2 * FASTER:
+        if max(runs[-FASTER:]) < _quantile(runs[:-FASTER], TYPICAL) - GAP:
+            return runs[-FASTER:]
+        last = runs[-SLOWER - 1 :]
+        usual = _quantile(runs[: -SLOWER - 1], USUAL_MOST)
+        if sum(each > usual + GAP for each in last) >= SLOWER:
+            return last
+    return runs[-REGIME:]
 
 
 def _most_ms(left_ms: Sequence[float], together: int, fastest_ms: float) -> float:
@@ -207,11 +235,11 @@ def _most_ms(left_ms: Sequence[float], together: int, fastest_ms: float) -> floa
     return most
 
 
-def _wanted(state: State, beyond: float | None) -> float:
+def _wanted(settings: Settings, state: State, beyond: float | None) -> float:
     """Return the factor that the last runs ask for; `beyond`: the ratio of the last one, if it was beyond the old."""
     wanted = state.cautious
     if state.tokens >= 1:
-        wanted = min(wanted, state.level + state.noise)
+        wanted = min(wanted, state.bold(settings.hit))
     return wanted if beyond is None else max(wanted, beyond + LEAST_NOISE)
 
 
@@ -244,9 +272,8 @@ def _level(ratios: Sequence[tuple[float, float]]) -> float:
     return weighted[-1][0]  # but for rounding
 
 
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2]
+def _quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(int(share * len(values) + ROUNDING), len(values) - 1)]
 
 
 class Controller:

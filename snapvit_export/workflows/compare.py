@@ -19,7 +19,7 @@ from ..calibration.dataset import Dataset, open_dataset
 from ..calibration.images import calibration_and_held_out, read_images
 from ..errors import SnapvitError, UsageError, needs
 from ..evaluate.comparison import COMPARISON, Axis, Comparison
-from ..evaluate.evaluator import EvalOptions, Evaluator, check_options, fidelity_to
+from ..evaluate.evaluator import EvalOptions, Evaluator, check_options, fidelity_to, splits_for
 from ..family.evaluation import Evaluation
 from ..progress import Progress
 from ..storage.atomic import write_atomically
@@ -53,6 +53,7 @@ class CompareRequest:
     options: EvalOptions = field(default_factory=EvalOptions)
     force: bool = False  # begin anew, over whatever is there
     model_arguments: Mapping[str, Any] | None = None  # for timm, beside a timm name
+    device: str = "cpu"  # where torch ranks and evaluates
 
 
 def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
@@ -67,7 +68,9 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
     from ..prune.models.extractor import TorchExtractor
     from ..prune.models.load import Model
     from ..prune.models.read_anatomy import read_anatomy
+    from ..prune.rank.distributed import alone
 
+    processes = alone(request.device)
     methods = {name: same_images(method(name), request.images, request.seed) for name in request.recipes}
     if request.evaluations is not None:
         if not any(settings.evaluations for settings in methods.values()):
@@ -78,16 +81,19 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
     calibration, rest = calibration_and_held_out(data_of(request), request.images, request.seed, MOST_HELD_OUT)
     if request.on is None and not rest.count:
         raise SnapvitError(f"{rest.name}: no images are left to evaluate on. Give fewer --images, or --on another set")
-    data = Dataset(rest.name, None, None, rest) if request.on is None else open_dataset(request.on, request.seed)
+    if request.on is None:
+        data = Dataset(rest.name, None, None, rest)
+    else:
+        data = open_dataset(request.on, request.seed, splits_for(request.options.by))
     model = load_model_of(request, progress)
     methods = {name: settings_for(settings, model, progress) for name, settings in methods.items()}
     images = read_images([calibration], model.preprocessing, progress)[0]
-    dense = TorchExtractor(model)
+    dense = TorchExtractor(model, request.device)
     evaluator = Evaluator.prepare(dense, data, request.options, progress, label_free=True)
     dense_features = evaluator.features(dense, progress)
 
     def evaluate(module: nn.Module) -> Evaluation:
-        extractor = TorchExtractor(Model(module, read_anatomy(module, model.name), model.description))
+        extractor = TorchExtractor(Model(module, read_anatomy(module, model.name), model.description), request.device)
         features = evaluator.features(extractor, progress)
         return evaluator.evaluation(evaluator.measures(features, progress) | fidelity_to(features, dense_features))
 
@@ -103,7 +109,7 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
         ),
     )
     begun = start if request.force else _continued(start, request.out)
-    found = compare(model, images, methods, sizes, evaluate, begun, request.out, progress)
+    found = compare(model, images, methods, sizes, evaluate, begun, request.out, progress, processes)
     asked = ordered(found, list(methods), sizes)  # the file keeps the results of earlier runs besides
     _write(asked, request.out)
     return asked

@@ -16,7 +16,7 @@ from ..calibration.dataset import Dataset, open_dataset
 from ..calibration.digits import BUNDLED as BUNDLED_IMAGES
 from ..calibration.images import prepare
 from ..errors import UsageError, needs
-from ..evaluate.evaluator import EvalOptions, Evaluator, Extractor, check_options
+from ..evaluate.evaluator import EvalOptions, Evaluator, Extractor, check_options, splits_for
 from ..evaluate.exported_model import SUFFIXES, is_ours, open_exported, read_info
 from ..evaluate.features import is_features
 from ..family.evaluation import Evaluation
@@ -29,7 +29,7 @@ from ..progress import Progress, Silent
 from ..storage.places import check_output
 from ..storage.temporary import scratch_folder
 from ..target import Runtime, Target
-from .inputs import BUNDLED_MODEL, is_onnx, load_model_of
+from .inputs import BUNDLED_MODEL, is_onnx, load_model_of, refuse_device
 from .onnx_model import GATE_IMAGES, OnnxOptions, load_onnx, refuse_without_onnx, require_same
 
 
@@ -51,6 +51,7 @@ class EvaluateRequest:
     force: bool = False  # keep features in a file of something else, which is lost
     onnx: OnnxOptions = field(default_factory=OnnxOptions)  # what an ONNX file of another tool does not say itself
     model_arguments: Mapping[str, Any] | None = None  # for timm, beside a timm name
+    device: str = "cpu"  # where a model of torch computes
 
 
 def evaluate_model(request: EvaluateRequest, progress: Progress | None = None) -> Evaluation:
@@ -58,11 +59,14 @@ def evaluate_model(request: EvaluateRequest, progress: Progress | None = None) -
     progress = progress or Silent()
     ranking = _check(request)
     is_file = _is_file(request.model)
-    if not is_file:
+    if is_file:
+        refuse_device(request.device, request.model)
+    else:
         with needs("evaluating a model", extra="prune"):
-            import torch  # noqa: F401
+            from ..prune.models.load import check_device
+        check_device(request.device)
     progress.phase("finding images")
-    data = open_dataset(_data(request), request.options.seed)
+    data = open_dataset(_data(request), request.options.seed, splits_for(request.options.by))
     with (
         _exported(request, data, progress)
         if is_file
@@ -151,9 +155,9 @@ def _in_torch(request: EvaluateRequest, ranking: Ranking | None, progress: Progr
 
     model = load_model_of(request, progress)
     if ranking is None:
-        return TorchExtractor(model)
+        return TorchExtractor(model, request.device)
     check_same_weights(ranking, model, f"{request.ranking}: ")
     planner = Planner(ranking, model.anatomy, ranking.protection)
     plan = planner.flops(request.flops) if request.flops is not None else planner.sparsity(request.sparsity or 0.0)
     small = shrink(model.module, ranking, plan)
-    return TorchExtractor(Model(small, read_anatomy(small, model.name), model.description))
+    return TorchExtractor(Model(small, read_anatomy(small, model.name), model.description), request.device)

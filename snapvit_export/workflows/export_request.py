@@ -26,7 +26,7 @@ from ..runtimes.session import version_of
 from ..runtimes.tensorrt.session import BuildOnly
 from ..storage.atomic import refuse_foreign, settle
 from ..target import ON_CPU, Precision, Target, parse_precision
-from .inputs import BUNDLED_MODEL, is_onnx, refuse_foreign_checkpoint, refuse_own_folder
+from .inputs import BUNDLED_MODEL, is_onnx, refuse_device, refuse_foreign_checkpoint, refuse_own_folder
 from .onnx_model import OnnxOptions, refuse_without_onnx
 
 
@@ -75,6 +75,7 @@ class Request:
     build_only: bool = False  # True: build engines for a GPU that is not here, and time nothing
     save_torch: bool = False  # True: the chosen variant, or without a budget every one, is written for torch too
     elsewhere: bool = False  # True: for a device that is not here, which times and chooses itself; nothing is timed
+    device: str = "cpu"  # where torch ranks and takes statistics
     reference: bool | None = None  # if some of the images go into the folder; None: where answers are compared later
 
     def __post_init__(self) -> None:
@@ -151,8 +152,10 @@ def check(request: Request, budget: Budget | None) -> Ranking | None:
     """Refuse what can be refused before any work; return the ranking that was given, if one was."""
     if not is_onnx(request.model):
         refuse_without_onnx(request.onnx, request.model)
-    elif request.save_torch:
-        raise UsageError(f"--save-torch writes modules of torch, and {request.model} has none. Leave it out")
+    else:
+        refuse_device(request.device, request.model)
+        if request.save_torch:
+            raise UsageError(f"--save-torch writes modules of torch, and {request.model} has none. Leave it out")
     if request.levers is not None and request.depth not in (None, "depth" in request.levers):
         raise UsageError("--levers and --depth or --no-depth contradict each other. Name depth in --levers, or not")
     if request.flops and budget is None and request.levers is not None and set(request.levers) == {"precision"}:

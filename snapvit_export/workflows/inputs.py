@@ -40,6 +40,12 @@ def is_onnx(model: str) -> bool:
     return Path(model).suffix.lower() == ".onnx"
 
 
+def refuse_device(device: str, model: str) -> None:
+    """Refuse a device for a model that is a graph: torch has no part in what is done with it."""
+    if device != "cpu":
+        raise UsageError(f"--device is where torch computes, and {model} needs no torch. Leave it out")
+
+
 class ModelRequest(Protocol):
     """A request that names a model in torch."""
 

@@ -28,6 +28,7 @@ from .inputs import (
     data_of,
     is_onnx,
     load_model_of,
+    refuse_device,
     refuse_foreign_checkpoint,
     refuse_own_folder,
     settings_for,
@@ -52,6 +53,7 @@ class PackRequest:
     fidelity: bool = True  # False: no table of it, so devices need images to choose among all levers
     onnx: OnnxOptions = field(default_factory=OnnxOptions)  # what an ONNX file does not say itself
     model_arguments: Mapping[str, Any] | None = None  # for timm, beside a timm name
+    device: str = "cpu"  # where torch ranks and takes statistics
 
     def __post_init__(self) -> None:
         if not self.correct:  # then candidates of a search are not corrected either
@@ -64,6 +66,7 @@ def pack_model(request: PackRequest, progress: Progress | None = None) -> Descri
     settings = request.settings
     ranking = _check(request)
     if is_onnx(request.model):
+        refuse_device(request.device, request.model)
         return _pack_onnx(request, ranking, progress)
     refuse_without_onnx(request.onnx, request.model)
     with needs("packing", extra="prune"):
@@ -75,10 +78,12 @@ def pack_model(request: PackRequest, progress: Progress | None = None) -> Descri
     from ..prune.correct.elastic import make_factors
     from ..prune.models.load import check_same_weights
     from ..prune.pack import pack
+    from ..prune.rank.distributed import alone
     from ..prune.rank.rank import rank_and_factor
     from ..prune.stats.observe import observe
     from ..prune.stats.schedules import choose_schedule
 
+    processes = alone(request.device)
     split = _split(request) if needs_images else []
     model = load_model_of(request, progress, request.onnx.classes)
     settings = settings_for(settings, model, progress)
@@ -88,10 +93,16 @@ def pack_model(request: PackRequest, progress: Progress | None = None) -> Descri
     factors = None
     if ranking is None:
         ranking, factors = rank_and_factor(
-            model, images[0], settings, checkpoint=checkpoint_of(request.out), progress=progress
+            model,
+            images[0],
+            settings,
+            checkpoint=checkpoint_of(request.out),
+            processes=processes,
+            progress=progress,
         )
     if request.correct and factors is None:
-        factors = make_factors(model, ranking, observe(model, images[0], progress), Damping.parse(settings.damping))
+        statistics = observe(model, images[0], progress, request.device)
+        factors = make_factors(model, ranking, statistics, Damping.parse(settings.damping))
     merging = choose_schedule(model, images[0], progress)[0] if images else None
     if merging is None:
         progress.note("no images, so devices merge tokens by the default schedule")

@@ -25,9 +25,11 @@ def prepare(request: Request, given: Ranking | None, split: Sequence[Source], pr
     from ..prune.models.class_names import class_names
     from ..prune.models.load import check_same_weights
     from ..prune.pack import read_wiring
+    from ..prune.rank.distributed import alone
     from ..prune.rank.rank import rank_and_factor
     from ..prune.stats.schedules import choose_schedule
 
+    processes = alone(request.device)
     with progress.stage("starting"):
         model = load_model_of(request, progress, request.onnx.classes)
     request = replace(request, settings=settings_for(request.settings, model, progress))
@@ -42,7 +44,12 @@ def prepare(request: Request, given: Ranking | None, split: Sequence[Source], pr
         progress.step("ranking")
         with progress.stage("ranking"):
             ranking, factors = rank_and_factor(
-                model, images.calibration, request.settings, checkpoint=checkpoint_of(request.out), progress=progress
+                model,
+                images.calibration,
+                request.settings,
+                checkpoint=checkpoint_of(request.out),
+                processes=processes,
+                progress=progress,
             )
     planner = planner_of(request, ranking, anatomy)
     provenance = provenance_of(request, given, ranking, images.calibration)
@@ -53,7 +60,14 @@ def prepare(request: Request, given: Ranking | None, split: Sequence[Source], pr
             merging, provenance["token_schedule"] = choose_schedule(model, images.calibration, progress)
     settings = request.settings
     corrector = Corrector(
-        model, ranking, settings.correction, images.calibration, progress, factors, Damping.parse(settings.damping)
+        model,
+        ranking,
+        settings.correction,
+        images.calibration,
+        progress,
+        factors,
+        Damping.parse(settings.damping),
+        request.device,
     )
     return PreparedModel(
         name=model.name,

@@ -32,6 +32,7 @@ from .inputs import (
     settings_for,
 )
 from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx, require_same, warn_of_preprocessing
+from .recovering_rounds import RecoverInRounds
 
 ADVICE = "Choose another --out, or give --force to replace it"
 DECIDES = ("criterion", "protection", "search_settings", "rounds_settings")  # in provenance, where they have a part
@@ -55,6 +56,7 @@ class RankRequest:
     force: bool = False  # write over a file of something else, or a ranking of another model or other settings
     onnx: OnnxOptions = field(default_factory=OnnxOptions)  # what an ONNX file does not say itself
     model_arguments: Mapping[str, Any] | None = None  # for timm, beside a timm name
+    recover: RecoverInRounds | None = None  # rounds train what they cut; None: they refit it
 
 
 def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
@@ -75,7 +77,10 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
     from ..prune.rank.iterative import made_by, rank_in_rounds
     from ..prune.rank.rank import needs_images, rank
     from ..prune.rank.search.engine import check_autocast, check_engine
+    from .recovering_rounds import refuse_early
 
+    if request.recover is not None:
+        refuse_early(request.out, request.recover)
     settings = request.settings
     check_device(request.device)
     engine, autocast = check_engine(request.engine), check_autocast(request.autocast)
@@ -83,6 +88,8 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
         if rounds is not None and not processes.is_first:
             return None  # each round needs the one before: one process does them all
         speaking = progress if processes.is_first else Silent()
+        if rounds is not None and request.recover is not None:
+            return _rank_and_recover(request, rounds, request.recover, str(processes.device), speaking)
         speaking.phase("finding images")
         source = None
         if rounds is not None or needs_images(settings):
@@ -98,7 +105,15 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
             _refuse_other(request.out, made_by(model, images, settings, rounds))
         with resumable(checkpoint):
             if rounds is not None:
-                ranking = rank_in_rounds(model, images, rounds, settings, checkpoint=checkpoint, progress=speaking)
+                ranking = rank_in_rounds(
+                    model,
+                    images,
+                    rounds,
+                    settings,
+                    checkpoint=checkpoint,
+                    progress=speaking,
+                    device=str(processes.device),
+                )
             else:
                 ranking = rank(
                     model,
@@ -117,6 +132,22 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
         return ranking
 
 
+def _rank_and_recover(
+    request: RankRequest, rounds: Rounds, asked: RecoverInRounds, device: str, progress: Progress
+) -> Ranking:
+    """Rank in rounds that train what they cut; write the ranking, and the trained model beside it."""
+    from .recovering_rounds import prepare
+
+    model = load_model_of(request, progress)
+    prepared = prepare(model, data_of(request), rounds, request.settings, asked, progress)
+    if request.out.is_file() and not request.force:
+        _refuse_other(request.out, prepared.made)
+    ranking = prepared.run(request.out, device, progress)
+    ranking.save(request.out)
+    checkpoint_of(request.out).unlink(missing_ok=True)
+    return ranking
+
+
 def _rank_onnx(request: RankRequest, progress: Progress) -> Ranking:
     """Rank an ONNX file of another tool without torch, and write the file."""
     from ..onnx_rank.rank import check_settings, provenance_of, rank
@@ -129,6 +160,7 @@ def _rank_onnx(request: RankRequest, progress: Progress) -> Ranking:
     given |= {
         "--model-arg, --pool or --image-size": request.model_arguments or None,
         "--rounds": request.rounds or None,
+        "--recover": request.recover,
     }
     given |= {"--device": None if request.device == "cpu" else request.device}
     if unused := [option for option, value in given.items() if value is not None]:
@@ -154,11 +186,13 @@ def _rounds(request: RankRequest) -> Rounds | None:
     if not request.rounds:
         if request.most_moved is not None:
             raise UsageError("--most-moved ends a ranking in rounds. Give --rounds 0.85,0.7,0.55 too, or leave it out")
+        if request.recover is not None:
+            raise UsageError("--recover trains between rounds. Give --rounds 0.85,0.7,0.55 too, or leave it out")
         return None
     if request.settings.evaluations:
         raise UsageError("rounds go without a search. Give --rounds with --evaluations 0, or leave --rounds out")
-    if request.device != "cpu" or request.engine or request.autocast:
-        raise UsageError("rounds run on the CPU. Leave --device, --engine and --autocast out")
+    if request.engine or request.autocast:
+        raise UsageError("--engine and --autocast are of a search, and rounds have none. Leave them out")
     return Rounds(tuple(request.rounds), request.most_moved)
 
 

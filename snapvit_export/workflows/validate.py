@@ -22,14 +22,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..calibration.dataset import Dataset, open_dataset, split_by_seed
+from ..calibration.dataset import Dataset, are_other_splits, open_dataset, split_by_seed
 from ..calibration.digits import BUNDLED as BUNDLED_IMAGES
 from ..calibration.images import calibration_and_held_out
 from ..calibration.open_source import open_source
 from ..calibration.preprocessing import Preprocessing
 from ..calibration.source import Source
 from ..errors import FileFormatError, SnapvitError, UsageError, needs
-from ..evaluate.evaluator import EvalOptions, Evaluator, check_options, fidelity_to
+from ..evaluate.evaluator import EvalOptions, Evaluator, check_options, fidelity_to, splits_for
 from ..evaluate.exported_model import ExportedInfo, open_exported
 from ..evaluate.features import Features
 from ..evaluate.merged_patches import MOST_IMAGES, draw_merges, shown_variants
@@ -87,9 +87,8 @@ def validate(request: ValidateRequest, progress: Progress) -> Manifest:
     if known is not None and request.seconds is not None:
         raise UsageError(f"--seconds is how long variants are timed, and they are not: {known.why}. Leave it out")
     progress.phase("finding images")
-    data = _without_calibration(
-        open_dataset(_data(request, manifest), request.options.seed), request, manifest, progress
-    )
+    data = open_dataset(_data(request, manifest), request.options.seed, splits_for(request.options.by))
+    data = _without_calibration(data, request, manifest, progress)
     evaluator = Evaluator.prepare(
         _FamilyUnderTest(manifest), data, request.options, progress, label_free=not request.needs_labels
     )
@@ -204,6 +203,8 @@ def _without_calibration(data: Dataset, request: ValidateRequest, manifest: Mani
     used, seed = dict(manifest.recipe.get("data", {})), manifest.recipe.get("seed")
     name = str(used.get("source", ""))
     if not name or name == BUNDLED_IMAGES or not isinstance(seed, int):  # the bundled images have a held-out part
+        return data
+    if are_other_splits(name.split(" + "), data):
         return data
     count = int(used.get("images", 0)) + int(used.get("unreadable", 0))
     try:

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from helpers.models import description
-from snapvit_export.calibration.dataset import ALIASES, KNOWN_SETS, known_set, open_dataset
+from snapvit_export.calibration.dataset import open_dataset
 from snapvit_export.calibration.folder import folder_source
 from snapvit_export.calibration.hub import hf_source
 from snapvit_export.calibration.masks import UNKNOWN, check_masks, mask_of, numbered, prepare_masks
@@ -130,14 +130,6 @@ def test_an_npz_may_hold_splits(tmp_path):
     assert (open_dataset(str(path)).train.count, open_dataset(str(path)).test.count) == (5, 1)
 
 
-def test_the_seven_sets_of_the_paper_have_names():
-    seven = {"imagenet-1k", "cifar10", "cifar100", "dtd", "eurosat", "oxford-pets", "fgvc-aircraft"}
-    assert set(KNOWN_SETS) == seven
-    assert set(ALIASES.values()) <= seven
-    assert known_set("pets") is KNOWN_SETS["oxford-pets"]
-    assert KNOWN_SETS["cifar100"].label == "fine_label"
-
-
 def test_a_known_set_needs_the_package(monkeypatch):
     import sys
 
@@ -147,10 +139,8 @@ def test_a_known_set_needs_the_package(monkeypatch):
 
 
 @pytest.fixture
-def hub_set(tmp_path, monkeypatch):
+def hub_set(datasets, tmp_path):
     """cifar100 of two classes in the place where `datasets` looks before it asks the network."""
-    datasets = pytest.importorskip("datasets", reason="needs the optional package datasets: pip install datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     features = {"img": datasets.Image(), "coarse_label": datasets.ClassLabel(names=["x"])}
     features["fine_label"] = datasets.ClassLabel(names=["cat", "dog"])
     columns = {"img": [Image.fromarray(pixels) for pixels in PIXELS], "coarse_label": [0] * 6}
@@ -160,7 +150,6 @@ def hub_set(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     made.to_parquet(folder / "train.parquet")
     made.select(range(2)).to_parquet(folder / "test.parquet")
-    monkeypatch.chdir(tmp_path)
     return made
 
 

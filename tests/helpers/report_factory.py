@@ -267,6 +267,26 @@ def make_search(generations: int = 12) -> dict:
     }
 
 
+def make_rounds() -> dict:
+    """What a ranking says that was made in three rounds of cutting and recovering, the last beyond the limit."""
+    lost = [{"divergence": 0.1 * n, "agreement": 1 - 0.05 * n, "top1": 0.9 - 0.04 * n} for n in range(7)]
+    return {
+        "before_rounds": lost[0],
+        "rounds": [
+            {
+                "flops": 1 - 0.1 * n,
+                "gflops": 2.5 - 0.25 * n,
+                "params": 5_700_000 - 500_000 * n,
+                "before": lost[2 * n],
+                "after": lost[n],
+                "steps": 30,
+                "kept": n < 3,
+            }
+            for n in (1, 2, 3)
+        ],
+    }
+
+
 def make_sublayers() -> list[dict]:
     rng = np.random.default_rng(3)
     return [

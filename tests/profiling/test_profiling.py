@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from snapvit_export.errors import FileFormatError, SnapvitError, UsageError
-from snapvit_export.profiling import energy, in_process, timer
-from snapvit_export.profiling.conditions import Conditions, EnergyCounter, LoadMonitor
+from snapvit_export.profiling import conditions, energy, in_process, timer
+from snapvit_export.profiling.conditions import Conditions, EnergyCounter, LoadMonitor, ThrottleMonitor
 from snapvit_export.profiling.profile import LEAST_RUNS, PERCENTILES, Profile, check_percentile, to_profile
 from snapvit_export.profiling.sampling import BURST, MIN_RUNS, Samples, time_together
 from snapvit_export.runtimes import ort
@@ -174,6 +174,41 @@ def test_work_of_others_is_seen(tmp_path):
         hog.kill()
         hog.wait()
     assert others > min(idle + 0.4, 0.9 * usable_cores())
+
+
+def test_throttling_is_told_by_the_counters_and_alerts_of_a_board(tmp_path):
+    assert ThrottleMonitor(tmp_path).share is None
+    events, alert = tmp_path / "sys/class/hwmon/hwmon2/oc3_event_cnt", tmp_path / "sys/class/thermal/cooling_device1"
+    events.parent.mkdir(parents=True)
+    events.write_text("7")
+    before = ThrottleMonitor(tmp_path)
+    assert before.share == 0.0
+    events.write_text("8")
+    assert before.share == 1.0
+    alert.mkdir(parents=True)
+    (alert / "type").write_text("gpu-throttle-alert")
+    (alert / "cur_state").write_text("0")
+    after = ThrottleMonitor(tmp_path)
+    assert after.share == 0.0  # what was counted before does not count
+    (alert / "cur_state").write_text("1")
+    assert after.share == 1.0
+    kinds = {kind for kind, _, _ in msgspec.structs.replace(QUIET, throttled=1.0).warnings()}
+    assert kinds == {"throttling"}
+
+
+@pytest.mark.parametrize("events", [0, 1])
+def test_a_run_in_this_process_tells_if_the_board_was_throttled(monkeypatch, tmp_path, events):
+    counts = iter([5, 5 + events])
+    monkeypatch.setattr(conditions.board, "over_currents", lambda root: {"oc1": next(counts)})
+
+    class Works:
+        def run(self, inputs):
+            pass
+
+    monkeypatch.setattr(in_process, "open_session", lambda path, target: nullcontext(Works()))
+    files = {name: timer.File(tmp_path / "x.onnx", "ab") for name in ("dense", "s30")}
+    found = timer.Timer(TARGET, this_device("1"), np.zeros(1)).time(files, 0.01)
+    assert [profile.conditions.throttled for profile in found.values()] == [events] * 2
 
 
 def test_energy_is_read_where_there_is_a_counter_and_absent_elsewhere(tmp_path):

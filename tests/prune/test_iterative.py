@@ -100,7 +100,7 @@ def test_without_the_bound_later_rounds_would_bring_things_back(monkeypatch):
     """The test above would notice: allocated afresh in each round, Plans are not nested."""
     model = make_model({**TINY, "embed_dim": 16, "depth": 4, "num_heads": 4})
     flops = [round(0.95 - 0.03 * n, 2) for n in range(20)]
-    monkeypatch.setattr(iterate._RoundsState, "plan", property(lambda found: Plan.dense(found.ranking.anatomy)))
+    monkeypatch.setattr(iterate.RoundsState, "plan", property(lambda found: Plan.dense(found.ranking.anatomy)))
     plans = plans_of(ranked(model, some(model), flops))
     assert not all(before.keeps_all_of(after) for before, after in pairwise(plans))
 
@@ -402,7 +402,7 @@ def test_of_two_processes_one_does_the_rounds_and_speaks(tiny_folder, image_fold
         (["--rounds", "0.5,0.7"], "rounds need falling fractions"),
         (["--rounds", "0.7", "--evaluations", 5], "rounds go without a search"),
         (["--rounds", "0.7", "--recipe", "snapvit"], "rounds go without a search"),
-        (["--rounds", "0.7", "--device", "cuda"], "rounds run on the CPU"),
+        (["--rounds", "0.7", "--engine", "torch"], "rounds have none"),
         (["--rounds", "0.7,nan"], "--rounds 'nan' is not a number"),
         (["--rounds", "0.7", "--most-moved", "nan"], "--most-moved nan is not a finite number"),
         (["--rounds", "0.7", "--most-moved=-1"], "an output divergence is never -1"),

@@ -17,6 +17,7 @@ from helpers.report_factory import (
     HOSTILE,
     make_manifest,
     make_merging_validation,
+    make_rounds,
     make_search,
     make_sublayers,
     make_validation,
@@ -59,7 +60,7 @@ def page_of(manifest, validation=None, **more):
 
 
 def full() -> Manifest:
-    return make_manifest(7, recipe={"search": make_search(), "sublayers": make_sublayers()})
+    return make_manifest(7, recipe={"search": make_search(), "sublayers": make_sublayers(), "ranking": make_rounds()})
 
 
 # Numbers
@@ -167,6 +168,25 @@ def test_the_search_of_a_ranking_that_was_given_is_found():
     assert "search" in charts_of(make_manifest(3, recipe={"ranking": {"search": make_search()}}))
 
 
+def test_rounds_of_cutting_and_recovering_are_drawn_by_flops_and_parameters_with_a_table():
+    charts = charts_of(make_manifest(3, recipe={"ranking": make_rounds()}))
+    by_flops, by_params = charts["rounds-gflops"], charts["rounds-params"]
+    rows = by_flops.spec["data"]["values"]
+    assert {row["which"] for row in rows} == {"same answers, recovered", "same answers, cut", "top-1, recovered"}
+    assert len(rows) == 4 + 3 + 4  # the dense model was not cut
+    assert [row["x"] for row in rows if row["which"].startswith("top-1")][1:] == [2.25, 2.0, 1.75]
+    assert [row["x"] for row in by_params.spec["data"]["values"] if row["which"].startswith("top-1")][1] == 5.2
+    assert by_flops.rows[2] == ("2", "80%", "2", "4.70 M", "80.0 %", "90.0 %", "0.200", "82.0 %", "")
+    assert by_flops.rows[3][-1] == "too much lost"
+
+
+@pytest.mark.parametrize("part", ["before_rounds", "rounds"])
+@pytest.mark.parametrize("damaged", [None, [], "text", [{"flops": 2.0}], {"agreement": float("inf")}])
+def test_rounds_of_another_form_are_not_drawn(part, damaged):
+    found = charts_of(make_manifest(3, recipe={"ranking": {**make_rounds(), part: damaged}}))
+    assert not [name for name in found if name.startswith("rounds")]
+
+
 # Words
 
 
@@ -261,7 +281,7 @@ def test_names_are_values_of_rows_and_nothing_else(name):
         scales = set(report_of(manifest).spreads) if chart.name == "latencies" else set()
         assert set(strings(chart.spec)) - expected <= scales
         drawn = "".join(ElementTree.fromstring(svg(chart)).itertext())
-        assert visible(name)[:8] in drawn or chart.name in ("pareto", "search", "sublayers")
+        assert visible(name)[:8] in drawn or chart.name.partition("-")[0] in ("pareto", "search", "rounds", "sublayers")
         assert "onerror=" not in re.sub(r">[^<]*<", "><", inline_svg(chart))
 
 
@@ -377,7 +397,7 @@ def test_the_page_can_be_read_by_those_who_hear_it():
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(after - before <= 1 for before, after in pairwise(levels))
-    assert markup.count("<figure") == markup.count("<figcaption") == markup.count('role="img" aria-label=') == 7
+    assert markup.count("<figure") == markup.count("<figcaption") == markup.count('role="img" aria-label=') == 9
     assert all(alt for alt in re.findall(r'<img[^>]* alt="([^"]*)"', markup))
     assert markup.count("<img") == markup.count(" alt=") == 6
     assert markup.count("<table") == markup.count("<caption>")

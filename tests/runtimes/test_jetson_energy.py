@@ -45,7 +45,7 @@ with open(here / "calls", "a") as file:
     file.write(mode + " " + " ".join(sys.argv[1:]) + "\n")
 calls = len((here / "calls").read_text().splitlines())
 if calls == how.get("stop_at"):
-    os.kill(os.getppid(), signal.SIGINT)
+    os.kill(os.getppid(), how.get("stop_by", signal.SIGINT))
     signal.pause()
 copies = "--noDataTransfers" not in given
 rail = how.get("rail")
@@ -92,16 +92,7 @@ spec = importlib.util.spec_from_file_location("jetson_agent", sys.argv[1])
 agent = sys.modules["jetson_agent"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(agent)
 agent.is_root, agent.SOAK_STEP, agent.IDLE_SECONDS = (lambda: True), 1.0, 0.03
-sys.exit(agent.main(sys.argv[2:]))
-"""
-
-
-APART = """
-import importlib.util, sys
-spec = importlib.util.spec_from_file_location("jetson_agent", sys.argv[1])
-agent = sys.modules["jetson_agent"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(agent)
-agent.is_root, agent.SOAK_STEP, agent.IDLE_SECONDS = (lambda: True), 1.0, 0.03
+agent.end_in_order()
 sys.exit(agent.main(sys.argv[2:]))
 """
 
@@ -500,8 +491,11 @@ def test_a_sweep_times_every_mode_into_its_own_file_and_sets_the_first_again(boa
     }
 
 
-def test_an_interrupted_sweep_sets_the_mode_again_and_goes_on(board):
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_sweep_sets_the_mode_again_and_goes_on(board, how):
+    """By Ctrl-C, by the system, or because the terminal or the connection that it runs in is gone."""
     board.with_modes()
+    board.how["stop_by"] = how
     of_one_mode = 2 * 2 * 3
     said = board.interrupted(of_one_mode + 3, "--power-modes", "0,MAXN_SUPER")  # in the second mode
     assert (board.bin / "mode").read_text() == "2"
@@ -557,6 +551,19 @@ def test_held_clocks_are_held_again_after_every_change_of_mode(board):
         write(board.root / "sys/class/devfreq/17000000.gpu" / name, 1020000000)
     assert board.run("--power-modes", "0,2", "--only", "dense") == 0
     assert (board.bin / "held").read_text().split() == ["held"] * 2  # for 15W, and for the mode of before
+
+
+def test_what_nohup_lets_go_on_goes_on():
+    kinds = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        agent.end_in_order()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        for kind, handler in kinds.items():
+            signal.signal(kind, handler)
 
 
 def test_nothing_of_a_watch_goes_on_after_it(tmp_path, monkeypatch):

@@ -160,20 +160,22 @@ def test_a_bound_run_is_the_same_at_the_same_place_every_time(tmp_path):
 def test_engines_are_cached_by_content_batch_and_card(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "same.onnx").write_bytes(b"one")
-    folders = [
-        ort._settings(TENSORRT, path, batch, made_by)["trt_engine_cache_path"]
+    found = [
+        ort._settings(TENSORRT, path, batch, made_by)
         for path, batch, made_by in (
             (tmp_path / "same.onnx", 1, "Orin"),
             (b"one", 1, "Orin"),
             (b"two", 1, "Orin"),
             (b"one", 8, "Orin"),
-            (b"one", 1, "RTX 4090"),
+            (b"one", 1, "Orin of 16 multiprocessors"),
         )
     ]
+    folders, timings = ([each[f"trt_{kind}_cache_path"] for each in found] for kind in ("engine", "timing"))
     assert folders[0] == folders[1]
     assert len(set(folders)) == 4
-    assert all(Path(folder).is_dir() for folder in folders)
-    assert ort._settings(TENSORRT, b"two", 1, "Orin")["trt_timing_cache_path"] == str(Path(folders[0]).parent)
+    assert all(Path(folder).is_dir() for folder in [*folders, *timings])
+    assert len(set(timings[:-1])) == 1  # of all models on one board
+    assert timings[-1] not in [*timings[:-1], *folders]  # ONNX Runtime tells boards apart by compute capability alone
     assert ort._settings(CUDA, b"two", 1, "") == SETTINGS[CUDA]
 
 

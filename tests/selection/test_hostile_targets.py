@@ -1,10 +1,12 @@
-"""Targets and Pythons that would be options or commands for ssh, were they not refused or quoted."""
+"""Targets and Pythons that would be options or commands for ssh, and machines that answer without end."""
 
+import os
 import shlex
 
 import pytest
 
-from snapvit_export.errors import UsageError
+from snapvit_export.errors import SnapvitError, UsageError
+from snapvit_export.selection import remote
 from snapvit_export.selection.remote import Host
 
 HOSTILE = [
@@ -42,7 +44,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("target", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_target_is_refused_before_ssh_is_called(target, monkeypatch):
-    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("ssh was called"))
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("ssh was called"))
     with pytest.raises(UsageError, match="neither local nor ssh://"):
         Host.parse(target)
 
@@ -65,3 +67,29 @@ def test_the_command_refuses_a_hostile_target_in_one_line(snapvit, device_folder
     assert outcome.code == 2
     assert "neither local nor ssh://" in outcome.error_line
     assert not (tmp_path / "p.json").exists()
+
+
+@pytest.fixture
+def other_ssh(tmp_path, monkeypatch):
+    """Put another program in the place of ssh: what it does is what the other machine does."""
+
+    def put(script: str) -> Host:
+        (tmp_path / "ssh").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "ssh").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+        return Host("orin")
+
+    return put
+
+
+def test_an_answer_without_end_is_not_waited_for(other_ssh, monkeypatch):
+    monkeypatch.setattr(remote, "MOST_ANSWER", 1 << 20)
+    with pytest.raises(SnapvitError, match="^orin: answers with more than 1 MB. Is its shell quiet at login"):
+        other_ssh("exec yes").run("python3", "-V")
+
+
+def test_of_many_errors_the_last_is_told(other_ssh):
+    host = other_ssh("yes | head -c 200000 >&2; cat >&2; exit 1")
+    with pytest.raises(SnapvitError, match=r"^orin: error of the day$"):
+        host.run("python3", "-V", given=b"\nerror of the day\n")
+    assert other_ssh("cat").run("python3", "-V", given=b"x" * 10**6) == b"x" * 10**6

@@ -319,12 +319,28 @@ def test_a_full_disk_there_is_told_before_anything_is_sent(board, family, monkey
         ([], "not a valid"),
         ({}, "it has no profile. Run the command again"),
         ({"board.record.json": "{}"}, "it has no profile. Run the command again"),
+        ({"board.desktop": '{"profiles": {}}'}, "it has no profile. Run the command again"),  # no file of the agent's
     ],
 )
 def test_answers_that_are_no_profile_of_this_family_are_refused(made, monkeypatch, answer, says):
     monkeypatch.setattr(remote_agent, "_there", lambda *_: json.dumps(answer).encode())
     with pytest.raises(SnapvitError, match=f"^the answer of orin: .*{says}"):
         remote_agent._fetched(Host("orin"), "/there", "board", read_family(made), made)
+
+
+@pytest.mark.parametrize(
+    ("timed", "says"),
+    [("modes.15W.json", "it has no profile"), ("modes.25W.json", "not a valid FamilyProfile"), ("../x", "a name of")],
+)
+def test_of_modes_only_those_of_this_sweep_are_brought_back(made, monkeypatch, timed, says):
+    """One of other options, that was cut off, has left modes.25W.json there."""
+    table = {"format_version": 1, "modes": [{"mode": "x", "file": timed}, {"mode": "7W", "left_out": "a restart"}]}
+    answer = {"modes.modes.json": json.dumps(table), "modes.25W.json": '{"profiles": {}}', "modes.txt": ""}
+    monkeypatch.setattr(remote_agent, "_there", lambda *_: json.dumps(answer).encode())
+    with pytest.raises(SnapvitError, match=says):
+        remote_agent._fetched(Host("orin"), "/there", "modes", read_family(made), made)
+    of_15w = {".modes.json": "", ".15W.json": "", ".15W.record.json": ""}
+    assert remote_agent._of_sweep({**of_15w, ".25W.json": "", ".25W.record.json": ""}, {".15W.json", ""}) == of_15w
 
 
 def test_a_file_that_no_agent_wrote_is_not_written_over(tmp_path):
@@ -411,6 +427,17 @@ def at_work(tmp_path):
         side.stdin.close()
         side.wait()
         side.stdout.close()
+
+
+def test_a_table_in_letters_of_another_encoding_is_given_back(tmp_path):
+    results = tmp_path / board_side.RESULTS
+    results.mkdir()
+    (results / "board.txt").write_bytes("Gerät".encode("latin-1"))
+    (results / "board.json").write_text("{}")
+    done = subprocess.run(
+        [sys.executable, board_side.__file__, "give", tmp_path, "board"], capture_output=True, check=True
+    )
+    assert json.loads(done.stdout) == {"board.json": "{}", "board.txt": "Ger\N{REPLACEMENT CHARACTER}t"}
 
 
 def test_when_no_sign_of_life_comes_any_more_the_work_ends(at_work):

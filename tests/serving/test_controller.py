@@ -15,6 +15,7 @@ from snapvit_export.serving.controller import (
     LEAST_NOISE,
     LOWER,
     MOST_LOG,
+    REGIME,
     REMEMBERED,
     RUNS,
     STALE_MS,
@@ -28,7 +29,7 @@ from snapvit_export.serving.controller import (
 )
 
 CALM_STATE = State(
-    ratios=tuple((33.0 * n, 0.0) for n in range(RUNS)), errors=(0.0,) * 31, margin=0.3, tokens=2.0, factor=LEAST_NOISE
+    ratios=tuple((33.0 * n, 0.0) for n in range(RUNS)), regime=(0.0,) * 31, margin=0.3, tokens=2.0, factor=LEAST_NOISE
 )
 RECOVERED = 3 + CALM
 
@@ -245,7 +246,7 @@ def test_after_a_run_beyond_its_prediction_the_next_is_predicted_to_be_at_least_
 @given(machines, hits, st.floats(0.5, 2.0))
 def test_a_machine_that_comes_to_rest_is_used_again_after_as_many_runs_as_derived(machine, hit, slowness):
     wanted = Settings(hit=hit)
-    rest = math.ceil(1 / wanted.allowed) + RECOVERED + REMEMBERED  # which the noise needs
+    rest = math.ceil(1 / wanted.allowed) + RECOVERED + REGIME  # where it is as slow as some runs before
     served = run_on([*machine, *([slowness] * (rest + 1))], hit)
     assert served[-1].decision.factor <= math.log(slowness) + LEAST_NOISE + LOWER + 1e-9
 
@@ -256,6 +257,7 @@ def test_the_state_stays_small_and_finite_and_survives_json(machine, hit):
     state = run_on(machine, hit)[-1].state
     assert msgspec.json.decode(msgspec.json.encode(state), type=State) == state
     assert len(state.ratios) <= REMEMBERED
+    assert len(state.regime) <= REGIME
     assert 0 <= state.tokens <= 2
     assert 0 <= state.margin <= 2 * MOST_LOG + STEP
 

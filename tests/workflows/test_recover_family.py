@@ -141,6 +141,7 @@ def test_variants_of_other_tokens_and_images_are_recovered_as_they_run(place):
 
 
 def test_sizes_that_learn_together_share_one_weight_file(place):
+    before = read_family(place / "family")
     manifest = recover(asked(place, elastic=True, steps=60), Silent())
     found = [variant for variant in manifest.variants if variant.recovered is not None]
     assert found
@@ -149,6 +150,9 @@ def test_sizes_that_learn_together_share_one_weight_file(place):
         assert "weights.bin" not in variant.weights
         assert variant.recovered.after.divergence < variant.recovered.before.divergence
         assert variant.recovered.together == ("s30", "s60")
+        assert variant.recovered.same_graph  # so that its latency is that of before
+        was = before.variant(variant.name).profile
+        assert variant.profile == msgspec.structs.replace(was, sha256=variant.sha256)
     assert manifest.variant("dense").weights == ("weights.bin",)
     read_family(place / "family")
 

@@ -63,12 +63,16 @@ struct Stream {
     Stream& operator=(Stream const&) = delete;
 };
 
+constexpr std::streamoff kMostBytes = std::streamoff{1} << 36;
+
 std::vector<char> read_file(std::string const& path) {
     std::ifstream file(path, std::ios::binary | std::ios::ate);
     if (!file) throw std::runtime_error(path + ": cannot be opened");
-    std::vector<char> data(static_cast<std::size_t>(file.tellg()));
+    std::streamoff const size = file.tellg();
+    if (size < 0 || size > kMostBytes) throw std::runtime_error(path + ": is no file of an engine");  // a folder
+    std::vector<char> data(static_cast<std::size_t>(size));
     file.seekg(0);
-    file.read(data.data(), static_cast<std::streamsize>(data.size()));
+    if (!file.read(data.data(), size)) throw std::runtime_error(path + ": cannot be read to its end");
     return data;
 }
 

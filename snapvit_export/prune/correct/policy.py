@@ -48,11 +48,12 @@ class Corrector:
         progress: Progress,
         factors: Factors | None = None,  # None: made when first needed
         damping: Damping = Damping(),
+        device: str = "cpu",  # that takes the statistics of factors; a refit is made on the CPU
     ) -> None:
         if correction is not None and correction not in CORRECTIONS:
             raise UsageError(f"no correction is called '{correction}'. Known: {', '.join(CORRECTIONS)}")
         self.model, self.ranking, self.correction = model, ranking, correction
-        self.images, self.progress, self.damping = images, progress, damping
+        self.images, self.progress, self.damping, self.device = images, progress, damping, device
         self._probed: dict[Plan, dict[str, Array32]] = {}  # by width: probes of a width differ in their tokens
         self._all_tokens = (Plan.dense(model.anatomy).merged, None)
         self._factors: dict[object, Factors] = {} if factors is None else {self._all_tokens: factors}
@@ -67,7 +68,7 @@ class Corrector:
                 del self._factors[other]  # they are large, and variants of the same tokens follow each other
             model = with_tokens(self.model, *tokens)
             images = self.images.at(model.anatomy.image)
-            statistics = observe(model, images, self.progress, warn=False)  # __init__ has warned already
+            statistics = observe(model, images, self.progress, self.device, warn=False)  # __init__ has warned already
             self._factors[tokens] = make_factors(model, self.ranking, statistics, self.damping)
         return self._factors[tokens]
 

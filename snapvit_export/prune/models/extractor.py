@@ -31,6 +31,7 @@ class TorchExtractor:
     """A torch model as the model under test of an evaluation."""
 
     model: Model
+    device: str = "cpu"  # that computes
     runtime = "torch"
 
     @property
@@ -58,9 +59,9 @@ class TorchExtractor:
         module: Any = self.model.module
         embedded, classified = [], []
         for tokens in self._batches(images, progress or Silent()):
-            embedded.append(module.forward_head(tokens, pre_logits=True).numpy())
+            embedded.append(module.forward_head(tokens, pre_logits=True).cpu().numpy())
             if self.outputs:
-                classified.append(module.forward_head(tokens).numpy())
+                classified.append(module.forward_head(tokens).cpu().numpy())
         return np.concatenate(embedded), np.concatenate(classified) if classified else None
 
     def tokens(self, images: Images, progress: Progress | None = None) -> Array:
@@ -73,12 +74,15 @@ class TorchExtractor:
             tokens = tokens if holder is None else holder.groups.spread(tokens)  # of the pass that has just run
             patches = tokens[:, anatomy.prefix :]  # prefix tokens come first
             patches = patches if anatomy.final_norm else module.fc_norm(patches)
-            found.append(patches.reshape(len(patches), h, w, -1).numpy())
+            found.append(patches.reshape(len(patches), h, w, -1).cpu().numpy())
         return np.concatenate(found)
 
     def _batches(self, images: Images, progress: Progress) -> Iterator[Tensor]:
-        module: Any = self.model.module
-        with torch.no_grad():
-            for batch in images.batches(BATCH):
-                yield module.forward_features(torch.from_numpy(batch))  # (B, T, E)
-                progress.advance(len(batch))
+        module: Any = self.model.module.to(self.device)
+        try:
+            with torch.no_grad():
+                for batch in images.batches(BATCH):
+                    yield module.forward_features(torch.from_numpy(batch).to(self.device))  # (B, T, E)
+                    progress.advance(len(batch))
+        finally:
+            module.to("cpu")

@@ -199,14 +199,18 @@ def _is_cut_from(anatomy: Anatomy, whole: Anatomy, plan: Plan) -> bool:
 def _load_folder(folder: Path) -> Model:
     description = read_json(folder / "model.json", ModelDescription)
     built = _build(description)
-    module = built.module
     _check_description(folder / "model.json", description, built.anatomy)
-    if description.plan is not None:
-        module = shrink(module, Ranking.flat(built.anatomy), description.plan)  # only for the shapes
-    weights = read_weights(folder / "model.safetensors")
-    _give_biases(module, weights)
-    fill(module, weights, folder / "model.safetensors")
+    path = folder / "model.safetensors"
+    module = with_weights(built.module, description.plan, read_weights(path), path)
     return Model(module, read_anatomy(module, description.name), description)
+
+
+def with_weights(whole: nn.Module, plan: Plan | None, weights: Mapping[str, Tensor], path: Path) -> nn.Module:
+    """Return the module of a Plan with these weights; `whole` gives the shapes, or the module itself without a Plan."""
+    module = whole if plan is None else shrink(whole, Ranking.flat(read_anatomy(whole, str(path))), plan)
+    _give_biases(module, weights)
+    fill(module, weights, path)
+    return module
 
 
 def _check_description(path: Path, description: ModelDescription, whole: Anatomy) -> None:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import SnapvitError, first_line
+from ..models.load import check_device
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -79,6 +80,12 @@ class Processes:
             boxes = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.count)]
             dist.all_gather(boxes, torch.nn.functional.pad(data, (0, longest - len(data))))
         return [msgspec.msgpack.decode(box[: int(n)].numpy().tobytes()) for box, n in zip(boxes, lengths)]
+
+
+def alone(device: str) -> Processes:
+    """Return the only process, on a device that is there."""
+    check_device(device)
+    return Processes(device=torch.device(device))
 
 
 @contextmanager

@@ -139,6 +139,7 @@ def rank_in_rounds(
     *,
     checkpoint: Path | None = None,
     progress: Progress | None = None,
+    device: str = "cpu",
 ) -> Ranking:
     """Return a ranking made in rounds, as many as stay within the limit of the output divergence.
 
@@ -153,12 +154,12 @@ def rank_in_rounds(
     limit = rounds.limit(name)
     fitted, held_back = _split(images, settings.seed)
     made = made_by(model, images, settings, rounds)
-    ranker = _Ranker(model, fitted, settings, progress)
+    ranker = RoundRanker(model, fitted, settings, progress, device)
     state = None if checkpoint is None else Checkpoint(checkpoint, made)
     found = _restored(None if state is None else state.load(), model) or ranker.begin()
     if found.rounds:
         progress.note(f"going on after round {len(found.rounds)} of {len(rounds.flops)}")
-    meter = _DivergenceMeter(name, model, held_back)
+    meter = _DivergenceMeter(name, model, held_back, device)
     for fraction in rounds.flops[len(found.rounds) :]:
         if state is not None:
             found.save(state)
@@ -178,7 +179,7 @@ def rank_in_rounds(
 
 
 @dataclass
-class _RoundsState:
+class RoundsState:
     """The ranking after some rounds, and the record of each."""
 
     ranking: Ranking  # whose provenance has the sub-layers of the whole model, if they were measured
@@ -195,21 +196,22 @@ class _RoundsState:
         state.save("rounds", self.ranking.arrays(), known)
 
 
-def _restored(saved: SavedState | None, model: Model) -> _RoundsState | None:
+def _restored(saved: SavedState | None, model: Model) -> RoundsState | None:
     if saved is None:
         return None
     ranking = Ranking.of_arrays(saved.arrays, model.name, model.anatomy, saved.rest["provenance"])
-    return _RoundsState(ranking, saved.rest["rounds"])
+    return RoundsState(ranking, saved.rest["rounds"])
 
 
 @dataclass(frozen=True)
-class _Ranker:
+class RoundRanker:
     """Ranks, plans and cuts models by the same images and settings in every round."""
 
     model: Model
     images: Images
     settings: Settings
     progress: Progress
+    device: str = "cpu"  # of statistics and scores; a refit is made on the CPU
 
     @property
     def damping(self) -> Damping:
@@ -220,7 +222,7 @@ class _Ranker:
         """True if there are damage curves, False if there are scores alone."""
         return self.settings.allocation == "joint"
 
-    def begin(self) -> _RoundsState:
+    def begin(self) -> RoundsState:
         """Return the ranking of the dense model, before any round."""
         if self.by_damage:
             ranking, _ = damage_ranking(self.model, *self._statistics(self.model), self.damping)
@@ -228,9 +230,9 @@ class _Ranker:
             scores = self._scores(self.model)
             ranking = Ranking(scores.heads, scores.neurons, self.model.name, self.model.anatomy)
         if self.by_damage or self.settings.depth:
-            sublayers = measure_sublayers(self.model, self.images.first(IMAGES), progress=self.progress)
+            sublayers = measure_sublayers(self.model, self.images.first(IMAGES), None, self.progress, self.device)
             ranking = replace(ranking, provenance={KEY: as_builtins(sublayers)})
-        return _RoundsState(ranking, [])
+        return RoundsState(ranking, [])
 
     def cut(self, ranking: Ranking, plan: Plan) -> nn.Module:
         """Return the model of a Plan: refitted, unless the recipe ranks by scores alone."""
@@ -245,16 +247,16 @@ class _Ranker:
         return refined(ranking, plan, ordered_layers(smaller, *self._statistics(smaller), self.damping))
 
     def _scores(self, model: Model) -> Scores:
-        return score(model, self.images, self.settings, self.progress)
+        return score(model, self.images, self.settings, self.progress, self.device)
 
     def _statistics(self, model: Model) -> tuple[Statistics, str, Scores | None]:
         """Return the statistics, the name of the order, and scores if it needs them."""
-        statistics = observe(model, self.images, self.progress, warn=model is self.model)
+        statistics = observe(model, self.images, self.progress, self.device, warn=model is self.model)
         scores = self._scores(model) if uses_scores(self.settings) else None
         self.progress.phase("ordering heads and neurons")
         return statistics, self.settings.order, scores
 
-    def plan(self, found: _RoundsState, fraction: float) -> Plan:
+    def plan(self, found: RoundsState, fraction: float) -> Plan:
         """Return the Plan with the least damage for these FLOPs that keeps nothing which was cut before."""
         anatomy, ranking = self.model.anatomy, found.ranking
         if ranking.damage is None:
@@ -276,19 +278,22 @@ def protection_of(settings: Settings) -> Protection:
 class _DivergenceMeter:
     """Measures the output divergence of cut models from the dense one, on images of its own."""
 
-    def __init__(self, name: DivergenceName, model: Model, images: Images) -> None:
-        self.images = images
-        self.divergence = OutputDivergence(name, model, _embedding(model.module, images))
+    def __init__(self, name: DivergenceName, model: Model, images: Images, device: str) -> None:
+        self.images, self.device = images, device
+        self.divergence = OutputDivergence(name, model, _embedding(model.module, images, device))
 
     def of(self, module: Any) -> float:
         """Return the mean output divergence of a cut model from the dense one."""
-        return float(self.divergence(_embedding(module, self.images), slice(0, len(self.images))).mean())
+        return float(self.divergence(_embedding(module, self.images, self.device), slice(0, len(self.images))).mean())
 
 
 @torch.no_grad()
-def _embedding(module: Any, images: Images) -> torch.Tensor:
-    batches = (torch.from_numpy(batch) for batch in images.batches(16))
-    return torch.cat([module.forward_head(module.forward_features(batch), pre_logits=True) for batch in batches])
+def _embedding(module: Any, images: Images, device: str) -> torch.Tensor:
+    module.to(device)
+    batches = (torch.from_numpy(batch).to(device) for batch in images.batches(16))
+    found = [module.forward_head(module.forward_features(batch), pre_logits=True).cpu() for batch in batches]
+    module.to("cpu")
+    return torch.cat(found)
 
 
 def _split(images: Images, seed: int) -> tuple[Images, Images]:

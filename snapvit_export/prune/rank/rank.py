@@ -330,14 +330,14 @@ def starting_factors(scores: Scores) -> Vector:
     return np.concatenate([by_depth, *per_head])
 
 
-def score(model: Model, images: Images, settings: Settings, progress: Progress) -> Scores:
+def score(model: Model, images: Images, settings: Settings, progress: Progress, device: str = "cpu") -> Scores:
     """Return the scores of the criterion of these settings, computed by this process alone."""
     run = _Run(
         model,
         images,
         settings,
         criterion_of(settings),
-        Processes(),
+        Processes(device=torch.device(device)),
         None,
         SAVE_SECONDS,
         progress,

@@ -11,6 +11,7 @@ from .depth import depth
 from .latencies import latencies
 from .pareto import pareto
 from .proof import proof
+from .rounds import rounds
 from .search import search
 from .style import Chart
 from .widths import widths
@@ -26,6 +27,8 @@ def all_charts(report: ReportData) -> list[Chart]:
         latencies(report),
         deadlines(report.trace),
         search(report),
+        rounds(report.rounds, "gflops"),
+        rounds(report.rounds, "params"),
         depth(report),
     )
     return [chart for chart in found if chart is not None]

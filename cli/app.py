@@ -19,6 +19,7 @@ from . import (
     doctor,
     evaluate,
     export,
+    export_scores,
     fleet,
     import_scores,
     inspect,
@@ -100,6 +101,7 @@ app.command("run", cls=StrictCommand)(run.run)
 app.command("serve", cls=StrictCommand)(serve.serve)
 app.command("inspect", cls=StrictCommand)(inspect.inspect)
 app.command("import-scores", cls=StrictCommand)(import_scores.import_scores)
+app.command("export-scores", cls=StrictCommand)(export_scores.export_scores)
 app.command("models", cls=StrictCommand)(models.models)
 app.command("doctor", cls=StrictCommand)(doctor.doctor)
 

@@ -247,6 +247,15 @@ RULES = (
         "is how long variants are timed, and --profile has their latencies. Give one of them",
         beside=("--profile",),
     ),
+    *(
+        Rule(
+            "validate",
+            option,
+            "is of the model that is compared with torch. Give --model too, or leave it out",
+            unless=("--model", "--checkpoint"),
+        )
+        for option in ("--model-arg", "--pool", "--image-size")
+    ),
     Rule(
         "run", "--hit", "chooses among variants, and --variant names one. Leave one of them out", beside=("--variant",)
     ),

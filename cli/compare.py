@@ -21,6 +21,8 @@ def compare(
     model: Annotated[str, typer.Option(help=options.MODEL)] = "bundled",
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
     model_arg: options.ModelArg = None,
+    pool: options.Pool = None,
+    image_size: options.ImageSize = None,
     data: Annotated[
         Optional[list[str]], typer.Option(help="Images to calibrate on, as in export. May be repeated.")
     ] = None,
@@ -70,7 +72,7 @@ def compare(
         evaluations,
         EvalOptions(parse_metrics(by), classes, images=judged, seed=seed),
         force,
-        parsing.model_arguments(model_arg),
+        parsing.model_arguments(model_arg, pool, image_size),
         device,
     )
     with shown(quiet) as progress:

@@ -23,6 +23,8 @@ def evaluate(
     ] = None,
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
     model_arg: shared.ModelArg = None,
+    pool: shared.Pool = None,
+    image_size: shared.ImageSize = None,
     classes: Annotated[
         Optional[Path], typer.Option(help="Names of the head's classes: line i, or its first word, is class i.")
     ] = None,
@@ -77,7 +79,7 @@ def evaluate(
     options = EvalOptions(metrics, classes, features, images, seed, ignored, merge_train_valid, way, bank_patches)
     used = None if runtime is None else check_runtime(runtime)
     onnx = parsing.onnx_options(output, preprocessing, mean, std, resize)
-    given = parsing.model_arguments(model_arg)
+    given = parsing.model_arguments(model_arg, pool, image_size)
     cut = (ranking, sparsity, flops)
     request = EvaluateRequest(model, checkpoint, data, *cut, options, used, force, onnx, given, device)
     with shown(quiet) as progress:

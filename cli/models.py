@@ -33,7 +33,7 @@ def models(
     for source, names in titles.items():
         rows = [
             (
-                entry.family,
+                entry.family if entry.paper is None else f"{entry.family} *",
                 entry.name,
                 f"{entry.params / 1e6:.1f} M",
                 f"{entry.flops / 1e9:.1f} ({entry.flops / 2e9:.1f})",
@@ -45,5 +45,10 @@ def models(
         ]
         if rows:
             print_rows((*names, "params", "GFLOPs (GMACs)", "blocks x heads", "input"), rows, left=set(names))
+    if any(entry.paper is not None for entry in found):
+        say("* of the SnapViT paper, all listed by: snapvit models paper")
+    for options in sorted({entry.paper for entry in found if entry.paper}):
+        families = sorted({entry.family for entry in found if entry.paper == options})
+        say(f"  {', '.join(families)}: there with {options}")
     if pattern == "*":
         say("Also: checkpoints of these of your own, of any size, and ONNX files of plain ViTs: see docs/models.md")

@@ -24,6 +24,11 @@ ModelArg = Annotated[
     Optional[list[str]],
     typer.Option("--model-arg", help="For a timm name: img_size=384, patch_size=8, ... May be repeated."),
 ]
+Pool = Annotated[
+    Optional[str],
+    typer.Option(help="For a timm name: the output is read from the class 'token' or is the mean ('avg') of patches."),
+]
+ImageSize = Annotated[Optional[str], typer.Option(help="For a timm name: pixels of its images, 224 or 192x384.")]
 
 # What an ONNX file does not say itself.
 Output = Annotated[Optional[str], typer.Option(help="ONNX file: which of several outputs is meant.")]

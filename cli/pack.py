@@ -16,6 +16,8 @@ def pack(
     model: Annotated[str, typer.Option(help=options.MODEL)] = "bundled",
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
     model_arg: options.ModelArg = None,
+    pool: options.Pool = None,
+    image_size: options.ImageSize = None,
     output: options.Output = None,
     preprocessing: options.Preprocessing = None,
     mean: options.Mean = None,
@@ -62,7 +64,7 @@ def pack(
     request = PackRequest(
         model=model,
         checkpoint=checkpoint,
-        model_arguments=parsing.model_arguments(model_arg),
+        model_arguments=parsing.model_arguments(model_arg, pool, image_size),
         onnx=parsing.onnx_options(output, preprocessing, mean, std, resize, classes),
         ranking=ranking,
         data=data or None,

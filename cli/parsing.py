@@ -61,8 +61,13 @@ def resolutions(text: str | None, option: str) -> list[int | tuple[int, int]]:
     return found
 
 
-def model_arguments(given: list[str] | None) -> dict[str, int | float | bool | str | list[int]]:
-    """Parse `img_size=384`, `img_size=384x192`, `qkv_bias=false`, `mlp_ratio=2.5` and `global_pool=avg`."""
+def model_arguments(
+    given: list[str] | None, pool: str | None = None, image_size: str | None = None
+) -> dict[str, int | float | bool | str | list[int]]:
+    """Parse `img_size=384`, `img_size=384x192`, `qkv_bias=false`, `mlp_ratio=2.5` and `global_pool=avg`.
+
+    `pool` and `image_size` are the options that say two of these in short.
+    """
     found: dict[str, int | float | bool | str | list[int]] = {}
     for text in given or ():
         name, equals, value = text.partition("=")
@@ -71,7 +76,26 @@ def model_arguments(given: list[str] | None) -> dict[str, int | float | bool | s
         if name in found:
             raise UsageError(f"--model-arg {name} is given twice. Give it once")
         found[name] = _model_argument(value.strip())
+    short = {"--pool": ("global_pool", _pool(pool)), "--image-size": ("img_size", _side(image_size))}
+    for option, (argument, meant) in short.items():
+        if meant is not None and argument in found:
+            raise UsageError(f"{option} says what --model-arg {argument} would. Give one of them")
+        if meant is not None:
+            found[argument] = meant
     return found
+
+
+def _pool(text: str | None) -> str | None:
+    if text not in (None, "token", "avg"):
+        raise UsageError(f"--pool '{text}' is not token (the class token) or avg (the mean of the patches)")
+    return text
+
+
+def _side(text: str | None) -> int | list[int] | None:
+    sizes = resolutions(text, "--image-size")
+    if len(sizes) > 1:
+        raise UsageError(f"--image-size '{text}' is more than one size. Give one, such as 224 or 192x384")
+    return None if not sizes else list(sizes[0]) if isinstance(sizes[0], tuple) else sizes[0]
 
 
 def _model_argument(text: str) -> int | float | bool | str | list[int]:

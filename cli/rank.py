@@ -25,6 +25,8 @@ def rank(
     out: Annotated[Path, typer.Option(help="Ranking to write.")] = Path("ranking.safetensors"),
     checkpoint: Annotated[Optional[Path], typer.Option(help="Local weights: .safetensors or .pth.")] = None,
     model_arg: options.ModelArg = None,
+    pool: options.Pool = None,
+    image_size: options.ImageSize = None,
     output: options.Output = None,
     preprocessing: options.Preprocessing = None,
     mean: options.Mean = None,
@@ -136,7 +138,7 @@ def rank(
         raise UsageError("--damping has no part in a ranking by scores alone. Give --allocation joint, or leave it out")
     in_rounds = parsing.fractions(rounds, "--rounds")
     onnx = parsing.onnx_options(output, preprocessing, mean, std, resize)
-    given = parsing.model_arguments(model_arg)
+    given = parsing.model_arguments(model_arg, pool, image_size)
     training = RecoverInRounds(max_drop, epochs, train, labels) if recover else None
     where = (device, engine, autocast)
     request = RankRequest(

@@ -50,6 +50,8 @@ def recover(
     ] = None,
     checkpoint: Annotated[Optional[Path], typer.Option(help="Its weights: .safetensors or .pth.")] = None,
     model_arg: options.ModelArg = None,
+    pool: options.Pool = None,
+    image_size: options.ImageSize = None,
     out: Annotated[
         Optional[Path], typer.Option(help="Family to write, of a ranking; snapvit-family by default.")
     ] = None,
@@ -98,7 +100,7 @@ def recover(
         autocast=autocast,
         model=model,
         checkpoint=checkpoint,
-        model_arguments=parsing.model_arguments(model_arg),
+        model_arguments=parsing.model_arguments(model_arg, pool, image_size),
         out=Path("snapvit-family") if out is None else out,
     )
     with shown(quiet, as_json) as progress:

@@ -37,6 +37,9 @@ def validate(
         Optional[str], typer.Option(help="What the family was made from, to compare with torch: a model folder.")
     ] = None,
     checkpoint: Annotated[Optional[Path], typer.Option(help="Its weights, for a timm model.")] = None,
+    model_arg: options.ModelArg = None,
+    pool: options.Pool = None,
+    image_size: options.ImageSize = None,
     runtime: options.Runtime = None,
     threads: options.Threads = None,
     batch: options.Batch = None,
@@ -67,6 +70,7 @@ def validate(
         seconds,
         model,
         checkpoint,
+        parsing.model_arguments(model_arg, pool, image_size),
         needs_labels=least is not None,
     )
     with shown(quiet) as progress:

@@ -15,11 +15,12 @@ from .model.anatomy import Anatomy as Anatomy
 from .model.plan import Plan as Plan
 from .model.ranking import Ranking as Ranking
 from .prune.correct.refit import refit as refit
+from .prune.elastic_vit import ElasticViT as ElasticViT
 from .prune.import_scores import import_scores as import_scores
+from .prune.importance_scores import ElasticImportanceScores as ElasticImportanceScores
 from .prune.models.load import as_model as as_model
 from .prune.models.load import load_model as load_model
 from .prune.models.load import save_model as save_model
-from .prune.models.slicing import ElasticViT as ElasticViT
 from .prune.models.slicing import shrink as shrink
 from .prune.pack import pack as pack
 from .prune.rank.rank import rank as rank

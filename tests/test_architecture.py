@@ -29,6 +29,8 @@ correct
 rank
 pack
 build compare import_scores released_features torch_parity
+importance_scores
+elastic_vit
 recover
 """
 HEAVY = {"torch", "timm", "torchvision"}

@@ -122,15 +122,17 @@ def test_the_readme_runs(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow  # a ranking and a refit of a real DeiT-Tiny at 224 pixels
 def test_the_page_about_python_runs(tmp_path, monkeypatch):
-    predicting, cutting, exporting = python_blocks("docs/python.md")
+    predicting, cutting, as_released, exporting = python_blocks("docs/python.md")
     monkeypatch.chdir(tmp_path)
     make_chosen_family(tmp_path)
     make_checkpoint(Path("deit_tiny.safetensors"))
     make_model_folder(Path("my-vit"))
     make_image_folder(Path("path/to/images"), 12)  # 256 are asked for: it takes what there is
     made: dict[str, object] = {}
-    for block in (predicting, cutting, exporting):
+    for block in (predicting, cutting, as_released, exporting):
         exec(compile(block, "python.md", "exec"), made)
+    assert made["elastic"].corrected
+    assert made["elastic"].plan.sparsity(made["model"].anatomy) >= 0.5
     assert Path("ranking.safetensors").is_file()
     anatomy, plan = made["model"].anatomy, made["plan"]
     assert plan.flops_ratio(anatomy) <= 0.72

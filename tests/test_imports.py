@@ -77,6 +77,7 @@ COMMANDS = [
     "run",
     "serve",
     "import-scores",
+    "export-scores",
     "inspect",
     "models",
     "doctor",

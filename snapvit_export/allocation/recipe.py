@@ -65,6 +65,7 @@ class Settings:
     cka: bool = False
     racing: bool = False
     recipe: str = field(default="custom", compare=False)  # the name that these settings have, for people
+    given: frozenset[str] = field(default=frozenset(), compare=False)  # what was asked for: `follow_model` leaves it
 
 
 RECIPES = {
@@ -88,7 +89,7 @@ def make_settings(recipe: str, in_rounds: bool = False, /, **changes: object) ->
         known = [next((other for other, own in ALIASES.items() if own == name), name) for name in RECIPES]
         raise UsageError(f"no recipe is called '{recipe}'. Known: {', '.join(known)}")
     given = {name: value for name, value in changes.items() if value is not None}
-    settings = replace(RECIPES[recipe], recipe=recipe, **given)  # type: ignore[arg-type]
+    settings = replace(RECIPES[recipe], recipe=recipe, given=frozenset(given), **given)  # type: ignore[arg-type]
     _check(settings)
     _refuse_idle(recipe, settings, {k: v for k, v in given.items() if not (in_rounds and k in OF_ROUNDS)})
     return settings

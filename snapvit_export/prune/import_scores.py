@@ -18,6 +18,7 @@ from ..model.plan import Protection
 from ..model.ranking import Ranking
 from .released_files import load_released
 
+IMPORTED = "imported"  # the criterion in the provenance
 _ENUMS = ["src.models.enums.ModelType", "src.models.enums.MLPArchitecture"]
 
 
@@ -37,7 +38,7 @@ def import_scores(path: Path | str, anatomy: Anatomy | None = None) -> Ranking:
     _check_shape(neurons, (numbers["num_blocks"], numbers["hidden_dim"]), "mlp_scores", path)
     _check_shape(heads, (numbers["num_blocks"], numbers["num_heads"]), "head_scores", path)
     provenance = {
-        "criterion": "imported",
+        "criterion": IMPORTED,
         "file": path.name,
         "mlp_architecture": str(loaded.get("mlp_architecture", "")),
         "protection": {
@@ -46,6 +47,8 @@ def import_scores(path: Path | str, anatomy: Anatomy | None = None) -> Ranking:
         },
         "metadata": _plain(loaded.get("metadata", {})),
     }
+    # What an Anatomy says of any other ranking, for whoever writes the scores back to this layout.
+    provenance |= {name: loaded[name] for name in ("embed_dim", "head_dim") if type(loaded.get(name)) is int}
     try:
         name = str(loaded.get("model_type", path.stem))
         ranking = Ranking(tuple(heads.numpy()), tuple(neurons.numpy()), name, None, provenance)

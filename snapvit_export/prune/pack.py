@@ -92,6 +92,28 @@ def blueprint(model: Model, ranking: Ranking, progress: Progress | None = None) 
     )
 
 
+def factors_of(elastic: Elastic, model: Model, ranking: Ranking) -> Factors:
+    """Return the Factors of an Elastic folder; its ranking and its weights must be those of the model.
+
+    >>> factors_of(Elastic.load("elastic"), model, ranking).images
+    24
+    """
+    blocks, made = blocks_of(model.module), elastic.description.correction
+    if made is None or elastic.ranking.order_sha256 != ranking.order_sha256:
+        lacks = "has no factors" if made is None else "is of another ranking"
+        raise SnapvitError(f"{elastic.folder}: {lacks}. Pack this model and ranking with images: snapvit pack")
+    for i, block in enumerate(blocks):
+        for name, layer in zip((f"blocks.{i}.proj.weight", f"blocks.{i}.fc2.weight"), layers_of(block, ranking, i)):
+            if layer is None:
+                continue
+            own = _stored(name, layer.linear.weight[:, columns_of(layer.order, layer.unit)])
+            if not np.array_equal(own, elastic.dense[name]):
+                raise SnapvitError(f"{elastic.folder}: has other weights than {model.name}. Pack this model")
+    proj = tuple(elastic.factor(i, "proj") for i in range(len(blocks)))
+    fc2 = tuple(elastic.factor(i, "fc2") for i in range(len(blocks)))
+    return Factors(proj, fc2, made.order_sha256, made.damping, made.images)
+
+
 def corrected_layers(module: nn.Module, ranking: Ranking, plan: Plan, dense: Mapping[str, Array]) -> dict[str, Array]:
     """Return the proj and fc2 of a cut module that differ from the `dense` ones, under their canonical names.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..calibration.images import Images
 from ..checks.gates import agreement
@@ -21,6 +22,7 @@ MOST_IMAGES = 64
 def parities(
     name: str,
     checkpoint: Path | None,
+    arguments: Mapping[str, Any] | None,
     ranking_path: Path,
     plans: Mapping[str, Plan],
     images: Images,
@@ -31,7 +33,7 @@ def parities(
     `plans` are of variants without correction: torch has no other weights than the dense model's; and that merge no
     tokens: a tie decided otherwise is no difference, and only the gates of an export tell the two apart.
     """
-    model, ranking = load_model(name, checkpoint), Ranking.load(ranking_path)
+    model, ranking = load_model(name, checkpoint, arguments), Ranking.load(ranking_path)
     check_same_weights(ranking, model, f"{ranking_path}: ")
     some, found = images.first(MOST_IMAGES), {}
     for variant, plan in plans.items():

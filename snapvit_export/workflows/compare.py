@@ -26,7 +26,7 @@ from ..progress import Progress
 from ..storage.atomic import write_atomically
 from ..storage.json import as_builtins
 from ..storage.places import check_output, is_json_of
-from .inputs import BUNDLED_MODEL, MOST_HELD_OUT, data_of, is_onnx, load_model_of
+from .inputs import BUNDLED_MODEL, MOST_HELD_OUT, data_of, is_onnx, load_model_of, settings_for
 
 if TYPE_CHECKING:
     from torch import nn
@@ -87,6 +87,7 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
     else:
         data = open_dataset(request.on, request.seed, splits_for(request.options.by))
     model = load_model_of(request, progress)
+    methods = {name: settings_for(settings, model, progress) for name, settings in methods.items()}
     images = read_images([calibration], model.preprocessing, progress)[0]
     dense = TorchExtractor(model, request.device)
     evaluator = Evaluator.prepare(dense, data, request.options, progress, label_free=True, streamed=False)
@@ -147,11 +148,15 @@ def _check_place(request: CompareRequest) -> None:
 
 def _described(settings: Settings) -> dict[str, Any]:
     """The settings of a method as the file has them: by value, since the method's own name is the key."""
-    return {key: value for key, value in as_builtins(settings).items() if key != "recipe"}
+    return {key: value for key, value in as_builtins(settings).items() if key not in ("recipe", "given")}
 
 
 def _searching(settings: Settings, evaluations: int) -> Settings:
-    return replace(settings, evaluations=evaluations) if settings.evaluations else settings
+    return (
+        replace(settings, evaluations=evaluations, given=settings.given | {"evaluations"})
+        if settings.evaluations
+        else settings
+    )
 
 
 def _continued(start: Comparison, folder: Path) -> Comparison:

@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "export": (("torch", "timm", "sklearn", "onnx", "onnxruntime"), "all"),
     "pack": (("torch", "timm", "sklearn"), "prune"),
     "import-scores": (("torch", "timm"), "prune"),
+    "export-scores": (("torch", "timm"), "prune"),
     "models": (("torch", "timm"), "prune"),
     "profile": (("onnx", "onnxruntime"), "ort"),
     "choose": (("onnx", "onnxruntime"), "ort"),

@@ -157,7 +157,7 @@ def _data(request: EvaluateRequest) -> str:
 def _exported(request: EvaluateRequest, data: Dataset, progress: Progress) -> Iterator[Extractor]:
     """Open a file of a family in the requested runtime."""
     if request.ranking is not None or request.checkpoint is not None or request.model_arguments:
-        given = "--ranking, --checkpoint and --model-arg"
+        given = "--ranking, --checkpoint, --model-arg, --pool and --image-size"
         raise UsageError(f"{request.model} is cut and has its weights. Leave {given} out")
     path = Path(request.model)
     with scratch_folder() as folder:

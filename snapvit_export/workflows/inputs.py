@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..allocation.follow_model import follow_model
+from ..allocation.recipe import Settings
 from ..calibration.digits import BUNDLED as BUNDLED_IMAGES
 from ..errors import Interrupted, SnapvitError, UsageError, needs
 from ..family.class_names import read_labels
@@ -76,6 +78,17 @@ def load_model_of(request: ModelRequest, progress: Progress, classes: Path | Non
     for note in model.notes:
         progress.note(f"{model.name}: {note}")
     return model if classes is None else with_labels(model, read_labels(classes), str(classes))
+
+
+def settings_for(settings: Settings, model: Model, progress: Progress) -> Settings:
+    """Return the settings that a recipe has for this model, and tell where they are others than for most."""
+    found = follow_model(settings, model.name, model.description.architecture, model.anatomy)
+    if found != settings:
+        progress.note(
+            f"{model.name}: recipe {found.recipe} has {found.evaluations} evaluations on {len(found.pairs)} pairs and "
+            f"damping {found.damping} for such models"
+        )
+    return found
 
 
 def list_models(pattern: str = "*") -> list[CatalogueEntry]:

@@ -31,6 +31,7 @@ from .inputs import (
     refuse_device,
     refuse_foreign_checkpoint,
     refuse_own_folder,
+    settings_for,
 )
 from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx, require_same, warn_of_preprocessing
 
@@ -85,6 +86,7 @@ def pack_model(request: PackRequest, progress: Progress | None = None) -> Descri
     processes = alone(request.device)
     split = _split(request) if needs_images else []
     model = load_model_of(request, progress, request.onnx.classes)
+    settings = settings_for(settings, model, progress)
     if ranking is not None:
         check_same_weights(ranking, model, f"{request.ranking}: ")
     images = read_images(split, model.preprocessing, progress)
@@ -129,7 +131,9 @@ def _pack_onnx(request: PackRequest, ranking: Ranking | None, progress: Progress
     )
 
     if request.checkpoint is not None or request.model_arguments:
-        raise UsageError(f"{request.model} has its own weights. Leave --checkpoint and --model-arg out")
+        raise UsageError(
+            f"{request.model} has its own weights. Leave --checkpoint, --model-arg, --pool and --image-size out"
+        )
     settings, factors = request.settings, None
     check_settings(settings)
     split = _split(request) if ranking is None or request.correct else []

@@ -25,7 +25,9 @@ from .requested_plans import planner_of, refuse_early, requested_plans
 def prepare(request: Request, given: Ranking | None, split: Sequence[Source], progress: Stages) -> PreparedModel:
     """Recognise the file, compare what we make of it with the file itself, and rank unless a ranking was given."""
     if request.checkpoint is not None or request.model_arguments:
-        raise UsageError(f"{request.model} has its own weights. Leave --checkpoint and --model-arg out")
+        raise UsageError(
+            f"{request.model} has its own weights. Leave --checkpoint, --model-arg, --pool and --image-size out"
+        )
     check_settings(request.settings)
     if request.settings.correction == "refit":  # which fits modules, in torch
         request = replace(request, settings=replace(request.settings, correction="elastic"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from msgspec import UNSET
 
@@ -12,7 +13,7 @@ from ..correction.moments import Damping
 from ..model.ranking import Ranking
 from ..progress import Stages
 from .export_request import Request
-from .inputs import checkpoint_of, load_model_of
+from .inputs import checkpoint_of, load_model_of, settings_for
 from .prepared import PreparedModel, provenance_of, read_parts
 from .requested_plans import planner_of, refuse_early, requested_plans
 
@@ -31,6 +32,7 @@ def prepare(request: Request, given: Ranking | None, split: Sequence[Source], pr
     processes = alone(request.device)
     with progress.stage("starting"):
         model = load_model_of(request, progress, request.onnx.classes)
+    request = replace(request, settings=settings_for(request.settings, model, progress))
     anatomy = model.anatomy
     has_one_size = anatomy.rope != "none" and read_wiring(model.module, anatomy).rotary is UNSET
     if given is not None:

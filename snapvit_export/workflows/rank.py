@@ -21,7 +21,16 @@ from ..progress import Progress, Silent
 from ..storage.checksummed import is_checksummed
 from ..storage.json import as_builtins
 from ..storage.places import check_output
-from .inputs import BUNDLED_MODEL, checkpoint_of, data_of, is_onnx, load_model_of, refuse_foreign_checkpoint, resumable
+from .inputs import (
+    BUNDLED_MODEL,
+    checkpoint_of,
+    data_of,
+    is_onnx,
+    load_model_of,
+    refuse_foreign_checkpoint,
+    resumable,
+    settings_for,
+)
 from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx, require_same, warn_of_preprocessing
 from .recovering_rounds import RecoverInRounds
 
@@ -88,6 +97,7 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
         elif request.data is not None:
             raise UsageError(f"--criterion {settings.criterion} reads no images as it is asked for. Leave --data out")
         model = load_model_of(request, speaking)
+        settings = settings_for(settings, model, speaking)
         none = Images(np.zeros((0, *model.anatomy.image, 3), np.uint8), None, model.preprocessing, "none")
         images = none if source is None else read_images((source,), model.preprocessing, speaking)[0]
         checkpoint = checkpoint_of(request.out)
@@ -148,7 +158,7 @@ def _rank_onnx(request: RankRequest, progress: Progress) -> Ranking:
         "--autocast": request.autocast,
     }
     given |= {
-        "--model-arg": request.model_arguments or None,
+        "--model-arg, --pool or --image-size": request.model_arguments or None,
         "--rounds": request.rounds or None,
         "--recover": request.recover,
     }

@@ -270,7 +270,10 @@ def _model(request: RecoverRequest, folder: Path, manifest: Manifest, progress: 
         )
     model = load_model_of(_Named(name, request.checkpoint, request.model_arguments), progress)
     if model.anatomy != manifest.anatomy:
-        raise SnapvitError(f"{name}: is another model than {folder} was made from. Give that one")
+        raise SnapvitError(
+            f"{name}: is another model than {folder} was made from. Give that one, and --pool, --image-size and "
+            f"--model-arg as the export had them"
+        )
     return model
 
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -70,6 +71,7 @@ class ValidateRequest:
     seconds: float | None = None  # of each variant, which must then be timed; None: SECONDS, if they are
     model: str | None = None  # that the family was made from, if the manifest's name is not enough
     checkpoint: Path | None = None  # its weights, to compare with torch
+    model_arguments: Mapping[str, Any] | None = None  # for timm, beside a timm name
     needs_labels: bool = False  # True: an accuracy must be measured
 
 
@@ -300,7 +302,7 @@ def _parities(
     plans = {v.name: manifest.plan(v) for v in exact if not v.corrected}
     plans = {name: plan for name, plan in plans.items() if not any(plan.merged)}  # the others keep that of the export
     found = {name: outputs[name].test for name in plans}
-    return parities(name, request.checkpoint, folder / RANKING, plans, evaluator.test, found)
+    return parities(name, request.checkpoint, request.model_arguments, folder / RANKING, plans, evaluator.test, found)
 
 
 @dataclass(frozen=True)

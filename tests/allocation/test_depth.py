@@ -36,10 +36,11 @@ from snapvit_export.prune.correct.elastic import correct_module, make_factors
 from snapvit_export.prune.correct.policy import Corrector
 from snapvit_export.prune.correct.refit import refit
 from snapvit_export.prune.correct.sequential import correct_in_sequence
+from snapvit_export.prune.elastic_vit import ElasticViT
 from snapvit_export.prune.models.load import ModelDescription, load_model, save_model
 from snapvit_export.prune.models.masking import masked
 from snapvit_export.prune.models.read_anatomy import read_anatomy
-from snapvit_export.prune.models.slicing import ElasticViT, shrink
+from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.pack import blueprint, corrected_layers, pack
 from snapvit_export.prune.rank.damage import damage_ranking
 from snapvit_export.prune.rank.rank import rank

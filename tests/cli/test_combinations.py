@@ -43,6 +43,7 @@ ALWAYS = {
     "report": "--out --format --beside --force --json --quiet",
     "inspect": "--runtime --json",
     "import-scores": "--out --model --force --json",
+    "export-scores": "--out --model-type --force --json",
     "models": "--json",
     "doctor": "--json",
 }
@@ -82,6 +83,18 @@ BY_LIBRARY = [
             ("compare", ""),
             ("evaluate", ""),
         )
+    ),
+    *(
+        ((command, option, f"{given} {option} {value}"), "--pool and --image-size do not go with bundled")
+        for command, given in (
+            ("export", "--budget 10ms"),
+            ("rank", ""),
+            ("pack", ""),
+            ("compare", ""),
+            ("evaluate", ""),
+            ("recover", "FAMILY --elastic --model bundled"),
+        )
+        for option, value in (("--pool", "avg"), ("--image-size", "64"))
     ),
     (("rank", "--data", "--recipe local --criterion magnitude --data digits"), "Leave --data out"),
     (("rank", "--images", "--recipe local --criterion magnitude"), "--images has no part"),

@@ -13,10 +13,11 @@ from snapvit_export.calibration.preprocessing import Preprocessing
 from snapvit_export.errors import ModelNotUnderstood, SnapvitError
 from snapvit_export.model.plan import Plan
 from snapvit_export.prune.blocks.timm_blocks import blocks_of
+from snapvit_export.prune.elastic_vit import ElasticViT
 from snapvit_export.prune.models.load import ModelDescription, load_model, save_model
 from snapvit_export.prune.models.masking import masked
 from snapvit_export.prune.models.read_anatomy import read_anatomy
-from snapvit_export.prune.models.slicing import ElasticViT, shrink
+from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.runtimes.ort import OrtSession
 
 
@@ -167,4 +168,4 @@ def test_elastic_vit_goes_up_and_down_from_one_set_of_weights():
         assert not torch.allclose(elastic.prune(0.5)(images), dense)
         assert elastic.plan.sparsity(anatomy) >= 0.5
         assert torch.equal(elastic.prune(0.0)(images), dense)
-    assert [block.attn.num_heads for block in blocks_of(elastic.prune(plans[1]).current)] == [1, 1, 1]
+    assert [block.attn.num_heads for block in blocks_of(elastic.prune(plans[1]).model)] == [1, 1, 1]

@@ -337,7 +337,7 @@ def test_the_input_size_is_that_of_the_positions_in_the_checkpoint(shape, image,
 def test_positions_of_an_oblong_need_the_size_by_name(tmp_path):
     weights = tuned(img_size=(64, 96))
     save_file(weights, tmp_path / "w.safetensors")
-    with pytest.raises(FileFormatError, match="25 positions are of no square.*--model-arg img_size=HEIGHTxWIDTH"):
+    with pytest.raises(FileFormatError, match="25 positions are of no square.*--image-size HEIGHTxWIDTH"):
         load_model(NAME, tmp_path / "w.safetensors")
     model = load_model(NAME, tmp_path / "w.safetensors", {"img_size": [64, 96]})
     assert model.anatomy.image == (64, 96)

@@ -17,9 +17,10 @@ from snapvit_export.errors import SnapvitError
 from snapvit_export.model.plan import Plan
 from snapvit_export.prune.blocks.merging import Groups, MergingBlock, holder_of, match
 from snapvit_export.prune.blocks.timm_blocks import blocks_of
+from snapvit_export.prune.elastic_vit import ElasticViT
 from snapvit_export.prune.models.load import Model, load_model, save_model
 from snapvit_export.prune.models.read_anatomy import read_anatomy
-from snapvit_export.prune.models.slicing import ElasticViT, shrink
+from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.pack import pack
 
 
@@ -216,7 +217,7 @@ def test_an_elastic_model_takes_tokens_away_and_gives_them_back(name):
             assert elastic.plan == plan
             assert torch.equal(got, shrink(model, ranking, plan)(inputs))
         assert torch.equal(elastic.prune(dense)(images), whole)
-    assert elastic.current is model.module
+    assert elastic.model is model.module
 
 
 def test_the_dense_model_is_left_unchanged():

@@ -287,7 +287,7 @@ def refused_or_loaded(folder) -> None:
 def test_a_folder_says_itself_what_it_is(folder):
     with pytest.raises(UsageError, match="its own weights"):
         load_model(str(folder), checkpoint=folder / WEIGHTS)
-    with pytest.raises(UsageError, match="--model-arg does not go with"):
+    with pytest.raises(UsageError, match="--model-arg, --pool and --image-size do not go with"):
         load_model(str(folder), arguments={"img_size": 64})
     (folder / "preprocessor_config.json").unlink()
     with pytest.raises(SnapvitError, match=r"no preprocessor_config\.json.*Copy that file"):

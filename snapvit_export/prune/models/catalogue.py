@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from ...model.anatomy import Anatomy
+from ...model.published import published
 from ...storage.json import Value
 from .timm_modules import anatomy_without_weights
 from .transformers_config import Heads, read_config, timm_arguments
@@ -24,7 +25,15 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "deit_small_distilled_patch16_224",
         "deit_base_distilled_patch16_224",
     ),
-    "DeiT-III": ("deit3_small_patch16_224", "deit3_base_patch16_224", "deit3_large_patch16_224"),
+    "DeiT-III": (
+        "deit3_small_patch16_224",
+        "deit3_base_patch16_224",
+        "deit3_large_patch16_224",
+        "deit3_small_patch16_224.fb_in22k_ft_in1k",
+        "deit3_base_patch16_224.fb_in22k_ft_in1k",
+        "deit3_large_patch16_224.fb_in22k_ft_in1k",
+        "deit3_huge_patch14_224.fb_in22k_ft_in1k",
+    ),
     "DINO": ("vit_small_patch16_224.dino", "vit_base_patch16_224.dino"),
     "DINOv2": (
         "vit_small_patch14_dinov2",
@@ -36,14 +45,23 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "MAE": ("vit_base_patch16_224.mae", "vit_large_patch16_224.mae"),
     "CLIP": ("vit_base_patch32_clip_224", "vit_base_patch16_clip_224", "vit_large_patch14_clip_224"),
-    "SigLIP": ("vit_base_patch16_siglip_224", "vit_base_patch16_siglip_256", "vit_so400m_patch14_siglip_224"),
-    "SigLIP 2": ("vit_base_patch16_siglip_224.v2_webli", "vit_base_patch32_siglip_256.v2_webli"),
+    "SigLIP": (  # whose names alone mean the weights of SigLIP 2
+        "vit_base_patch16_siglip_224.webli",
+        "vit_base_patch16_siglip_256.webli",
+        "vit_so400m_patch14_siglip_224.webli",
+    ),
+    "SigLIP 2": (
+        "vit_base_patch16_siglip_224.v2_webli",
+        "vit_base_patch32_siglip_256.v2_webli",
+        "vit_giantopt_patch16_siglip_256.v2_webli",
+    ),
     "EVA-02": ("eva02_tiny_patch14_224", "eva02_small_patch14_224", "eva02_base_patch14_224"),
     "DINOv3": (
         "vit_small_patch16_dinov3",
         "vit_small_plus_patch16_dinov3",
         "vit_base_patch16_dinov3",
         "vit_large_patch16_dinov3",
+        "vit_huge_plus_patch16_dinov3",
     ),
 }
 # Names on the hub by model type, with what their config.json says that is not usual; a number: outputs of a classifier.
@@ -88,13 +106,18 @@ class CatalogueEntry(Value, frozen=True, kw_only=True):
     blocks: int
     heads: int
     input_size: tuple[int, int]
+    paper: str | None = None  # the options with which the SnapViT paper has it, perhaps none; None: it has not
 
 
 def catalogue(pattern: str = "*") -> Iterator[CatalogueEntry]:
-    """Yield the models whose name or family contains or matches `pattern`, without allocating their weights."""
+    """Yield the models whose name or family contains or matches `pattern`, without allocating their weights.
+
+    The models of the SnapViT paper are a family of their own besides: `paper`.
+    """
     for family, names in FAMILIES.items():
         for name in names:
-            if any(_matches(text, pattern) for text in (family, name)):
+            of_paper = ("paper",) if published(name) is not None else ()
+            if any(_matches(text, pattern) for text in (family, name, *of_paper)):
                 yield _entry("timm", family, name, anatomy_without_weights(name, {}))
     for family, models in TRANSFORMERS.items():
         for name, changes, heads in models:
@@ -115,7 +138,17 @@ def _entry(source: Literal["timm", "transformers"], family: str, name: str, anat
         blocks=len(anatomy.blocks),
         heads=anatomy.blocks[0].heads,
         input_size=anatomy.image,
+        paper=_paper_options(name),
     )
+
+
+def _paper_options(name: str) -> str | None:
+    """Return the options with which the paper has a model; None of one that it has not."""
+    found = published(name)
+    if found is None:
+        return None
+    given = {"--pool": found.pool, "--image-size": found.image_size}
+    return " ".join(f"{option} {value}" for option, value in given.items() if value is not None)
 
 
 def _matches(text: str, pattern: str) -> bool:

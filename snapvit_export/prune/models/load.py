@@ -31,7 +31,7 @@ from ..blocks.timm_blocks import PARTS, as_module, blocks_of, give_bias, output_
 from .checkpoints import Notes, bare_names, check_fits, fill, read_checkpoint, read_weights
 from .read_anatomy import find_vit, read_anatomy
 from .slicing import shrink
-from .timm_modules import check_known, converted, create, from_hub, preprocessing_of, shape_in
+from .timm_modules import check_known, converted, create, from_hub, pooled, preprocessing_of, shape_in
 from .transformers_folder import Files, read_transformers
 from .weight_files import read_tensors
 
@@ -96,7 +96,9 @@ def load_model(
         if checkpoint is not None:
             raise UsageError(f"--checkpoint does not go with {name}, which has its own weights")
         if arguments:
-            raise UsageError(f"--model-arg does not go with {name}, which says itself how it is built")
+            raise UsageError(
+                f"--model-arg, --pool and --image-size do not go with {name}, which says itself how it is built"
+            )
     if files is not None:
         return _load_foreign(files)
     if is_ours:
@@ -251,10 +253,11 @@ def _load_timm(name: str, checkpoint: Path | None, arguments: dict[str, Any]) ->
     check_known(name)
     notes: Notes = ()
     if checkpoint is None:
-        module, kwargs = from_hub(name, arguments), arguments
+        kwargs = pooled(name, arguments)
+        module = from_hub(name, kwargs)
     else:
         weights, found = read_checkpoint(checkpoint)
-        kwargs, notes = shape_in(weights, name, arguments, checkpoint)
+        kwargs, notes = shape_in(weights, name, pooled(name, arguments, weights), checkpoint)
         notes = (*found, *notes)
         module = create(name, name, **kwargs)
         fill(module, converted(weights, module, checkpoint), checkpoint)

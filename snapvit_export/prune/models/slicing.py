@@ -24,7 +24,6 @@ from msgspec import UNSET
 from timm.models.eva import Eva, EvaAttention
 from torch import Tensor, nn
 
-from ...allocation.planner import Planner
 from ...errors import SnapvitError
 from ...model.anatomy import Anatomy
 from ...model.plan import Part, Plan
@@ -134,32 +133,3 @@ def _update_settings(block: Any, heads: int) -> None:
             module.out_features, module.in_features = module.weight.shape
         elif hasattr(module, "normalized_shape") and getattr(module, "weight", None) is not None:
             module.normalized_shape = tuple(module.weight.shape)
-
-
-class ElasticViT(nn.Module):
-    """One set of dense weights, any sparsity: `prune` goes up and down without reading weights again.
-
-    `model` is what `load_model` returned, or a timm module.
-
-    >>> elastic = ElasticViT(model, ranking)
-    >>> half, nearly_all = elastic.prune(0.5)(inputs), elastic.prune(0.1)(inputs)
-    """
-
-    def __init__(self, model: Model | nn.Module, ranking: Ranking) -> None:
-        super().__init__()
-        self.dense, self.ranking = as_module(model), ranking
-        self.anatomy = read_anatomy(self.dense, ranking.model or "model")
-        self.planner = Planner(ranking, self.anatomy, ranking.protection)
-        self.plan = Plan.dense(self.anatomy)
-        self.current = self.dense
-
-    def prune(self, to: Plan | float) -> ElasticViT:
-        """Become the model of a Plan or of a sparsity, always cut from the dense weights."""
-        plan = to if isinstance(to, Plan) else self.planner.sparsity(to)
-        dense = plan == Plan.dense(self.anatomy)
-        self.current = self.dense if dense else shrink(self.dense, self.ranking, plan)
-        self.plan = plan
-        return self
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.current(images)

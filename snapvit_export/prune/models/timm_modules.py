@@ -44,6 +44,7 @@ SHAPE_ARGUMENTS = frozenset(
         "final_norm",
         "proj_bias",
         "pool_include_prefix",
+        "use_fc_norm",
         "act_layer",
         "norm_eps",
         "swiglu_align_to",
@@ -117,6 +118,29 @@ def anatomy_without_weights(name: str, arguments: Mapping[str, Any]) -> Anatomy:
         return read_anatomy(create(name, name, **arguments), name)
 
 
+def pooled(name: str, arguments: Mapping[str, Any], weights: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
+    """Return the arguments with the last norm where the weights have it, if they ask for another pooling than timm's.
+
+    timm moves that norm behind the pooling where patches are averaged, and the weights of a class token have it before.
+    `weights`: of a checkpoint; None: those that timm fetches. A pooling that such weights cannot have is refused.
+    """
+    pool = arguments.get("global_pool")
+    if pool not in ("token", "avg"):
+        return dict(arguments)
+    own = anatomy_without_weights(name, {})
+    if own.distillation_token:
+        raise SnapvitError(f"{name}: answers from two tokens, of which its heads need both. Leave --pool {pool} out")
+    if pool == own.pooling:
+        return dict(arguments)
+    by_attention = own.attention_pool is not None if weights is None else any("attn_pool." in key for key in weights)
+    if by_attention:
+        raise SnapvitError(f"{name}: pools by attention, which its weights were trained for. Leave --pool {pool} out")
+    if pool == "token" and not arguments.get("class_token", own.class_token):
+        raise SnapvitError(f"{name}: has no class token to read. Leave --pool token out")
+    behind = own.fc_norm if weights is None else any(key.endswith("fc_norm.weight") for key in weights)
+    return {("use_fc_norm" if own.family == "eva" else "fc_norm"): behind, **arguments}
+
+
 def converted(weights: dict[str, Tensor], module: nn.Module, path: Path) -> dict[str, Tensor]:
     """Let timm rename the keys of original releases and resample position embeddings."""
     from timm.models import eva, vision_transformer
@@ -164,8 +188,7 @@ def _image_in(positions: Tensor | None, anatomy: Anatomy, path: Path) -> tuple[i
         if side and side * side == positions.shape[1] - rows:
             return side * anatomy.patch[0], side * anatomy.patch[1]
     raise FileFormatError(
-        f"{path}: its {positions.shape[1]} positions are of no square of patches. "
-        f"Give --model-arg img_size=HEIGHTxWIDTH"
+        f"{path}: its {positions.shape[1]} positions are of no square of patches. Give --image-size HEIGHTxWIDTH"
     )
 
 

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import torch
 
+from ...allocation.follow_model import follow_model
 from ...allocation.planner import Planner, check_reach
 from ...allocation.recipe import Settings, uses_scores
 from ...calibration.images import Images
@@ -82,6 +83,7 @@ def rank_and_factor(
 
     With a `checkpoint` path, what was begun there is resumed.
     """
+    settings = follow_model(settings, model.name, model.description.architecture, model.anatomy)
     criterion = criterion_of(settings)
     check(criterion, model, images, settings)
     how = {"engine": engine_name(engine, processes.device, autocast), "device": processes.device.type}
@@ -397,6 +399,8 @@ def provenance_of(
     described: dict[str, Any] = {"allocation": settings.allocation}
     if settings.allocation == "joint":
         described |= {"order": settings.order, "damping": settings.damping}
+    elif settings.damping != Settings().damping:  # no part of the scores, but of the recipe: for whoever corrects
+        described["damping"] = settings.damping
     if settings.depth:
         described["protection"] = as_builtins(Protection(sublayers=False))
     if uses_scores(settings):

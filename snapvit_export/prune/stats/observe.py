@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ...calibration.images import Images
 from ...correction.moments import Moments, Statistics
 from ...correction.token_weights import few_images
 from ...errors import SnapvitError
@@ -26,12 +26,24 @@ from ..models.load import Model, check_device
 from .moments import RunningMoments
 from .token_weights import TokenWeights, batch_size, checked_weights, counted, subsample_step
 
+
+class Inputs(Protocol):
+    """What statistics are taken of: `Images`, or inputs that are ready for the model (`loader.ReadyImages`)."""
+
+    def __len__(self) -> int: ...
+
+    def batches(self, size: int) -> Iterator[npt.NDArray[np.float32]]: ...
+
+    @property
+    def fingerprint(self) -> dict[str, str | int]: ...
+
+
 EMPTY = Moments(0.0, np.zeros(0), np.zeros((0, 0)))  # of a removed layer
 
 
 def observe(
     model: Model,
-    images: Images,
+    images: Inputs,
     progress: Progress | None = None,
     device: str = "cpu",
     token_weights: TokenWeights | None = None,

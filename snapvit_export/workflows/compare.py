@@ -64,9 +64,7 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
     with needs("comparing methods", extra="prune"):
         import torch  # noqa: F401
     from ..prune.compare import compare, method, ordered, same_images
-    from ..prune.models.extractor import TorchExtractor
-    from ..prune.models.load import Model
-    from ..prune.models.read_anatomy import read_anatomy
+    from ..prune.models.extractor import TorchExtractor, cut_extractor
 
     methods = {name: same_images(method(name), request.images, request.seed) for name in request.recipes}
     if request.evaluations is not None:
@@ -86,7 +84,7 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
     dense_features = evaluator.features(dense, progress)
 
     def evaluate(module: nn.Module) -> Evaluation:
-        extractor = TorchExtractor(Model(module, read_anatomy(module, model.name), model.description))
+        extractor = cut_extractor(module, model)
         features = evaluator.features(extractor, progress)
         return evaluator.evaluation(evaluator.measures(features, progress) | fidelity_to(features, dense_features))
 

@@ -67,18 +67,26 @@ class CellResult(CutResult, frozen=True, kw_only=True):
 class SeedInputs(Value, frozen=True, kw_only=True):
     """What the results of one seed come from; images by a hash of their names, classes and some pixels."""
 
-    ranking: str | None  # hash of its scores; None: nothing was cut, or it was made by the settings
-    calibration: dict[str, Any] | None  # images that correct, or rank
+    ranking: str | None  # hash of its scores; None: nothing was cut, or the settings say how it was made
+    calibration: dict[str, Any] | None  # images that correct, or rank; None: nothing needed any
     data: dict[str, dict[str, Any]]  # images of each data set
 
     def difference(self, other: SeedInputs) -> str | None:
         """Return which input differs from another's, of those that both have."""
-        if self.ranking != other.ranking:
+        if None not in (self.ranking, other.ranking) and self.ranking != other.ranking:
             return "another ranking"
-        if self.calibration != other.calibration:
+        if None not in (self.calibration, other.calibration) and self.calibration != other.calibration:
             return "other images to calibrate on"
         common = sorted(self.data.keys() & other.data.keys())
         return next((f"other images of {name}" for name in common if self.data[name] != other.data[name]), None)
+
+    def joined(self, other: SeedInputs) -> SeedInputs:
+        """Return these inputs with those of another that it has besides."""
+        return SeedInputs(
+            ranking=self.ranking or other.ranking,
+            calibration=self.calibration or other.calibration,
+            data={**other.data, **self.data},
+        )
 
 
 class EvaluationTable(Value, frozen=True, kw_only=True):
@@ -108,8 +116,7 @@ class EvaluationTable(Value, frozen=True, kw_only=True):
         """Return this table with the results and inputs of one that belongs in it."""
         inputs = {**other.inputs, **self.inputs}
         for seed in self.inputs.keys() & other.inputs.keys():
-            data = {**other.inputs[seed].data, **self.inputs[seed].data}
-            inputs[seed] = msgspec.structs.replace(self.inputs[seed], data=data)
+            inputs[seed] = self.inputs[seed].joined(other.inputs[seed])
         return msgspec.structs.replace(self, inputs=inputs, results=(*other.results, *self.results))
 
     def found(self, size: CutSize, seed: int, data: str) -> CellResult | None:

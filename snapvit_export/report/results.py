@@ -22,11 +22,12 @@ PUBLISHED_ROW = "  published"
 
 def print_results(report: TableReport, width: int | None = None) -> None:
     """Print a table for each measure, and below it what its columns mean."""
+    columns_wide = width or width_of(sys.stdout)
     for table in report.tables:
         label, *others = columns(table)
-        for block in _blocks(label, others, width or width_of(sys.stdout)):
-            titles = [title for title, _ in block]
-            print_rows(titles, list(zip(*(cells for _, cells in block))), left={label[0]})
+        for block in _blocks(label, others, columns_wide):
+            rows = [row for row in zip(*(cells for _, cells in block)) if any(row[1:])]
+            print_rows([title for title, _ in block], rows, {label[0]}, columns_wide)
         for sentence in sentences(report, table):
             say(visible(sentence))
 

@@ -310,12 +310,12 @@ def print_evaluation(found: Evaluation) -> None:
     say(f"On {found.source}.")
 
 
-def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], left: set[str]) -> None:
+def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], left: set[str], width: int | None = None) -> None:
     """Print a plain table to standard output."""
     table = _table(columns, left)
     for row in rows:
         table.add_row(*map(_literal, row))
-    print_table(table)
+    print_table(table, width=width)
 
 
 def print_table(table: Table, file: TextIO | None = None, width: int | None = None) -> None:

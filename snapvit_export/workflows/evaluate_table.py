@@ -41,8 +41,8 @@ from ..model.plan import Plan
 from ..model.ranking import Ranking
 from ..progress import Progress, Silent
 from ..storage.atomic import write_atomically
-from .inputs import checkpoint_of, load_model_of, refuse_foreign_checkpoint, resumable
-from .table_request import MARKDOWN, TableRequest, check_request, check_seeds
+from .inputs import checkpoint_of, load_model_of, resumable
+from .table_request import MARKDOWN, TableRequest, check_out, check_request, check_seeds
 
 if TYPE_CHECKING:
     from ..correction.cholesky import Factors
@@ -59,9 +59,6 @@ def evaluate_table(request: TableRequest, progress: Progress | None = None) -> T
     rankings = check_request(request)
     with needs("evaluating a model", extra="prune"):
         import torch  # noqa: F401
-    if request.ranks:
-        for seed in request.seeds:
-            refuse_foreign_checkpoint(request.ranking_of(seed))
     progress.phase("finding images")
     opened = {seed: SeedData.opened(request, seed) for seed in request.seeds}
     check_seeds(request, any(data.unsplit for found in opened.values() for data in found.sets.values()))
@@ -69,6 +66,7 @@ def evaluate_table(request: TableRequest, progress: Progress | None = None) -> T
     runs = [SeedRun(request, seed, model, data, rankings.get(seed), progress) for seed, data in opened.items()]
     for run in runs:
         run.check_sizes()
+    check_out(request)
     start = EvaluationTable(
         model=model.name,
         weights_sha256=model.weights_sha256,

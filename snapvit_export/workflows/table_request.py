@@ -19,7 +19,7 @@ from ..storage.atomic import sha256
 from ..storage.checksummed import is_checksummed
 from ..storage.json import as_builtins
 from ..storage.places import check_output, is_json_of
-from .inputs import BUNDLED_MODEL
+from .inputs import BUNDLED_MODEL, refuse_foreign_checkpoint
 
 MARKDOWN = "evaluation.md"  # beside the numbers
 SEED = "{seed}"  # in the name of a ranking: each seed has its own
@@ -115,7 +115,6 @@ def check_request(request: TableRequest) -> dict[int, Ranking]:
     Damping.parse(request.settings.damping)
     if request.ranking is not None and not request.sizes:
         raise UsageError("--ranking tells in which order to cut, not how far. Give --pair 0.35:0.2 too")
-    _check_place(request)
     if request.ranking is None:
         return {}
     return {seed: Ranking.load(request.ranking_of(seed)) for seed in request.seeds}
@@ -137,7 +136,7 @@ def _refuse_twice(option: str, values: Sequence[object]) -> None:
         raise UsageError(f"{option} names {twice[0]} twice. Name each once")
 
 
-def _check_place(request: TableRequest) -> None:
+def check_out(request: TableRequest) -> None:
     """Refuse, before any work, a folder whose files of these names are not of an evaluation."""
     out, inputs = request.out, [request.checkpoint, request.options.classes, request.ranking]
     if out.exists() and not out.is_dir():
@@ -150,3 +149,4 @@ def _check_place(request: TableRequest) -> None:
         check_output(
             path, "of an evaluation", lambda path: has_numbers and is_checksummed(path, RANKING), inputs, request.force
         )
+        refuse_foreign_checkpoint(path)

@@ -33,7 +33,9 @@ def cell(size, data, knn, seed=0, error=0.01, images=None, correction=None) -> C
 
 def table_of(*cells: CellResult, **changes) -> EvaluationTable:
     seeds = {str(each.seed) for each in cells}
-    inputs = {seed: SeedInputs(ranking="r", calibration=None, data={name: {} for name in SETS}) for seed in seeds}
+    inputs = {
+        seed: SeedInputs(ranking="r", calibration={"images": 8}, data={name: {} for name in SETS}) for seed in seeds
+    }
     made = dict(model=DINO, weights_sha256="w", anatomy=ANATOMY, settings={"by": ["knn"]}, inputs=inputs, results=cells)
     return EvaluationTable(**{**made, **changes})
 
@@ -128,10 +130,13 @@ def test_a_file_gives_the_same_table_back(tmp_path):
         ({"settings": {"by": ["linear"]}}, "other settings (by)"),
         ({"settings": {"by": ["knn"], "images": 5}}, "other settings (images)"),
         ({"inputs": {"0": SeedInputs(ranking="s", calibration=None, data={})}}, "another ranking"),
-        ({"inputs": {"0": SeedInputs(ranking="r", calibration={}, data={})}}, "other images to calibrate on"),
+        (
+            {"inputs": {"0": SeedInputs(ranking="r", calibration={"images": 9}, data={})}},
+            "other images to calibrate on",
+        ),
         ({"inputs": {"0": SeedInputs(ranking="r", calibration=None, data={"pets": {"x": 1}})}}, "other images of pets"),
         ({"inputs": {"1": SeedInputs(ranking="s", calibration=None, data={})}}, None),
-        ({"inputs": {"0": SeedInputs(ranking="r", calibration=None, data={"dtd": {}})}}, None),
+        ({"inputs": {"0": SeedInputs(ranking=None, calibration=None, data={"dtd": {}})}}, None),
     ],
 )
 def test_only_results_of_the_same_inputs_are_resumed(changes, says):
@@ -140,7 +145,8 @@ def test_only_results_of_the_same_inputs_are_resumed(changes, says):
 
 def test_joined_tables_have_the_results_and_inputs_of_both():
     before = table_of(cell(DENSE, "pets", 0.8))
-    inputs = {"0": SeedInputs(ranking="r", calibration=None, data={"dtd": {}})}
+    inputs = {"0": SeedInputs(ranking=None, calibration=None, data={"dtd": {}})}
     joined = msgspec.structs.replace(before, inputs=inputs, results=()).joined(before)
     assert joined.results == before.results
     assert set(joined.inputs["0"].data) == {"dtd", *SETS}
+    assert (joined.inputs["0"].ranking, joined.inputs["0"].calibration) == ("r", {"images": 8})

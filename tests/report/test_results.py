@@ -58,7 +58,7 @@ def test_a_row_for_each_pair_and_a_column_for_each_set_with_the_published_values
     out = capsys.readouterr().out
     titles = out.splitlines()[1].split()
     assert titles == ["MLP:heads", *SETS, "average", "Δ", "speed-up"]
-    cut = re.findall(r"[+\-]?\d+\.\d(?: ± \d+\.\d)?|\d\.\d\dx", rows_of(out, "0.35:0.2"))
+    cut = re.findall(r"\d\.\d\dx|[+\-]?\d+\.\d(?: ± \d+\.\d)?", rows_of(out, "0.35:0.2"))
     assert cut == [*(f"{80.1 - j:.1f} ± 0.3" for j in range(7)), "77.1 ± 0.1", "-10.0", "2.00x"]
     published = [line.split() for line in out.splitlines() if line.strip().startswith("published ")]
     assert published[1][1:] == ["24.8", "91.5", "72.6", "94.4", "71.6", "85.1", "63.2", "71.9"]
@@ -73,7 +73,7 @@ def test_every_number_is_shown_at_every_width_and_no_line_is_longer(capsys, widt
     table = out.split(f"{DINO}:")[0]
     assert max(map(len, table.splitlines())) <= width
     for title in (*SETS, "average", "speed-up"):
-        assert table.count(title) == 1
+        assert table.split().count(title) == 1
     for j in range(7):
         assert f"{90.1 - j:.1f} ± 0.3" in rows_of(table, "dense")
     assert "3.00x" in rows_of(table, "0.65:0.5")

@@ -93,7 +93,7 @@ def evaluate(
     onnx = parsing.onnx_options(output, preprocessing, mean, std, resize)
     given = parsing.model_arguments(model_arg)
     of_table = (pair, recipe, correction, damping, calibrate, calibration_images, seeds, out)
-    if max(map(len, (sets, *by_share))) <= 1 and all(option is None for option in of_table):
+    if all(len(several) <= 1 for several in (sets, *by_share)) and all(option is None for option in of_table):
         size, share = (next(iter(fractions), None) for fractions in by_share)
         request = EvaluateRequest(model, checkpoint, data, ranking, size, share, options, used, force, onnx, given)
         with shown(quiet) as progress:

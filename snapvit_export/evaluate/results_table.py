@@ -19,7 +19,7 @@ from ..allocation.planner import Planner
 from ..family.evaluation import TITLES, Measure
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
-from ..storage.json import Count, Finite, NotNegative, Ratio, Value, read_json, write_json
+from ..storage.json import Count, Finite, NotNegative, Ratio, Some, Value, read_json, write_json
 from .comparison import CutResult
 from .published import DENSE_PAIR, Pair, published_results
 
@@ -61,7 +61,7 @@ class CellResult(CutResult, frozen=True, kw_only=True):
     size: CutSize
     seed: Count
     data: str
-    flops: Count  # of the whole model, for one image
+    flops: Some  # of the whole model, for one image
 
 
 class SeedInputs(Value, frozen=True, kw_only=True):
@@ -100,6 +100,12 @@ class EvaluationTable(Value, frozen=True, kw_only=True):
     inputs: dict[str, SeedInputs]  # by seed
     results: tuple[CellResult, ...] = ()
 
+    def __post_init__(self) -> None:
+        for result in self.results:
+            inputs = self.inputs.get(str(result.seed))
+            if inputs is None or result.data not in inputs.data:
+                raise ValueError(f"{result.size.title} on {result.data} with seed {result.seed} has results, no inputs")
+
     def difference(self, other: EvaluationTable) -> str | None:
         """Return what keeps the results of another table out of this one; None if they belong in it."""
         for name in ("model", "weights_sha256", "anatomy"):
@@ -112,12 +118,13 @@ class EvaluationTable(Value, frozen=True, kw_only=True):
         found = [self.inputs[seed].difference(other.inputs[seed]) for seed in common]
         return next((difference for difference in found if difference is not None), None)
 
-    def joined(self, other: EvaluationTable) -> EvaluationTable:
-        """Return this table with the results and inputs of one that belongs in it."""
+    def joined(self, other: EvaluationTable, measures: Sequence[Measure]) -> EvaluationTable:
+        """Return this table with the inputs of one that belongs in it, and its results that have these measures."""
         inputs = {**other.inputs, **self.inputs}
         for seed in self.inputs.keys() & other.inputs.keys():
             inputs[seed] = self.inputs[seed].joined(other.inputs[seed])
-        return msgspec.structs.replace(self, inputs=inputs, results=(*other.results, *self.results))
+        whole = [result for result in other.results if set(measures) <= set(result.evaluation.measures)]
+        return msgspec.structs.replace(self, inputs=inputs, results=(*whole, *self.results))
 
     def found(self, size: CutSize, seed: int, data: str) -> CellResult | None:
         """Return the result of a size on a data set, if there is one."""

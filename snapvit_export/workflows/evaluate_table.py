@@ -86,6 +86,10 @@ def evaluate_table(request: TableRequest, progress: Progress | None = None) -> T
     return report
 
 
+def _measures(request: TableRequest) -> list[Measure]:
+    return [MEASURE_OF[metric] for metric in request.metrics]
+
+
 def _continued(start: EvaluationTable, request: TableRequest) -> EvaluationTable:
     """Add what an earlier run with the same inputs has found; refuse the results of others."""
     before = EvaluationTable.load(request.out)
@@ -94,14 +98,13 @@ def _continued(start: EvaluationTable, request: TableRequest) -> EvaluationTable
     if difference := start.difference(before):
         where = request.out / EVALUATION
         raise SnapvitError(f"{where}: is of {difference}. Choose another --out, or give --force to begin anew")
-    return start.joined(before)
+    return start.joined(before, _measures(request))
 
 
 def _report(found: EvaluationTable, request: TableRequest) -> TableReport:
     """Return the tables that were asked for; the file keeps the results of earlier runs besides."""
     sizes = (DENSE, *request.sizes)
-    measures = [MEASURE_OF[metric] for metric in request.metrics]
-    tables = tuple(results_table(found, measure, sizes, request.data, request.seeds) for measure in measures)
+    tables = tuple(results_table(found, name, sizes, request.data, request.seeds) for name in _measures(request))
     asked = [r for r in found.results if r.size in sizes and r.data in request.data and r.seed in request.seeds]
     return TableReport(evaluation=msgspec.structs.replace(found, results=tuple(asked)), tables=tables)
 
@@ -277,7 +280,7 @@ class SeedRun:
         return size.title if len(self.request.seeds) == 1 else f"{size.title}, seed {self.seed}"
 
     def _tell(self, result: CellResult) -> None:
-        measures = [MEASURE_OF[metric] for metric in self.request.metrics]
+        measures = _measures(self.request)
         values = ", ".join(f"{TITLES[measure]} {result.evaluation.value(measure):.3f}" for measure in measures)
         self.progress.note(f"{self._title(result.size)} on {result.data}: {values}")
 

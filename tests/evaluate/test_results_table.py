@@ -1,11 +1,13 @@
 """The table of an evaluation: averages, differences and speed-ups of known numbers, and what may be resumed."""
 
+import json
 import math
 
 import msgspec
 import numpy as np
 import pytest
 
+from snapvit_export.errors import FileFormatError
 from snapvit_export.evaluate.published import published_results
 from snapvit_export.evaluate.results_table import (
     DENSE,
@@ -140,13 +142,28 @@ def test_a_file_gives_the_same_table_back(tmp_path):
     ],
 )
 def test_only_results_of_the_same_inputs_are_resumed(changes, says):
-    assert of_one_seed().difference(msgspec.structs.replace(of_one_seed(), **changes)) == says
+    assert of_one_seed().difference(msgspec.structs.replace(of_one_seed(), results=(), **changes)) == says
 
 
 def test_joined_tables_have_the_results_and_inputs_of_both():
     before = table_of(cell(DENSE, "pets", 0.8))
     inputs = {"0": SeedInputs(ranking=None, calibration=None, data={"dtd": {}})}
-    joined = msgspec.structs.replace(before, inputs=inputs, results=()).joined(before)
+    joined = msgspec.structs.replace(before, inputs=inputs, results=()).joined(before, ["knn"])
     assert joined.results == before.results
     assert set(joined.inputs["0"].data) == {"dtd", *SETS}
     assert (joined.inputs["0"].ranking, joined.inputs["0"].calibration) == ("r", {"images": 8})
+
+
+def test_results_without_a_measure_that_is_wanted_are_found_anew():
+    start = msgspec.structs.replace(of_one_seed(), results=())
+    assert start.joined(of_one_seed(), ["knn", "linear"]).results == ()
+
+
+@pytest.mark.parametrize("inputs", [{}, {"1": {}}, {"0": {"ranking": None, "calibration": None, "data": {}}}])
+def test_a_file_with_results_of_unknown_inputs_is_refused(tmp_path, inputs):
+    of_one_seed().save(tmp_path)
+    path = tmp_path / "evaluation.json"
+    changed = {**json.loads(path.read_text()), "inputs": inputs}
+    path.write_text(json.dumps(changed))
+    with pytest.raises(FileFormatError, match="evaluation.json: not a valid EvaluationTable"):
+        EvaluationTable.load(tmp_path)

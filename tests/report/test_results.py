@@ -42,7 +42,7 @@ def report(model=DINO, sizes=SIZES, sets=tuple(SETS), correction=None) -> TableR
         weights_sha256="w",
         anatomy=anatomy,
         settings={"correction": correction},
-        inputs={"0": SeedInputs(ranking="r", calibration=None, data={})},
+        inputs={"0": SeedInputs(ranking="r", calibration=None, data={name: {} for name in sets})},
         results=tuple(results),
     )
     return TableReport(evaluation=found, tables=(results_table(found, "knn", sizes, sets, (0,)),))

@@ -17,7 +17,7 @@ from .markdown import line, text
 from .terminal import COLUMN_GAP, LONGEST_NAME, print_rows, width_of
 
 Column = tuple[str, list[str]]  # title, cells
-PUBLISHED_ROW = "  published"
+PUBLISHED_ROW = "published"
 
 
 def print_results(report: TableReport, width: int | None = None) -> None:
@@ -25,7 +25,9 @@ def print_results(report: TableReport, width: int | None = None) -> None:
     columns_wide = width or width_of(sys.stdout)
     for table in report.tables:
         label, *others = columns(table)
-        for block in _blocks(label, others, columns_wide):
+        of_sets = len(table.data)
+        parts = [*([column] for column in others[:of_sets]), others[of_sets:]]  # what sums up stays together
+        for block in _blocks(label, parts, columns_wide):
             rows = [row for row in zip(*(cells for _, cells in block)) if any(row[1:])]
             print_rows([title for title, _ in block], rows, {label[0]}, columns_wide)
         for sentence in sentences(report, table):
@@ -39,7 +41,7 @@ def results_markdown(report: TableReport) -> str:
         shown = columns(table)
         lines.append(line([text(title) for title, _ in shown]))
         lines.append(line(["---", *["--:"] * (len(shown) - 1)]))
-        lines += [line([text(cell.strip()) for cell in row]) for row in zip(*(cells for _, cells in shown))]
+        lines += [line([text(cell) for cell in row]) for row in zip(*(cells for _, cells in shown))]
         lines += ["", *(f"{text(sentence)}\n" for sentence in sentences(report, table))]
     return "\n".join(lines)
 
@@ -88,15 +90,16 @@ def sentences(report: TableReport, table: ResultsTable) -> list[str]:
     return lines
 
 
-def _blocks(label: Column, others: Sequence[Column], width: int) -> list[list[Column]]:
-    """Divide the columns into blocks that fit into the width, each with the sizes at its left."""
+def _blocks(label: Column, parts: Sequence[Sequence[Column]], width: int) -> list[list[Column]]:
+    """Divide the columns into blocks that fit into the width, each with the sizes at its left; no part is divided."""
     blocks, room = [[label]], width - _wide(label)
-    for column in others:
-        if room < _wide(column) and len(blocks[-1]) > 1:
+    for part in parts:
+        needed = sum(map(_wide, part))
+        if room < needed and len(blocks[-1]) > 1:
             blocks.append([label])
             room = width - _wide(label)
-        blocks[-1].append(column)
-        room -= _wide(column)
+        blocks[-1] += part
+        room -= needed
     return blocks
 
 

@@ -103,7 +103,7 @@ def check_request(request: TableRequest) -> dict[int, Ranking]:
     """Refuse what can be refused before any work; return the given rankings, by seed."""
     if Path(request.model).suffix.lower() in SUFFIXES:
         raise UsageError(f"{request.model}: a table is of a model in torch. Evaluate files on one --data at a time")
-    check_options(request.options)
+    check_options(request.options_of(0))
     if request.options.features is not None:
         raise UsageError("--features keeps those of one model on one data set, and a table has more. Leave it out")
     if not request.data or not request.seeds:

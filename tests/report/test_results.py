@@ -79,6 +79,14 @@ def test_every_number_is_shown_at_every_width_and_no_line_is_longer(capsys, widt
     assert "3.00x" in rows_of(table, "0.65:0.5")
 
 
+@pytest.mark.parametrize(("width", "blocks"), [(80, 3), (100, 2), (140, 1)])
+def test_columns_go_on_below_and_what_sums_up_stays_together(capsys, width, blocks):
+    print_results(report(), width=width)
+    titles = [line.split() for line in capsys.readouterr().out.splitlines() if "MLP:heads" in line]
+    assert len(titles) == blocks
+    assert titles[-1][-3:] == ["average", "Δ", "speed-up"]
+
+
 def test_a_corrected_cut_stands_alone_beside_the_dense_published_value(capsys):
     print_results(report(correction="elastic"), width=200)
     out = capsys.readouterr().out

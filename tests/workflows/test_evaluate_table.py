@@ -271,6 +271,7 @@ def test_a_source_that_is_evaluated_whole_cannot_calibrate(evaluate):
         (["--pair", "0.35"], 2, "--pair is given twice"),
         (["--sparsity", "1.2"], 2, "1.2"),
         (["--sparsity", "0.2,nan"], 2, "is not a number"),
+        (["--classes", "c.txt"], 2, "Add head to --by"),
         (["--features", "f"], 2, "--features keeps those of one model"),
         (["--flops", "0.0001"], 1, "out of reach"),
     ],

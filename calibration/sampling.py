@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -67,3 +67,17 @@ def without_repeats(sources: Sequence[Source]) -> Iterator[Source]:
         names = [os.path.abspath(source.title(i)) for i in range(source.count)]
         yield source.subset([i for i, name in enumerate(names) if name not in seen])
         seen.update(names)
+
+
+def places_of(source: Source) -> set[str]:
+    """Return where its images lie, links followed: the same image of another folder or list has the same place."""
+    return {_place(source, i) for i in range(source.count)}
+
+
+def without_images(source: Source, places: Collection[str]) -> Source:
+    """The source without the images that lie there."""
+    return source.subset([i for i in range(source.count) if _place(source, i) not in places])
+
+
+def _place(source: Source, i: int) -> str:
+    return os.path.realpath(source.title(i))

@@ -43,7 +43,7 @@ MEANS_BOTH = frozenset(
     for name in (
         *("data", "on", "by", "classes", "features", "ranking", "checkpoint", "profile", "elastic", "target"),
         *("sparsity", "flops", "params", "pair", "pairs", "recipes", "rounds", "ignore", "format", "budget"),
-        *("tokens", "resolution", "power-modes", "deadline"),
+        *("tokens", "resolution", "power-modes", "deadline", "calibrate", "seeds"),
     )
 )
 ENDLESS = frozenset(["--most-moved"])  # options that may be inf: for never

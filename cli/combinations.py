@@ -38,6 +38,7 @@ class Rule:
 
 UNCORRECTED = "--recipe=paper|snapvit|local|idap"  # recipes that correct nothing unless asked
 CUTS = ("--budget", "--sparsity", "--flops", "--params", "--pair", "--for", "--build-only")
+SIZES = ("--pair", "--sparsity", "--flops")  # that `evaluate` cuts to
 MIXES = ("--budget", "--for", "--build-only", "--levers=*tokens*|all")
 NO_TRAINING = "head|segment|in-context|segment,in-context|in-context,segment"  # of features: a --by
 JETSON = "jetson://*"  # a --target
@@ -229,6 +230,33 @@ RULES = (
         "says how --by segment learns. Give --by segment, or leave it out",
         unless=("--by=*segment*",),
     ),
+    Rule("evaluate", "--recipe", "says how to rank, and --ranking is made. Give one of them", beside=("--ranking",)),
+    *(
+        Rule(
+            "evaluate",
+            option,
+            "is for correcting and ranking, and --ranking is made. Give --correction elastic too, or leave it out",
+            beside=("--ranking",),
+            unless=("--correction=refit|elastic|sequential|sparsegpt",),
+        )
+        for option in ("--damping", "--calibrate", "--calibration-images")
+    ),
+    *(
+        Rule(
+            "evaluate",
+            option,
+            f"{is_about}, and nothing is cut. Give --pair 0.35:0.2, --sparsity or --flops too, or leave it out",
+            unless=SIZES,
+        )
+        for option, is_about in (
+            ("--recipe", "ranks what is to be cut"),
+            ("--correction", "repairs what was cut"),
+            ("--damping", "is of a correction or a ranking"),
+            ("--calibrate", "names images to correct and rank on"),
+            ("--calibration-images", "are for correcting and ranking"),
+        )
+    ),
+    Rule("evaluate", "--seed", "is one, and --seeds are several. Give one of them", beside=("--seeds",)),
     Rule(
         "evaluate",
         "--bank-patches",

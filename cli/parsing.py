@@ -6,14 +6,15 @@ import math
 import re
 import shlex
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..allocation.asked import refuse_same
 from ..errors import UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from ..evaluate.results_table import CutSize
     from ..family.manifest import Limits, Prefer
     from ..profiles import Card
     from ..serving.controller import Late
@@ -47,6 +48,53 @@ def pairs(text: str | None, option: str) -> list[tuple[float, float]]:
         found.append((_number(mlp, option, "0.35:0.2"), _number(head, option, "0.35:0.2")))
     refuse_same(option, found)
     return found
+
+
+def cut_sizes(pairs: Sequence[tuple[float, float]], sparsity: Sequence[float], flops: Sequence[float]) -> list[CutSize]:
+    """Return the sizes of a table: pairs first, then sparsities, then FLOPs."""
+    from ..allocation.planner import check_fraction, check_ratio, check_sparsity
+    from ..evaluate.results_table import CutSize
+
+    for mlp, head in pairs:
+        check_ratio("neurons", mlp)
+        check_ratio("heads", head)
+    for fraction in sparsity:
+        check_sparsity(fraction)
+    for fraction in flops:
+        check_fraction("FLOPs", fraction)
+    sizes = [CutSize(pair=pair) for pair in pairs] + [CutSize(sparsity=fraction) for fraction in sparsity]
+    return sizes + [CutSize(flops=fraction) for fraction in flops]
+
+
+def names(text: str | None, option: str) -> list[str]:
+    """Parse `cifar10,pets`; a path that is there is one name, whatever is in it."""
+    if text is None:
+        return []
+    if Path(text).exists():
+        return [text]
+    found = [part.strip() for part in text.split(",")]
+    if len(found) > 1 and not all(found):
+        raise UsageError(f"{option} '{text}' has an empty name. Write it like cifar10,pets")
+    return found
+
+
+def seeds(text: str | None, one: int) -> list[int]:
+    """Parse `0,13,42`; the one of --seed where none are given."""
+    found = []
+    for part in [str(one)] if text is None else text.split(","):
+        if not re.fullmatch(r"\s*\d{1,10}\s*", part, re.ASCII) or int(part) >= 2**32:
+            raise UsageError(f"--seeds '{part}' is no seed. Write them like 0,13,42")
+        found.append(int(part))
+    return found
+
+
+def refuse_in_table(runtime: Runtime | None, onnx: OnnxOptions) -> None:
+    """Refuse options of files, which a table of several sizes or data sets is not of."""
+    if runtime is not None or not onnx.is_empty:
+        raise UsageError(
+            "--runtime, --output, --preprocessing, --mean, --std and --resize are of files, and a table is of a model "
+            "in torch. Leave them out, or evaluate one file on one --data"
+        )
 
 
 def resolutions(text: str | None, option: str) -> list[int | tuple[int, int]]:

@@ -5,23 +5,42 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+from ..allocation.recipe import ADDS_BIASES
 from ..family.evaluation import HEADLINE, Evaluation, Measure
+from ..model.anatomy import Anatomy
+from ..model.plan import Plan
 from ..storage.json import Count, Ratio, Value, read_json, write_json
 
 COMPARISON = "compare.json"
 Axis = Literal["sparsity", "flops"]  # share of prunable parameters that is cut, or of the blocks' FLOPs that is kept
 
 
-class MethodResult(Value, frozen=True, kw_only=True):
+class CutResult(Value, frozen=True, kw_only=True):
+    """The size and quality of a cut model."""
+
+    sparsity: Ratio
+    flops_ratio: Ratio  # of the blocks, to the dense ones
+    params: Count
+    correction: str | None
+    evaluation: Evaluation
+
+
+class MethodResult(CutResult, frozen=True, kw_only=True):
     """The result of one pruning method at one size."""
 
     recipe: str
     asked: Ratio  # on the axis of the comparison
-    sparsity: Ratio
-    flops_ratio: Ratio
-    params: Count
-    correction: str | None
-    evaluation: Evaluation
+
+
+def sizes_of(plan: Plan, anatomy: Anatomy, correction: str | None) -> dict[str, Any]:
+    """Return the fields of a `CutResult` that follow from the Plan of a model."""
+    after = anatomy.with_output_biases() if correction in ADDS_BIASES else anatomy
+    return {
+        "sparsity": plan.sparsity(anatomy),
+        "flops_ratio": plan.flops_ratio(anatomy),
+        "params": after.params(plan),
+        "correction": correction,
+    }
 
 
 class Comparison(Value, frozen=True, kw_only=True):

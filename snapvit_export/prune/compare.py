@@ -18,7 +18,7 @@ from ..allocation.recipe import ADDS_BIASES, ALIASES, CORRECTIONS, RECIPES, Sett
 from ..calibration.images import Images
 from ..correction.moments import Damping
 from ..errors import UsageError
-from ..evaluate.comparison import Axis, Comparison, MethodResult
+from ..evaluate.comparison import Axis, Comparison, MethodResult, sizes_of
 from ..family.evaluation import TITLES, Evaluation
 from ..model.plan import Plan
 from ..progress import Progress
@@ -90,16 +90,8 @@ def _plan(planner: Planner, axis: Axis, size: float) -> Plan:
 def _contestant(
     model: Model, recipe: str, asked: float, plan: Plan, correction: str | None, evaluation: Evaluation
 ) -> MethodResult:
-    anatomy = model.anatomy.with_output_biases() if correction in ADDS_BIASES else model.anatomy
-    return MethodResult(
-        recipe=recipe,
-        asked=asked,
-        sparsity=plan.sparsity(model.anatomy),
-        flops_ratio=plan.flops_ratio(model.anatomy),
-        params=anatomy.params(plan),
-        correction=correction,
-        evaluation=evaluation,
-    )
+    sizes = sizes_of(plan, model.anatomy, correction)
+    return MethodResult(recipe=recipe, asked=asked, evaluation=evaluation, **sizes)
 
 
 def ordered(comparison: Comparison, methods: Sequence[str], sizes: Sequence[float]) -> Comparison:

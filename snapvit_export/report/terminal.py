@@ -54,7 +54,7 @@ def print_family(
 
     stream = file or sys.stdout
     report = collect(LoadedFamily(folder or Path(), manifest))
-    columns_wide = width or _width(stream)
+    columns_wide = width or width_of(stream)
     rows, columns = table(report, columns_wide)
     shown = _table([], left=set(), gap=GAP)
     top = max(column.title.count("\n") for column in columns)
@@ -137,7 +137,7 @@ def print_validation(manifest: Manifest, file: TextIO | None = None, width: int 
         ("  ", ["chosen" if p.is_chosen else "" for p in points], 0),
     ]
     known = [column for column in columns if any(cell.strip(words.UNKNOWN) for cell in column[1])]
-    wide = width or _width(file or sys.stdout)
+    wide = width or width_of(file or sys.stdout)
     kept = columns_that_fit(known, wide)
     table = _table([name for name, _ in kept], left={"variant", "", " ", "dominated by", "  "})
     for point, row in zip(points, zip(*(cells for _, cells in kept))):
@@ -320,24 +320,24 @@ def print_evaluation(found: Evaluation) -> None:
     say(f"On {found.source}.")
 
 
-def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], left: set[str]) -> None:
+def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], left: set[str], width: int | None = None) -> None:
     """Print a plain table to standard output."""
     table = _table(columns, left)
     for row in rows:
         table.add_row(*map(_literal, row))
-    print_table(table)
+    print_table(table, width=width)
 
 
 def print_table(table: Table, file: TextIO | None = None, width: int | None = None) -> None:
     from rich.console import Console
 
     stream = file or sys.stdout
-    console = Console(file=stream, width=width or _width(stream), highlight=False, markup=False)
+    console = Console(file=stream, width=width or width_of(stream), highlight=False, markup=False)
     with writing_to(stream):
         console.print(table)
 
 
-def _width(stream: TextIO) -> int:
+def width_of(stream: TextIO) -> int:
     """Return the columns of a terminal, or a fixed number elsewhere."""
     from rich.console import Console
 

@@ -66,9 +66,7 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
     with needs("comparing methods", extra="prune"):
         import torch  # noqa: F401
     from ..prune.compare import compare, method, ordered, same_images
-    from ..prune.models.extractor import TorchExtractor
-    from ..prune.models.load import Model
-    from ..prune.models.read_anatomy import read_anatomy
+    from ..prune.models.extractor import TorchExtractor, cut_extractor
     from ..prune.rank.distributed import alone
 
     processes = alone(request.device)
@@ -94,7 +92,7 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
     dense_features = evaluator.features(dense, progress)
 
     def evaluate(module: nn.Module) -> Evaluation:
-        extractor = TorchExtractor(Model(module, read_anatomy(module, model.name), model.description), request.device)
+        extractor = cut_extractor(module, model, request.device)
         features = evaluator.features(extractor, progress)
         return evaluator.evaluation(evaluator.measures(features, progress) | fidelity_to(features, dense_features))
 

@@ -69,7 +69,9 @@ def evaluate_model(request: EvaluateRequest, progress: Progress | None = None) -
             from ..prune.models.load import check_device
         check_device(request.device)
     progress.phase("finding images")
-    data = open_dataset(_data(request), request.options.seed, splits_for(request.options.by))
+    data = open_dataset(
+        data_of_evaluation(request.model, request.data), request.options.seed, splits_for(request.options.by)
+    )
     with (
         _exported(request, data, progress)
         if is_file
@@ -147,10 +149,11 @@ def _is_file(model: str) -> bool:
     return Path(model).suffix.lower() in SUFFIXES
 
 
-def _data(request: EvaluateRequest) -> str:
-    if request.data is None and request.model != BUNDLED_MODEL:
-        raise UsageError(f"{request.model} needs images to be evaluated on. Give --data FOLDER")
-    return BUNDLED_IMAGES if request.data is None else request.data
+def data_of_evaluation(model: str, data: str | None) -> str:
+    """Return the data that a model is evaluated on: the bundled digits by default, for the bundled model."""
+    if data is None and model != BUNDLED_MODEL:
+        raise UsageError(f"{model} needs images to be evaluated on. Give --data FOLDER")
+    return BUNDLED_IMAGES if data is None else data
 
 
 @contextmanager
@@ -182,9 +185,8 @@ def _made_ours(path: Path, options: OnnxOptions, folder: Path, data: Dataset, pr
 
 def _in_torch(request: EvaluateRequest, ranking: Ranking | None, progress: Progress) -> Extractor:
     from ..allocation.planner import Planner
-    from ..prune.models.extractor import TorchExtractor
-    from ..prune.models.load import Model, check_same_weights
-    from ..prune.models.read_anatomy import read_anatomy
+    from ..prune.models.extractor import TorchExtractor, cut_extractor
+    from ..prune.models.load import check_same_weights
     from ..prune.models.slicing import shrink
 
     model = load_model_of(request, progress)
@@ -193,5 +195,4 @@ def _in_torch(request: EvaluateRequest, ranking: Ranking | None, progress: Progr
     check_same_weights(ranking, model, f"{request.ranking}: ")
     planner = Planner(ranking, model.anatomy, ranking.protection)
     plan = planner.flops(request.flops) if request.flops is not None else planner.sparsity(request.sparsity or 0.0)
-    small = shrink(model.module, ranking, plan)
-    return TorchExtractor(Model(small, read_anatomy(small, model.name), model.description), request.device)
+    return cut_extractor(shrink(model.module, ranking, plan), model, request.device)

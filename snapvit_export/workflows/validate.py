@@ -11,7 +11,6 @@ was stopped resumes with the next file. Light, but for the comparison with torch
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +26,7 @@ from ..calibration.digits import BUNDLED as BUNDLED_IMAGES
 from ..calibration.images import calibration_and_held_out
 from ..calibration.open_source import open_source
 from ..calibration.preprocessing import Preprocessing
-from ..calibration.source import Source
+from ..calibration.sampling import places_of, without_images
 from ..errors import FileFormatError, SnapvitError, UsageError, needs
 from ..evaluate.evaluator import EvalOptions, Evaluator, check_options, fidelity_to, splits_for
 from ..evaluate.exported_model import ExportedInfo, open_exported
@@ -217,28 +216,21 @@ def _without_calibration(data: Dataset, request: ValidateRequest, manifest: Mani
             f"the family was calibrated on {name}, which is not here: whether it has these images is not known"
         )
         return data
-    known = {os.path.realpath(calibrated.title(i)) for i in range(calibrated.count)}
-    parts = {split: _others(source, known) for split, source in {"test": data.test, "unsplit": data.unsplit}.items()}
-    test, unsplit = parts["test"], parts["unsplit"]
+    known = places_of(calibrated)
+    test = without_images(data.test, known)
+    unsplit = None if data.unsplit is None else without_images(data.unsplit, known)
     before = data.unsplit or data.test
-    left_out = before.count - (unsplit or test or before).count
+    left_out = before.count - (unsplit or test).count
     if not left_out:
         return data
-    if not (unsplit or test or before).count:
+    if not (unsplit or test).count:
         raise SnapvitError(
             f"{data.name}: all of its images calibrated the family. Give --data others to evaluate it on"
         )
     progress.note(f"{data.name}: left out {left_out} images that calibrated the family")
     if unsplit is not None:
         return split_by_seed(data.name, unsplit, request.options.seed)
-    assert test is not None
     return replace(data, test=test)
-
-
-def _others(source: Source | None, known: set[str]) -> Source | None:
-    if source is None:
-        return None
-    return source.subset([i for i in range(source.count) if os.path.realpath(source.title(i)) not in known])
 
 
 def _evaluate_all(

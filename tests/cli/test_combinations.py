@@ -30,7 +30,7 @@ ALWAYS = {
     "pack": "--model --ranking --out --no-correct --no-fidelity --classes --json --quiet",
     "profile": "--target --out --batch --seconds --force --json --quiet",
     "choose": "--budget --at --max-size --max-params --strict --profile --json --quiet",
-    "evaluate": "--by --data --images --seed --device --force --json --quiet",
+    "evaluate": "--by --data --images --pair --out --device --force --json --quiet",
     "fleet": "--budget --at --strict --json",
     "validate": "--data --by --min-accuracy --images --seed --model --runtime --threads --batch --json --quiet",
     "compare": "--recipes --flops --model --data --on --by --images --judged --seed --device --out --force --json "
@@ -124,6 +124,9 @@ BY_LIBRARY = [
     (("evaluate", "--sparsity", ""), "Give --ranking"),
     (("evaluate", "--flops", ""), "Give --ranking"),
     (("evaluate", "--runtime", "--runtime openvino"), "Leave it out"),
+    (("evaluate", "--runtime", "--runtime openvino --data digits,cifar10"), "Leave them out"),
+    (("evaluate", "--seeds", "--seeds 0,13"), "--seeds would all give the same"),
+    (("evaluate", "--features", "--data digits,cifar10 --features f"), "--features keeps those of one model"),
     (("compare", "--classes", "--by knn"), "Add head to --by"),
     (("compare", "--evaluations", "--recipes magnitude,snip"), "--evaluations are those of a search"),
     (("validate", "--classes", "FAMILY --by knn"), "Add head to --by"),

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...calibration.images import Images
 from ...calibration.preprocessing import Preprocessing
@@ -22,6 +22,7 @@ from ...progress import Progress, Silent
 from ..blocks.merging import holder_of
 from .class_names import class_names
 from .load import Model
+from .read_anatomy import read_anatomy
 
 BATCH = 32
 
@@ -87,3 +88,8 @@ class TorchExtractor:
                     progress.advance(len(batch))
         finally:
             module.to("cpu")
+
+
+def cut_extractor(small: nn.Module, model: Model, device: str = "cpu") -> TorchExtractor:
+    """Return the extractor of a module that was cut from a model."""
+    return TorchExtractor(Model(small, read_anatomy(small, model.name), model.description), device)

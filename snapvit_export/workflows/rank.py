@@ -26,6 +26,7 @@ from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx, require_sam
 
 ADVICE = "Choose another --out, or give --force to replace it"
 DECIDES = ("criterion", "protection", "search_settings", "rounds_settings")  # in provenance, where they have a part
+CKA = "snapvit-cka"  # the kind of a file with a covariance
 WHERE = ("engine", "device", "autocast", "source")  # decide nothing: where candidates were evaluated and images lay
 
 
@@ -46,6 +47,7 @@ class RankRequest:
     force: bool = False  # write over a file of something else, or a ranking of another model or other settings
     onnx: OnnxOptions = field(default_factory=OnnxOptions)  # what an ONNX file does not say itself
     model_arguments: Mapping[str, Any] | None = None  # for timm, beside a timm name
+    cka_file: Path | None = None  # keeps the first covariance; read if it is there
 
 
 def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
@@ -56,6 +58,7 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
         return _rank_onnx(request, progress)
     refuse_without_onnx(request.onnx, request.model)
     refuse_foreign_checkpoint(request.out)
+    _check_cka_file(request)
     if not request.settings.evaluations and (request.engine or request.autocast):
         idle = "--engine" if request.engine else "--autocast"
         raise UsageError(f"{idle} is for candidates of a search. Give --evaluations 100 too, or leave it out")
@@ -64,7 +67,9 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
     from ..prune.models.load import check_device
     from ..prune.rank.distributed import join
     from ..prune.rank.iterative import made_by, rank_in_rounds
-    from ..prune.rank.rank import needs_images, rank
+    from ..prune.rank.provenance import needs_images
+    from ..prune.rank.rank import rank
+    from ..prune.rank.search.covariance import CkaInputs
     from ..prune.rank.search.engine import check_autocast, check_engine
 
     settings = request.settings
@@ -83,9 +88,10 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
         model = load_model_of(request, speaking)
         none = Images(np.zeros((0, *model.anatomy.image, 3), np.uint8), None, model.preprocessing, "none")
         images = none if source is None else read_images((source,), model.preprocessing, speaking)[0]
+        of_cka = _images_of_cka(request, images, speaking)
         checkpoint = checkpoint_of(request.out)
         if request.out.is_file() and not request.force:
-            _refuse_other(request.out, made_by(model, images, settings, rounds))
+            _refuse_other(request.out, made_by(model, images, settings, rounds, of_cka))
         with resumable(checkpoint):
             if rounds is not None:
                 ranking = rank_in_rounds(model, images, rounds, settings, checkpoint=checkpoint, progress=speaking)
@@ -99,12 +105,36 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
                     engine=engine,
                     autocast=autocast,
                     processes=processes,
+                    cka=CkaInputs(of_cka, request.cka_file, request.force),
                 )
         if not processes.is_first:
             return None
         ranking.save(request.out)
         checkpoint.unlink(missing_ok=True)
         return ranking
+
+
+def _images_of_cka(request: RankRequest, images: Images, progress: Progress) -> Images:
+    """Return the images of the first covariance: those that calibrate, or as many more by the same seed as asked."""
+    wanted = request.settings.cka_images
+    if wanted is None or wanted <= len(images):
+        return images
+    source, _ = calibration_and_held_out(data_of(request), wanted, request.settings.seed, most_held_out=0)
+    if source.count < wanted:
+        progress.note(f"{source.count} images are there for the covariance, not {wanted}")
+    return read_images((source,), images.preprocessing, progress)[0]
+
+
+def _check_cka_file(request: RankRequest) -> None:
+    """Refuse, before any work, a file for the covariance that is something else, or that nothing would use."""
+    if request.cka_file is None:
+        return
+    if not request.settings.cka:
+        raise UsageError("--cka-file keeps the covariance of --cka. Give --cka too, or leave it out")
+    kind, inputs = "a CKA covariance", [request.checkpoint, Path(request.model), request.out]
+    check_output(
+        request.cka_file, kind, lambda path: is_checksummed(path, CKA), inputs, request.force, option="--cka-file"
+    )
 
 
 def _rank_onnx(request: RankRequest, progress: Progress) -> Ranking:

@@ -255,8 +255,10 @@ class _Run:
     def joint(self, saved: SavedState | None, provenance: dict[str, Any]) -> tuple[Ranking, Factors]:
         """Return orders and damage curves from the dense model's statistics; a search may then weight the curves."""
         settings = self.settings
-        with self.clock("scores"):
-            scores = self.score(saved) if uses_scores(settings) else None
+        scores = None
+        if uses_scores(settings):
+            with self.clock("scores"):
+                scores = self.score(saved)
         ranking, factors = self._ordered(scores, provenance)
         self._check_same_order(ranking, saved)
         provenance = {**provenance, KEY: as_builtins(self.sublayers())}

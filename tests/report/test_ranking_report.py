@@ -69,8 +69,8 @@ def test_sizes_that_are_asked_for_are_shown_and_refused_out_of_reach():
 def test_usual_sizes_out_of_reach_are_left_out_and_named():
     ranking = make_ranking(provenance={"protection": {"neurons": 0.6, "heads": 0.6}})
     shown = collect_ranking(ranking)
-    assert shown.out_of_reach == ("40 % cut", "50 % cut", "60 % cut")
-    assert len(shown.plans) == 4
+    assert shown.out_of_reach == ("50 % cut", "60 % cut")
+    assert len(shown.plans) == 5
     assert "Out of reach" in ranking_page(shown)
 
 

@@ -109,9 +109,9 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
     begun = start if request.force else _continued(start, request.out)
     of_each = {name: own.get(name, images) for name in methods}
     found = compare(model, of_each, methods, sizes, evaluate, begun, request.out, progress)
-    asked = ordered(found, list(methods), sizes)  # the file keeps the results of earlier runs besides
-    _write(asked, request.out)
-    return asked
+    wanted = ordered(found, list(methods), sizes)  # the file keeps the results of earlier runs besides
+    _write(wanted, request.out)
+    return wanted
 
 
 def _own_images(

@@ -155,7 +155,7 @@ def test_an_onnx_file_is_refused_before_anything_is_loaded(snapvit, made, tmp_pa
     [
         (["--recipes", "luck"], "no recipe or criterion is called 'luck'"),
         (["--recipes", "lamp,lamp"], "--recipes names lamp twice"),
-        (["--recipes", "paper:pca=8:seed=1,paper:seed=1:pca=08"], "names paper:seed=1:pca=8 twice"),
+        (["--recipes", "paper:pca=8:seed=1,paper:seed=1:pca=08"], "names paper:pca=8:seed=1 twice"),
         (["--recipes", "paper:pca=8,snapvit:pca=8"], "snapvit:pca=8 is the same as paper:pca=8"),
         (["--recipes", "paper,paper:pca=192"], "paper:pca=192 is the same as paper. Name one"),
         (["--recipes", "paper:pca=x"], "pca=x is not understood"),

@@ -54,11 +54,11 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
     """Rank a model and write the file; None in a process that only helps another."""
     rounds = _rounds(request)
     _check_place(request.out, [request.checkpoint, Path(request.model)], request.force)
+    _check_cka_file(request)
     if is_onnx(request.model):
         return _rank_onnx(request, progress)
     refuse_without_onnx(request.onnx, request.model)
     refuse_foreign_checkpoint(request.out)
-    _check_cka_file(request)
     if not request.settings.evaluations and (request.engine or request.autocast):
         idle = "--engine" if request.engine else "--autocast"
         raise UsageError(f"{idle} is for candidates of a search. Give --evaluations 100 too, or leave it out")

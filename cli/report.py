@@ -92,7 +92,9 @@ def _report_ranking(
     from .progress import shown
 
     with shown(quiet) as progress:
-        data, files = report_ranking(file, out, formats, *sizes.values(), progress=progress, force=force)
+        data, files = report_ranking(
+            file, out, formats, sizes["--sparsity"], sizes["--flops"], sizes["--pair"], progress, force
+        )
     if as_json:
         print_json(data)
         return

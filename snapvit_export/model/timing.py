@@ -60,7 +60,7 @@ class PhaseClock:
     """
 
     def __init__(self, processes: int = 1, threads: int = 1, device: str = "cpu") -> None:
-        self._how = {"processes": processes, "threads": threads, "device": device}
+        self._how = Timing(processes=processes, threads=threads, device=device, seconds={})
         self._stages = Stages()
         self.earlier: tuple[Timing, ...] = ()
 
@@ -70,7 +70,7 @@ class PhaseClock:
     def timings(self) -> tuple[Timing, ...]:
         """Return what was measured so far, one for each way in which parts of the run were made."""
         seconds = {name: round(value, DIGITS) for name, value in self._stages.measured().items()}
-        now = Timing(**self._how, seconds=seconds)
+        now = msgspec.structs.replace(self._how, seconds=seconds)
         before = next((timing for timing in self.earlier if timing.is_like(now)), None)
         if before is None:
             return (*self.earlier, now)

@@ -14,7 +14,7 @@ from .output import print_json
 
 def compare(
     recipes: Annotated[
-        str, typer.Option(help="Recipes or criteria, with + and a correction if wanted: default,snip,snip+elastic")
+        str, typer.Option(help="Recipes or criteria, corrections, options: default,snip+elastic,paper:search-over=mlp")
     ] = "default,snapvit,snip,lamp,magnitude,random",
     sparsity: Annotated[Optional[str], typer.Option(help="Fractions of prunable parameters to cut: 0.1,0.3")] = None,
     flops: Annotated[Optional[str], typer.Option(help="Or fractions of the blocks' FLOPs to keep: 0.72,0.5")] = None,

@@ -65,6 +65,15 @@ def rank(
     ] = None,
     pca: Annotated[Optional[int], typer.Option(min=1, help="Dimensions in which embeddings are compared.")] = None,
     cka: Annotated[bool, typer.Option("--cka", help="First covariance from the similarity of structures.")] = False,
+    cka_images: Annotated[
+        Optional[int], typer.Option(min=2, max=10**4, help="Images of --cka: 256 by default, such as 2500.")
+    ] = None,
+    cka_file: Annotated[
+        Optional[Path], typer.Option(help="Keep the covariance of --cka here, and use it if it is there: .safetensors.")
+    ] = None,
+    search_over: Annotated[
+        Optional[str], typer.Option(help="Pairs: factors for none (no search), mlp (one per MLP) or all (heads too).")
+    ] = None,
     racing: Annotated[bool, typer.Option("--racing", help="Drop weak candidates early.")] = False,
     seed: Annotated[Optional[int], typer.Option(min=0, max=2**32 - 1, help="For images, crops and the search.")] = None,
     rounds: Annotated[
@@ -131,6 +140,8 @@ def rank(
         search_images=search_images,
         pca=pca,
         cka=cka or None,
+        cka_images=cka_images,
+        search_over=search_over,
         racing=racing or None,
         seed=seed,
     )
@@ -142,7 +153,19 @@ def rank(
     training = RecoverInRounds(max_drop, epochs, train, labels) if recover else None
     where = (device, engine, autocast)
     request = RankRequest(
-        model, data, out, checkpoint, settings, *where, in_rounds, most_moved, force, onnx, given, training
+        model,
+        data,
+        out,
+        checkpoint,
+        settings,
+        *where,
+        in_rounds,
+        most_moved,
+        force,
+        onnx,
+        given,
+        training,
+        cka_file,
     )
     with shown(quiet, as_json) as progress:
         ranking = rank_model(request, progress)

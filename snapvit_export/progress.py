@@ -117,6 +117,11 @@ class Stages:
             self.seconds[self._running[-1]] += now - self._since
         self._since = now
 
+    def measured(self) -> dict[str, float]:
+        """Return the seconds of each stage so far."""
+        self._count()
+        return dict(self.seconds)
+
     def rounded(self) -> dict[str, float]:
         """Return the seconds so far to a tenth, and what belongs to no stage as "other": together the wall clock's."""
         self._count()

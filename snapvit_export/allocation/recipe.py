@@ -63,6 +63,8 @@ class Settings:
     pairs: tuple[tuple[float, float], ...] = SEARCH_PAIRS
     pca: int = 192
     cka: bool = False
+    cka_images: int | None = None  # None: at most 256 of the images that calibrate
+    search_over: Literal["none", "mlp", "all"] = "all"  # pairs: factors of nothing, of every MLP, or of every head too
     racing: bool = False
     recipe: str = field(default="custom", compare=False)  # the name that these settings have, for people
     given: frozenset[str] = field(default=frozenset(), compare=False)  # what was asked for: `follow_model` leaves it
@@ -91,6 +93,7 @@ def make_settings(recipe: str, in_rounds: bool = False, /, **changes: object) ->
     given = {name: value for name, value in changes.items() if value is not None}
     settings = replace(RECIPES[recipe], recipe=recipe, given=frozenset(given), **given)  # type: ignore[arg-type]
     _check(settings)
+    settings = _without_search(settings, given) if settings.search_over == "none" else settings
     _refuse_idle(recipe, settings, {k: v for k, v in given.items() if not (in_rounds and k in OF_ROUNDS)})
     return settings
 
@@ -108,20 +111,38 @@ def uses_scores(settings: Settings) -> bool:
     return settings.allocation == "pairs" or settings.order in ("criterion", "product")
 
 
+def _without_search(settings: Settings, given: Mapping[str, object]) -> Settings:
+    """Return the settings of a recipe that searches, without its search; --evaluations would contradict that."""
+    if given.get("evaluations"):
+        raise UsageError(
+            f"--search-over none evaluates nothing, and --evaluations {given['evaluations']} contradicts that. Give one"
+        )
+    if not settings.evaluations:
+        raise UsageError(f"--search-over none changes nothing: recipe {settings.recipe} does not search. Leave it out")
+    return replace(settings, evaluations=0)
+
+
 def _refuse_idle(recipe: str, settings: Settings, given: Mapping[str, object]) -> None:
     """Refuse options that would have no effect: whoever gives one expects one."""
     idle: list[tuple[tuple[str, ...], str]] = []
     if settings.allocation == "joint":
-        idle.append((("pairs", "pca", "cka"), "--allocation pairs or --recipe local"))
+        of_pairs = ("pairs", "pca", "cka", "cka_images", "search_over")
+        idle.append((of_pairs, "--allocation pairs or --recipe local"))
     else:
         idle.append((("order", "divergence", "flops", "search_images"), "--allocation joint"))
     if not uses_scores(settings):
         idle.append((("criterion", "views", "reduction"), "--recipe local, or --order criterion or product"))
     if not settings.evaluations:
         searching = ("divergence", "flops", "search_images", "pairs", "pca", "cka", "optimiser", "population", "racing")
-        idle.append((searching, "--evaluations 100"))
-        if settings.allocation == "pairs" and not settings.depth and settings.criterion in WITHOUT_IMAGES:
-            idle.append((("images",), "--evaluations 100 or another --criterion"))
+        if settings.search_over == "none":
+            idle.append((searching, "--search-over all"))
+        else:
+            idle.append(((*searching, "search_over"), "--evaluations 100"))
+    if not (settings.cka and settings.evaluations):
+        idle.append((("cka_images",), "--cka with a search"))
+    by_weights = settings.allocation == "pairs" and not settings.depth and settings.criterion in WITHOUT_IMAGES
+    if by_weights and not settings.evaluations:
+        idle.append((("images",), "--evaluations 100 or another --criterion"))
     for names, remedy in idle:
         for name in names:
             if name in given:
@@ -140,6 +161,10 @@ def _check(settings: Settings) -> None:
         raise UsageError(f"no order is called '{settings.order}'. Known: {', '.join(ORDERS)}")
     if settings.allocation not in ("pairs", "joint"):
         raise UsageError(f"no allocation is called '{settings.allocation}'. Known: pairs, joint")
+    if settings.search_over not in ("none", "mlp", "all"):
+        raise UsageError(f"a search over '{settings.search_over}' is not known. Known: none, mlp, all")
+    if settings.cka_images is not None and settings.cka_images < 2:
+        raise UsageError(f"{settings.cka_images} images give no covariance. Give --cka-images 2 or more, such as 2500")
     if settings.search_images < 2:
         raise UsageError(f"a search on {settings.search_images} images cannot compare candidates. Give 2 or more")
     for fraction in settings.flops:

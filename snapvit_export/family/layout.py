@@ -68,15 +68,17 @@ def parse_formats(text: str) -> tuple[Format, ...]:
     return tuple(kind for kind in FORMATS if kind in words)
 
 
-def place(family: Path, out: Path | None, formats: tuple[Format, ...] | None) -> tuple[Path, str, tuple[Format, ...]]:
+def place(
+    family: Path, out: Path | None, formats: tuple[Format, ...] | None, stem: str = STEM
+) -> tuple[Path, str, tuple[Format, ...]]:
     """Return folder, stem and formats of a report; `out` is a folder, or a file whose suffix names the format."""
     if out is None:
-        return family, STEM, formats or ("html",)
+        return family, stem, formats or ("html",)
     kind = out.suffix[1:].lower()
     if kind not in FORMATS or out.is_dir():
         if out.suffix and not out.is_dir():
             raise UsageError(f"--out {out} is neither a folder nor one of {', '.join('.' + kind for kind in FORMATS)}")
-        return out, STEM, formats or ("html",)
+        return out, stem, formats or ("html",)
     named: Format = kind
     if formats is not None and named not in formats:
         raise UsageError(f"--out {out} is not what --format {','.join(formats)} gives. Leave one of them out")

@@ -32,6 +32,7 @@ from .plan import Protection
 from .scores import strictly_falling
 from .sublayer import KEY as SUBLAYERS
 from .sublayer import SubLayer, read_sublayers
+from .timing import Timing, read_timings
 
 KIND = "snapvit-ranking"
 Array = npt.NDArray[np.float32]
@@ -162,6 +163,11 @@ class Ranking:
         """The measured effect of each attention and MLP, and of its removal; None if it was not measured."""
         return read_sublayers(self.provenance, len(self.heads))
 
+    @property
+    def timings(self) -> tuple[Timing, ...]:
+        """The seconds that each phase of making it took; none if that was not measured."""
+        return read_timings(self.provenance)
+
     def head_order(self, block: int) -> Order:
         """Return the heads of one block, best first."""
         return _best_first(self.head_scores[block])
@@ -201,7 +207,8 @@ class Ranking:
         description = from_json(described, RankingDescription, str(path))
         try:
             made = Ranking.of_arrays(arrays, description.model, description.anatomy, description.provenance)
-            _ = made.protection, made.sublayers  # damaged ones are refused here, where the file has a name
+            # Damaged ones are refused here, where the file has a name.
+            _ = made.protection, made.sublayers, made.timings
             return made
         except FileFormatError as error:
             raise FileFormatError(f"{path}: {error}") from error

@@ -30,6 +30,8 @@ from ..model.plan import Plan, Protection
 from ..model.ranking import Ranking
 from ..model.sublayer import KEY
 from ..model.tensor_names import TRANSPOSED
+from ..model.timing import KEY as TIMING
+from ..model.timing import PhaseClock
 from ..progress import Progress
 from ..runtimes.device import usable_cores
 from ..storage.json import as_builtins
@@ -59,13 +61,17 @@ def rank(blueprint: Blueprint, images: Images, settings: Settings, progress: Pro
     """
     check_settings(settings)
     damping = Damping.parse(settings.damping)
-    described = provenance_of(blueprint, images, settings)
-    statistics = observe(blueprint, images, progress)
+    described, clock = provenance_of(blueprint, images, settings), PhaseClock(threads=usable_cores())
+    with clock("statistics"):
+        statistics = observe(blueprint, images, progress)
     progress.phase("ordering heads and neurons")
-    parts = _ordered(blueprint, statistics, settings.order, damping)
-    ranking, factors = ranking_of(parts, blueprint.anatomy, blueprint.model, damping, statistics, described)
-    sublayers = measure_sublayers(blueprint, images, statistics, progress)
-    return replace(ranking, provenance={**described, KEY: as_builtins(sublayers)}), factors
+    with clock("ordering"):
+        parts = _ordered(blueprint, statistics, settings.order, damping)
+        ranking, factors = ranking_of(parts, blueprint.anatomy, blueprint.model, damping, statistics, described)
+    with clock("sub-layers"):
+        sublayers = measure_sublayers(blueprint, images, statistics, progress)
+    timed = {KEY: as_builtins(sublayers), TIMING: clock.in_plain_values()}
+    return replace(ranking, provenance={**described, **timed}), factors
 
 
 def factors_for(

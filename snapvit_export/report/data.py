@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -161,6 +161,31 @@ class Widths(Value, frozen=True, kw_only=True):
     neurons: tuple[int, ...]
 
 
+class InDepth(Protocol):
+    """What reports of a family and of a ranking share: what each block keeps, and what the ranking was made by."""
+
+    @property
+    def noun(self) -> str: ...  # for one of the widths: a variant, or a Plan that nobody has built
+
+    @property
+    def main(self) -> Collection[str]: ...  # names of those that are drawn whatever else is left out
+
+    @property
+    def dense_heads(self) -> tuple[int, ...]: ...
+
+    @property
+    def dense_neurons(self) -> tuple[int, ...]: ...
+
+    @property
+    def widths(self) -> tuple[Widths, ...]: ...
+
+    @property
+    def search(self) -> Search | None: ...
+
+    @property
+    def sublayers(self) -> tuple[SubLayerRow, ...]: ...
+
+
 class ReportData(Value, frozen=True, kw_only=True):
     """Everything that a report shows."""
 
@@ -195,6 +220,16 @@ class ReportData(Value, frozen=True, kw_only=True):
     seconds: dict[str, float]  # that each stage of the export or choice took
     shipped: Shipped | None  # the chosen variant as a model that runs alone
     trace: Trace | None = None  # requests that were answered before a deadline
+
+    @property
+    def noun(self) -> str:
+        return "variant"
+
+    @property
+    def main(self) -> Collection[str]:
+        """The dense variant, the chosen one, and the next better."""
+        dense = {point.name for point in self.own if point.is_dense}
+        return dense | {name for name in (self.chosen, self.next_denser) if name is not None}
 
     @property
     def own(self) -> tuple[Point, ...]:
@@ -265,9 +300,9 @@ def collect(own: LoadedFamily, beside: Sequence[LoadedFamily] = (), budget: Budg
         dense_neurons=tuple(block.hidden for block in manifest.anatomy.blocks),
         widths=tuple(Widths(name=visible(v.name), heads=v.heads, neurons=v.neurons) for v in _ordered(manifest)),
         spreads=_spreads(_ordered(manifest)),
-        search=_search(manifest.recipe),
+        search=search_of(manifest.recipe),
         rounds=_rounds(manifest),
-        sublayers=_sublayers(manifest.recipe),
+        sublayers=sublayers_of(manifest.recipe),
         warnings=tuple(worst_warnings(v.profile.conditions for v in manifest.variants if v.profile)),
         seconds={visible(stage): seconds for stage, seconds in manifest.seconds.items()},
         shipped=manifest.shipped,
@@ -487,7 +522,7 @@ def _spread(profile: Profile, most: int) -> Spread:
     return Spread(runs=len(samples), p1_ms=p1, p25_ms=p25, p50_ms=p50, p75_ms=p75, p99_ms=p99, shown_ms=shown)
 
 
-def _search(recipe: dict[str, Any]) -> Search | None:
+def search_of(recipe: dict[str, Any]) -> Search | None:
     """Return the search history of the ranking made here, or of the one that was given."""
     given = recipe.get("ranking")
     for provenance in (recipe, given if isinstance(given, dict) else {}):
@@ -503,7 +538,7 @@ def _rounds(manifest: Manifest) -> RecoveredRounds | None:
     return RecoveredRounds.of(given, manifest.anatomy) if isinstance(given, dict) else None
 
 
-def _sublayers(recipe: dict[str, Any]) -> tuple[SubLayerRow, ...]:
+def sublayers_of(recipe: dict[str, Any]) -> tuple[SubLayerRow, ...]:
     listed = recipe.get("sublayers")
     found = [_known(item, SubLayerRow) for item in listed] if isinstance(listed, list) else []
     kept = [item for item in found if item is not None and item.divergence is not None]

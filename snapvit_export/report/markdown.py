@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from urllib.parse import quote
 
 from ..evaluate.comparison import Comparison
@@ -11,6 +12,8 @@ from ..visible import say, visible
 from . import text as words
 from .data import ReportData
 from .draw import MADE_BY
+from .ranking_data import RankingReport
+from .ranking_text import PLAN_COLUMNS, headline, plan_cells
 from .terminal import print_rows
 from .variants import variant_table
 
@@ -40,6 +43,17 @@ def markdown(report: ReportData, plot: str | None) -> str:
             *(f"{words.dropped(found)}." for found in report.dropped),
         ]
         lines += [part for sentence in filter(None, proof) for part in (text(sentence), "")]
+    return "\n".join([*lines, f"<!-- {MADE_BY} -->", ""])
+
+
+def ranking_markdown(report: RankingReport, plots: Mapping[str, str]) -> str:
+    """Write the report of a ranking in Markdown; `plots` are the file names of the plots beside it, by their titles."""
+    lines = [f"**{text(headline(report))}**", ""]
+    for title, file in plots.items():
+        lines += [f"![{text(title)}](<{quote(file)}>)", ""]
+    lines += [line(list(PLAN_COLUMNS)), line(["---", *["--:"] * (len(PLAN_COLUMNS) - 1)])]
+    lines += [line([text(cell) for cell in plan_cells(plan)]) for plan in report.plans]
+    lines += ["", *(f"{text(words.took(timing))}.\n" for timing in report.timings)]
     return "\n".join([*lines, f"<!-- {MADE_BY} -->", ""])
 
 

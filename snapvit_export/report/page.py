@@ -1,70 +1,40 @@
-"""The report as one HTML file: numbers, plots, sample images, and the script that makes the plots interactive.
-
-No string becomes markup: the template escapes all that it prints; specifications are JSON in a script element in which
-`<`, `>` and `&` are written as escapes; plots show names as values of rows, and tooltips are text nodes. A
-Content-Security-Policy backs this up: nothing may be fetched, and only one script and one style run, by their hash.
-Vega's expressions are interpreted, not compiled (`ast`), so `unsafe-eval` is not needed.
-"""
+"""The report of a family as one HTML file: numbers, plots, sample images, and where everything comes from."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
-import json
-import re
 import shlex
-from functools import cache
-from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .. import __version__
-from ..errors import needs
 from ..family.class_names import class_name
 from ..family.manifest import Manifest
 from ..family.validation import MergedPatches, Prediction, Sample, Validation
 from ..visible import visible
 from . import text as words
 from .charts import all_charts
-from .charts.style import DARK, LIGHT
 from .data import LoadedFamily, ReportData, precisions
-from .draw import as_data, inline_svg, javascript
+from .shell import brief, facts, plain_json, render, tight
 from .variants import alternative_rows, measurement_rows, variant_table
 
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
-HALF_WIDTH = 520  # pixels of a plot that stands beside another
 MOST_OTHERS = 4  # variants that are named for one image; the others are counted
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def page(family: LoadedFamily, report: ReportData) -> str:
     """Write the page of a family."""
-    with needs("reports", extra="report"):
-        from jinja2 import Environment, StrictUndefined
-        from markupsafe import Markup
-
-    charts = all_charts(report)
-    style, script = _style(), _script()
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    side_by_side = ("heads", "neurons")
-    return environment.from_string(_read("page.html")).render(
-        policy=_policy(style, script),
-        style=Markup(style),
-        script=Markup(script),
-        specs=Markup(as_data({chart.name: chart.spec for chart in charts})),
+    return render(
+        "page.html",
+        all_charts(report),
+        side_by_side=("heads", "neurons"),
         report=report,
-        headline=_tight(words.headline(report)),
+        headline=tight(words.headline(report)),
         tiles=_tiles(report),
         notes=_notes(family.manifest, report),
-        plots={
-            c.name: _plot(c, Markup(inline_svg(c, *([HALF_WIDTH] if c.name in side_by_side else [])))) for c in charts
-        },
         table=variant_table(report),
         measurements=measurement_rows(report),
         alternatives=alternative_rows(report),
-        decision=_tight(words.decision(report)) if report.chosen and report.looks else "",
+        decision=tight(words.decision(report)) if report.chosen and report.looks else "",
         dropped=[f"{words.dropped(found)}." for found in report.dropped],
         use=_use(family),
         empty=_empty(family, report),
@@ -74,8 +44,7 @@ def page(family: LoadedFamily, report: ReportData) -> str:
         merges=_merges(family.validation),
         tokens=_tokens(report),
         provenance=_provenance(family, report),
-        recipe=plain_json(_brief(family.manifest.recipe)),
-        version=__version__,
+        recipe=plain_json(brief(family.manifest.recipe)),
     )
 
 
@@ -124,46 +93,6 @@ def _empty(family: LoadedFamily, report: ReportData) -> dict[str, str]:
     return {"reason": "neither accuracy nor fidelity is known", "command": f"snapvit validate {where} --data DIR"}
 
 
-def _plot(chart: Any, still: Markup) -> dict[str, Any]:
-    return {"chart": chart, "still": still}
-
-
-@cache
-def _read(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def _style() -> str:
-    def variables(colours: dict[str, str]) -> str:
-        return ":root{" + "".join(f"{name}:{value};" for name, value in colours.items()) + "}"
-
-    dark = f"@media (prefers-color-scheme: dark) {{{variables(DARK)}}}"
-    paper = f"@media print {{{variables(LIGHT)}}}"
-    return "\n".join([variables(LIGHT), dark, paper, _read("page.css")])
-
-
-@cache
-def _script() -> str:
-    """Return libraries and our own script as one, in which nothing can end the script element early."""
-    text = f"{javascript()}\n{_read('page.js')}".replace("\r\n", "\n").replace("\r", "\n")
-    return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
-
-
-def _policy(style: str, script: str) -> str:
-    def sha(text: str) -> str:
-        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-    rules = {
-        "default-src": "'none'",
-        "img-src": "data:",
-        "script-src": sha(script),
-        "style-src": sha(style),
-        "base-uri": "'none'",
-        "form-action": "'none'",
-    }
-    return "; ".join(f"{name} {value}" for name, value in rules.items())
-
-
 def _tiles(report: ReportData) -> list[dict[str, str]]:
     """Return the main figures of the result."""
     dense = next(p for p in report.own if p.is_dense)
@@ -191,7 +120,7 @@ def _tiles(report: ReportData) -> list[dict[str, str]]:
         tiles.append((words.measure_title(report), value + unit, detail))
     tiles.append(("parameters", words.millions(shown.params), _of(shown.params, dense.params)))
     tiles.append(("size", words.megabytes(shown.size_bytes), _of(shown.size_bytes, dense.size_bytes)))
-    return [dict(title=title, value=_tight(value), detail=_tight(detail)) for title, value, detail in tiles]
+    return [dict(title=title, value=tight(value), detail=tight(detail)) for title, value, detail in tiles]
 
 
 def _of(value: int, whole: int) -> str:
@@ -212,12 +141,7 @@ def _notes(manifest: Manifest, report: ReportData) -> list[tuple[str, str]]:
         notes.append(("Note", text))
     if report.warnings:
         notes.append(("Beware", "; ".join(report.warnings) + "."))
-    return [(kind, _tight(text)) for kind, text in notes]
-
-
-def _tight(text: str) -> str:
-    """Keep numbers and their units on one line."""
-    return re.sub(r"(?<=[0-9±]) (?=ms|±|%|[0-9M])|(?<=%) (?=width)", "\u00a0", text).replace("top-1", "top\u20111")
+    return [(kind, tight(text)) for kind, text in notes]
 
 
 def _samples_note(validation: Validation | None) -> str:
@@ -365,51 +289,29 @@ def _provenance(family: LoadedFamily, report: ReportData) -> list[dict[str, Any]
         software = ", ".join(f"{name} {version}" for name, version in device.accelerator.software.items())
         measured.insert(3, ("accelerator", f"{device.accelerator.name}, {software}, {device.accelerator.power_mode}"))
     return [
-        _part("How it was measured", measured),
-        _part("Model and data", _model(family, report)),
-        _part("Files, by SHA-256", _files(manifest)),
+        facts("How it was measured", measured),
+        facts("Model and data", _model(family, report)),
+        facts("Files, by SHA-256", _files(manifest)),
     ]
-
-
-def _part(title: str, facts: list[tuple[str, str]]) -> dict[str, Any]:
-    return {"title": title, "facts": [(visible(name), visible(value)) for name, value in facts]}
 
 
 def _model(family: LoadedFamily, report: ReportData) -> list[tuple[str, str]]:
     manifest, validation = family.manifest, family.validation
     anatomy, recipe = manifest.anatomy, manifest.recipe
     size = "x".join(map(str, anatomy.image))
-    facts = [("model", f"{manifest.model}: {len(anatomy.blocks)} blocks of width {anatomy.embed_dim}, {size} pixels")]
+    found = [("model", f"{manifest.model}: {len(anatomy.blocks)} blocks of width {anatomy.embed_dim}, {size} pixels")]
     data = recipe.get("data")
     if isinstance(data, dict):
-        facts.append(("calibration", ", ".join(f"{name} {value}" for name, value in data.items())))
+        found.append(("calibration", ", ".join(f"{name} {value}" for name, value in data.items())))
     if isinstance(recipe.get("weights_sha256"), str):
-        facts.append(("weights", recipe["weights_sha256"]))
-    facts.append(("evaluated on", report.judged or "nothing yet"))
+        found.append(("weights", recipe["weights_sha256"]))
+    found.append(("evaluated on", report.judged or "nothing yet"))
     if validation is not None:
-        facts.append(("validation", f"{validation.images} images of {validation.source}, pixels {validation.sha256}"))
-    return facts
+        found.append(("validation", f"{validation.images} images of {validation.source}, pixels {validation.sha256}"))
+    return found
 
 
 def _files(manifest: Manifest) -> list[tuple[str, str]]:
     variants = [(variant.file, variant.sha256) for variant in manifest.variants]
     variants += [(manifest.shipped.file, manifest.shipped.sha256)] if manifest.shipped else []
     return variants + [(weights.file, weights.sha256) for weights in manifest.weights]
-
-
-def _brief(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Shorten the long lists of a recipe, which the plots show."""
-
-    def short(part: Any) -> Any:
-        if isinstance(part, dict):
-            return {name: short(value) for name, value in part.items()}
-        if isinstance(part, list) and len(part) > 12:
-            return f"({len(part)} values)"
-        return [short(item) for item in part] if isinstance(part, list) else part
-
-    return {name: short(value) for name, value in recipe.items()}
-
-
-def plain_json(value: object) -> str:
-    """Write indented JSON as plain text."""
-    return "\n".join(visible(line) for line in json.dumps(value, indent=1, ensure_ascii=False).splitlines())

@@ -179,6 +179,8 @@ def print_ranking(ranking: Ranking, path: Path) -> None:
     if found:
         evaluations = found["history"][-1]["evaluations"] if found["history"] else 0
         say(f"Fitness {found['start_fitness']:.5f} at the start, {found['best_fitness']:.5f} after {evaluations}.")
+    for timing in ranking.timings:
+        say(f"{words.took(timing)}.")
     say(f"Written to {path}: {ranking.model}, {sum(ranking.heads)} heads, {sum(ranking.neurons)} neurons")
 
 

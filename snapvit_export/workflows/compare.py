@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..allocation.method import Method
 from ..allocation.planner import check_fraction, check_sparsity
 from ..allocation.recipe import Settings
 from ..calibration.dataset import Dataset, open_dataset
-from ..calibration.images import calibration_and_held_out, read_images
+from ..calibration.images import Images, calibration_and_held_out, read_images
 from ..errors import SnapvitError, UsageError, needs
 from ..evaluate.comparison import COMPARISON, Axis, Comparison
 from ..evaluate.evaluator import EvalOptions, Evaluator, check_options, fidelity_to, splits_for
@@ -44,7 +45,7 @@ class CompareRequest:
     checkpoint: Path | None = None
     data: str | Sequence[str] | None = None  # to calibrate on
     on: str | None = None  # a dataset to evaluate on; None: the images that calibration left
-    recipes: Sequence[str] = METHODS
+    recipes: Sequence[str] = METHODS  # as `Method.parse` reads them
     axis: Axis = "sparsity"
     sizes: Sequence[float] = ()
     out: Path = Path("snapvit-comparison")
@@ -59,7 +60,8 @@ class CompareRequest:
 
 def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
     """Compare, and write the table, the chart and the numbers."""
-    sizes = _check(request)
+    asked = [Method.parse(text) for text in request.recipes]
+    sizes = _check(request, asked)
     from ..report.draw import check_there
 
     check_there()
@@ -70,11 +72,13 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
     from ..prune.rank.distributed import alone
 
     processes = alone(request.device)
-    methods = {name: same_images(method(name), request.images, request.seed) for name in request.recipes}
+    methods = {str(m): same_images(method(m), m, request.images, request.seed) for m in asked}
     if request.evaluations is not None:
-        if not any(settings.evaluations for settings in methods.values()):
+        searching = {str(m): methods[str(m)] for m in asked if "evaluations" not in m.options}
+        if not any(settings.evaluations for settings in searching.values()):
             raise UsageError("--evaluations are those of a search, and none of --recipes searches. Leave it out")
-        methods = {name: _searching(settings, request.evaluations) for name, settings in methods.items()}
+        methods |= {name: _searching(settings, request.evaluations) for name, settings in searching.items()}
+    _refuse_same(asked, methods)
     _check_place(request)
     progress.phase("finding images")
     calibration, rest = calibration_and_held_out(data_of(request), request.images, request.seed, MOST_HELD_OUT)
@@ -87,6 +91,7 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
     model = load_model_of(request, progress)
     methods = {name: settings_for(settings, model, progress) for name, settings in methods.items()}
     images = read_images([calibration], model.preprocessing, progress)[0]
+    own = _own_images(asked, request, images, progress)
     dense = TorchExtractor(model, request.device)
     evaluator = Evaluator.prepare(dense, data, request.options, progress, label_free=True, streamed=False)
     dense_features = evaluator.features(dense, progress)
@@ -101,20 +106,41 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
         weights_sha256=model.weights_sha256,
         calibration=images.fingerprint,
         judged_on={name: part.fingerprint for name, part in evaluator.images.items()},
-        settings={name: _described(settings) for name, settings in methods.items()},
+        settings={name: _described(settings, own.get(name)) for name, settings in methods.items()},
         axis=request.axis,
         dense=evaluator.evaluation(
             evaluator.measures(dense_features, progress) | fidelity_to(dense_features, dense_features)
         ),
     )
     begun = start if request.force else _continued(start, request.out)
-    found = compare(model, images, methods, sizes, evaluate, begun, request.out, progress, processes)
-    asked = ordered(found, list(methods), sizes)  # the file keeps the results of earlier runs besides
-    _write(asked, request.out)
-    return asked
+    of_each = {name: own.get(name, images) for name in methods}
+    found = compare(model, of_each, methods, sizes, evaluate, begun, request.out, progress, processes)
+    wanted = ordered(found, list(methods), sizes)  # the file keeps the results of earlier runs besides
+    _write(wanted, request.out)
+    return wanted
 
 
-def _check(request: CompareRequest) -> tuple[float, ...]:
+def _own_images(
+    asked: Sequence[Method], request: CompareRequest, shared: Images, progress: Progress
+) -> dict[str, Images]:
+    """Return the images of methods that calibrate on others than the rest, as many and by the same seed."""
+    read: dict[tuple[str, ...], Images] = {}
+    for sources in dict.fromkeys(m.data for m in asked if m.data):
+        source, _ = calibration_and_held_out(sources, request.images, request.seed, most_held_out=0)
+        read[sources] = read_images([source], shared.preprocessing, progress)[0]
+    return {str(m): read[m.data] for m in asked if m.data}
+
+
+def _refuse_same(asked: Sequence[Method], methods: Mapping[str, Settings]) -> None:
+    """Refuse a method whose options change nothing beside another: it would be worked out twice."""
+    for i, one in enumerate(asked):
+        for other in asked[:i]:
+            has_options = one.options or other.options
+            if has_options and one.data == other.data and methods[str(one)] == methods[str(other)]:
+                raise UsageError(f"--recipes: {one} is the same as {other}. Name one of them")
+
+
+def _check(request: CompareRequest, asked: Sequence[Method]) -> tuple[float, ...]:
     if is_onnx(request.model):
         raise UsageError(
             f"{request.model}: compare needs gradients and refits, and those torch, which runs no ONNX file. Give "
@@ -126,8 +152,14 @@ def _check(request: CompareRequest) -> tuple[float, ...]:
     if not request.recipes:
         raise UsageError("nothing to compare. Give --recipes default,magnitude")
     check_options(request.options)
-    if twice := [name for name in request.recipes if list(request.recipes).count(name) > 1]:
+    names = [str(method) for method in asked]
+    if twice := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"--recipes names {twice[0]} twice. Name each once")
+    if request.on is None and (others := [method for method in asked if method.data]):
+        raise UsageError(
+            f"{others[0]}: calibrates on images of its own, which may be among those that --data leaves to evaluate "
+            "on. Give --on another set"
+        )
     refuse_token_metrics(request.options, "{} evaluates one model at a time: see snapvit evaluate")
     if request.out.exists() and not request.out.is_dir():
         raise SnapvitError(f"{request.out}: exists and is not a folder. Choose another --out")
@@ -144,9 +176,10 @@ def _check_place(request: CompareRequest) -> None:
         check_output(request.out / name, "of a comparison", lambda _: has_numbers, parts, request.force)
 
 
-def _described(settings: Settings) -> dict[str, Any]:
+def _described(settings: Settings, own: Images | None = None) -> dict[str, Any]:
     """The settings of a method as the file has them: by value, since the method's own name is the key."""
-    return {key: value for key, value in as_builtins(settings).items() if key not in ("recipe", "given")}
+    found = {key: value for key, value in as_builtins(settings).items() if key not in ("recipe", "given")}
+    return found if own is None else {**found, "calibration": own.fingerprint}
 
 
 def _searching(settings: Settings, evaluations: int) -> Settings:
@@ -166,12 +199,12 @@ def _continued(start: Comparison, folder: Path) -> Comparison:
         raise SnapvitError(
             f"{folder / COMPARISON}: of another model, images or axis. Choose another --out, or give --force"
         )
-    settings = {**before.settings, **start.settings}
+    usual = _described(Settings())  # of settings that an older version did not have
+    known = {name: {**usual, **each} for name, each in before.settings.items()}
+    settings = {**known, **start.settings}
     wanted = set(start.dense.measures)  # an older version took fewer
     same = [
-        c
-        for c in before.contestants
-        if settings[c.recipe] == before.settings[c.recipe] and wanted <= set(c.evaluation.measures)
+        c for c in before.contestants if settings[c.recipe] == known[c.recipe] and wanted <= set(c.evaluation.measures)
     ]
     return msgspec.structs.replace(start, contestants=tuple(same), settings=settings)
 

@@ -15,6 +15,7 @@ from ..model.anatomy import Anatomy
 from ..model.plan import Plan
 from ..model.ranking import Ranking
 from ..model.sublayer import KEY as SUBLAYERS
+from ..model.timing import untimed_part
 from ..progress import Stages
 from ..selection.image_meter import LEAST_IMAGES, MOST_RACED, MOST_REPORTED
 from ..selection.variant_builder import Cutter
@@ -76,11 +77,14 @@ def read_parts(split: Sequence[Source], preprocessing: Preprocessing, request: R
 
 
 def provenance_of(request: Request, given: Ranking | None, ranking: Ranking, calibration: Images) -> dict[str, object]:
-    """Return the provenance of this export; a given ranking keeps its own apart."""
+    """Return the provenance of this export; a given ranking keeps its own apart.
+
+    Without how long it took to rank, so that two exports of the same command write the same graphs.
+    """
     done = {"correction": request.settings.correction, "damping": request.settings.damping}
     if given is None:
-        return {"name": request.settings.recipe, **done, **ranking.provenance}
+        return {"name": request.settings.recipe, **done, **untimed_part(ranking.provenance)}
     here = {"seed": request.settings.seed, "data": calibration.fingerprint}
-    before = {key: value for key, value in ranking.provenance.items() if key != SUBLAYERS}
+    before = {key: value for key, value in untimed_part(ranking.provenance).items() if key != SUBLAYERS}
     measured = {SUBLAYERS: ranking.provenance[SUBLAYERS]} if SUBLAYERS in ranking.provenance else {}
     return {"name": "given", **done, **here, **measured, "ranking": before}

@@ -36,6 +36,7 @@ from .recovering_rounds import RecoverInRounds
 
 ADVICE = "Choose another --out, or give --force to replace it"
 DECIDES = ("criterion", "protection", "search_settings", "rounds_settings")  # in provenance, where they have a part
+CKA = "snapvit-cka"  # the kind of a file with a covariance
 WHERE = ("engine", "device", "autocast", "source")  # decide nothing: where candidates were evaluated and images lay
 
 
@@ -57,12 +58,14 @@ class RankRequest:
     onnx: OnnxOptions = field(default_factory=OnnxOptions)  # what an ONNX file does not say itself
     model_arguments: Mapping[str, Any] | None = None  # for timm, beside a timm name
     recover: RecoverInRounds | None = None  # rounds train what they cut; None: they refit it
+    cka_file: Path | None = None  # keeps the first covariance; read if it is there
 
 
 def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
     """Rank a model and write the file; None in a process that only helps another."""
     rounds = _rounds(request)
     _check_place(request.out, [request.checkpoint, Path(request.model)], request.force)
+    _check_cka_file(request)
     if is_onnx(request.model):
         return _rank_onnx(request, progress)
     refuse_without_onnx(request.onnx, request.model)
@@ -75,7 +78,9 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
     from ..prune.models.load import check_device
     from ..prune.rank.distributed import join
     from ..prune.rank.iterative import made_by, rank_in_rounds
-    from ..prune.rank.rank import needs_images, rank
+    from ..prune.rank.provenance import needs_images
+    from ..prune.rank.rank import rank
+    from ..prune.rank.search.covariance import CkaInputs
     from ..prune.rank.search.engine import check_autocast, check_engine
     from .recovering_rounds import refuse_early
 
@@ -100,9 +105,10 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
         settings = settings_for(settings, model, speaking)
         none = Images(np.zeros((0, *model.anatomy.image, 3), np.uint8), None, model.preprocessing, "none")
         images = none if source is None else read_images((source,), model.preprocessing, speaking)[0]
+        of_cka = _images_of_cka(request, images, speaking)
         checkpoint = checkpoint_of(request.out)
         if request.out.is_file() and not request.force:
-            _refuse_other(request.out, made_by(model, images, settings, rounds))
+            _refuse_other(request.out, made_by(model, images, settings, rounds, of_cka))
         with resumable(checkpoint):
             if rounds is not None:
                 ranking = rank_in_rounds(
@@ -124,6 +130,7 @@ def rank_model(request: RankRequest, progress: Progress) -> Ranking | None:
                     engine=engine,
                     autocast=autocast,
                     processes=processes,
+                    cka=CkaInputs(of_cka, request.cka_file, request.force),
                 )
         if not processes.is_first:
             return None
@@ -146,6 +153,29 @@ def _rank_and_recover(
     ranking.save(request.out)
     checkpoint_of(request.out).unlink(missing_ok=True)
     return ranking
+
+
+def _images_of_cka(request: RankRequest, images: Images, progress: Progress) -> Images:
+    """Return the images of the first covariance: those that calibrate, or as many more by the same seed as asked."""
+    wanted = request.settings.cka_images
+    if wanted is None or wanted <= len(images):
+        return images
+    source, _ = calibration_and_held_out(data_of(request), wanted, request.settings.seed, most_held_out=0)
+    if source.count < wanted:
+        progress.note(f"{source.count} images are there for the covariance, not {wanted}")
+    return read_images((source,), images.preprocessing, progress)[0]
+
+
+def _check_cka_file(request: RankRequest) -> None:
+    """Refuse, before any work, a file for the covariance that is something else, or that nothing would use."""
+    if request.cka_file is None:
+        return
+    if not request.settings.cka:
+        raise UsageError("--cka-file keeps the covariance of --cka. Give --cka too, or leave it out")
+    kind, inputs = "a CKA covariance", [request.checkpoint, Path(request.model), request.out]
+    check_output(
+        request.cka_file, kind, lambda path: is_checksummed(path, CKA), inputs, request.force, option="--cka-file"
+    )
 
 
 def _rank_onnx(request: RankRequest, progress: Progress) -> Ranking:

@@ -14,6 +14,7 @@ import torch
 from helpers.images import make_image_folder, pictures
 from helpers.models import make_model_folder
 from helpers.programs import KILLED_RANK, python, torchrun
+from helpers.rankings import apart_from_time
 from snapvit_export.allocation.recipe import RECIPES, Settings, make_settings
 from snapvit_export.calibration.images import calibration_and_held_out, prepare
 from snapvit_export.errors import SnapvitError
@@ -187,12 +188,12 @@ def command(tiny_folder, image_folder, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def whole(tiny_folder, image_folder, tmp_path_factory) -> bytes:
+def whole(tiny_folder, image_folder, tmp_path_factory) -> tuple:
     """The ranking of that command, if nothing goes wrong."""
     out = tmp_path_factory.mktemp("whole") / "whole.safetensors"
     done = python(KILLED_RANK, 0, *ranking_with_search(tiny_folder, image_folder, out))
     assert done.returncode == 0, done.stderr
-    return out.read_bytes()
+    return apart_from_time(out)
 
 
 @pytest.mark.slow  # every process imports torch anew
@@ -204,7 +205,7 @@ def test_killed_at_any_moment_the_same_command_ends_in_the_same_ranking(command,
     assert (tmp_path / "killed.safetensors.checkpoint").exists()
     again = python(KILLED_RANK, 0, *command("killed.safetensors"))
     assert again.returncode == 0, again.stderr
-    assert (tmp_path / "killed.safetensors").read_bytes() == whole
+    assert apart_from_time(tmp_path / "killed.safetensors") == whole
     assert not (tmp_path / "killed.safetensors.checkpoint").exists()
 
 
@@ -247,7 +248,9 @@ def test_one_two_and_three_processes_give_the_same_ranking(command, tmp_path):
             done = torchrun(count, "-m", "snapvit_export.cli", *command(f"{count}.safetensors", "--json"))
         assert done.returncode == 0, done.stderr[-3000:]
         assert json.loads(done.stdout)["search"]["history"][-1]["evaluations"] == 12  # only one of them speaks
-        results.append((tmp_path / f"{count}.safetensors").read_bytes())
+        results.append(apart_from_time(tmp_path / f"{count}.safetensors"))
+        (timing,) = Ranking.load(tmp_path / f"{count}.safetensors").timings
+        assert timing.processes == count
     assert results[0] == results[1] == results[2]
 
 
@@ -265,7 +268,7 @@ def test_the_default_recipe_is_the_same_in_two_processes_and_after_a_kill(tiny_f
     assert killed.returncode == -signal.SIGKILL
     again = python(KILLED_RANK, 0, *arguments("killed.safetensors"))
     assert again.returncode == 0, again.stderr
-    results = [(tmp_path / f"{name}.safetensors").read_bytes() for name in ("whole", "two", "killed")]
+    results = [apart_from_time(tmp_path / f"{name}.safetensors") for name in ("whole", "two", "killed")]
     assert results[0] == results[1] == results[2]
 
 
@@ -277,7 +280,7 @@ def test_a_lost_process_ends_the_run_and_leaves_a_usable_checkpoint(command, who
     assert "error: another process of this run was lost" in lost.stderr or "error: stopped from outside" in lost.stderr
     again = python(KILLED_RANK, 0, *command("lost.safetensors"))
     assert again.returncode == 0, again.stderr
-    assert (tmp_path / "lost.safetensors").read_bytes() == whole
+    assert apart_from_time(tmp_path / "lost.safetensors") == whole
 
 
 # --- the command

@@ -21,7 +21,8 @@ from snapvit_export.report.charts.pareto import MOST_LABELS
 from snapvit_export.report.charts.rows import MOST_ROWS, drawn
 from snapvit_export.report.charts.widths import widths
 from snapvit_export.report.data import LoadedFamily, ReportData, collect
-from snapvit_export.report.page import _script, page
+from snapvit_export.report.page import page
+from snapvit_export.report.shell import script
 
 COUNT = 500
 MOST_PAGE = 8e6  # bytes, with the libraries that draw
@@ -72,7 +73,7 @@ def test_charts_with_a_row_for_each_draw_those_that_matter_and_say_how_many():
 
 def test_the_page_and_its_plots_stay_small():
     text = text_of()
-    assert len(text.encode()) - len(_script().encode()) < MOST_PAGE
+    assert len(text.encode()) - len(script().encode()) < MOST_PAGE
     markup = re.sub(r"<script.*?</script>|<style.*?</style>", "", text, flags=re.DOTALL)
     marks = Counter(re.findall(r"<(path|rect|line|text)\b", markup))
     assert sum(marks.values()) < MOST_MARKS

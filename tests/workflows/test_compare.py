@@ -132,6 +132,8 @@ def test_a_method_is_a_recipe_or_a_criterion_perhaps_corrected():
     assert method("default").allocation == "joint"
     assert method("lamp").criterion == "lamp"
     assert method("snapvit+sparsegpt").correction == "sparsegpt"
+    assert method("paper:search-over=none").evaluations == 0
+    assert method("snip+refit:damping=max:0.1").damping == "max:0.1"
     with pytest.raises(UsageError, match="no recipe or criterion is called 'luck'. Known: default"):
         method("luck")
     with pytest.raises(UsageError, match="snip\\+prayer: no correction is called 'prayer'"):
@@ -153,6 +155,17 @@ def test_an_onnx_file_is_refused_before_anything_is_loaded(snapvit, made, tmp_pa
     [
         (["--recipes", "luck"], "no recipe or criterion is called 'luck'"),
         (["--recipes", "lamp,lamp"], "--recipes names lamp twice"),
+        (["--recipes", "paper:pca=8:seed=1,paper:seed=1:pca=08"], "names paper:pca=8:seed=1 twice"),
+        (["--recipes", "paper:pca=8,snapvit:pca=8"], "snapvit:pca=8 is the same as paper:pca=8"),
+        (["--recipes", "paper,paper:pca=192"], "paper:pca=192 is the same as paper. Name one"),
+        (["--recipes", "paper:pca=x"], "pca=x is not understood"),
+        (["--recipes", "paper:order=variance"], "paper:order=variance: --order has no part in recipe snapvit"),
+        (["--recipes", "snip:criterion=lamp"], "snip is a criterion itself"),
+        (["--recipes", "paper:criterion=luck"], "no criterion is called 'luck'"),
+        (["--recipes", "snip:damping=max:0.1"], "damping is of a correction. Add one, such as snip+elastic"),
+        (["--recipes", "lamp:data=x", "--on", "digits"], "lamp:data=x: reads no images"),
+        (["--recipes", "paper:data=x"], "calibrates on images of its own"),
+        (["--recipes", "paper:cka=on:cka-images=999"], "Give --images 999"),
         (["--recipes", ","], "nothing to compare"),
         (["--sparsity", "0.2", "--flops", "0.5"], "are two measures of size. Give one"),
         (["--sparsity", "1.5"], "1.5"),
@@ -164,3 +177,70 @@ def test_bad_input_is_one_line(compare, options, says, tmp_path):
     assert outcome.code == 2
     assert says in outcome.error_line
     assert not (tmp_path / "out").exists()
+
+
+ABLATIONS = [
+    "magnitude",
+    "magnitude:evaluations=4:search-over=mlp:pca=8",
+    "magnitude:evaluations=4:pairs=0.35:0.2/0.1:0:pca=8",
+]
+
+
+def test_ablations_are_rows_by_what_differs_and_resume(compare, tmp_path, monkeypatch):
+    given = ["--recipes", ",".join(ABLATIONS), "--sparsity", "0.3", "--images", "16"]
+    ranked: list[tuple[object, ...]] = []
+    rank = module.rank_and_factor
+
+    def stopping(model, images, settings, **options):
+        ranked.append((settings.search_over, len(settings.pairs), settings.evaluations))
+        if len(ranked) == 3:
+            assert options["checkpoint"].parent == tmp_path / "out"  # though its name has a slash
+            raise KeyboardInterrupt
+        return rank(model, images, settings, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "rank_and_factor", stopping)
+        assert compare(given=given).code == 130
+    assert ranked == [("all", 4, 0), ("mlp", 4, 4), ("all", 2, 4)]
+    monkeypatch.setattr(module, "rank_and_factor", lambda *a, **b: (ranked.append(a[2].search_over), rank(*a, **b))[1])
+    outcome = compare(given=given)
+    assert outcome.code == 0, outcome.err
+    assert ranked[3:] == ["all"]
+    found = Comparison.load(tmp_path / "out")
+    assert [c.recipe for c in found.contestants] == ABLATIONS
+    assert found.settings[ABLATIONS[1]]["search_over"] == "mlp"
+    assert {row[0] for row in methods(found).rows} == set(ABLATIONS)
+    assert all(name in outcome.out for name in ABLATIONS)
+
+
+def test_the_evaluations_of_all_leave_a_method_its_own(compare, tmp_path):
+    names = "magnitude:evaluations=3:pca=8,random:evaluations=2:pca=8"
+    given = ["--recipes", names, "--sparsity", "0.3", "--images", "16", "--evaluations", "4"]
+    assert "none of --recipes searches" in compare(given=given).error_line
+    given[1] = "snapvit:criterion=random:pca=8,random:evaluations=2:pca=8:seed=7"
+    assert compare(given=given).code == 0
+    settings = Comparison.load(tmp_path / "out").settings
+    assert [(each["evaluations"], each["seed"]) for each in settings.values()] == [(4, 0), (2, 7)]
+
+
+def test_a_method_may_calibrate_on_images_of_its_own(compare, made, tmp_path):
+    other = make_image_folder(tmp_path / "other", 40)
+    own = f"variance:data={other}"
+    given = ["--recipes", f"variance,{own}", "--sparsity", "0.3", "--images", "16", "--on", made / "images"]
+    outcome = compare("--by", "knn", given=given)
+    assert outcome.code == 0, outcome.err
+    found = Comparison.load(tmp_path / "out")
+    assert found.settings[own]["calibration"]["sha256"] != found.calibration["sha256"]
+    assert "calibration" not in found.settings["variance"]
+
+
+def test_a_comparison_of_an_earlier_version_goes_on(compare, tmp_path, monkeypatch):
+    given = ["--recipes", "magnitude", "--sparsity", "0.2", "--images", "16"]
+    assert compare(given=given).code == 0
+    path = tmp_path / "out" / "compare.json"
+    old = json.loads(path.read_text())
+    for name in ("search_over", "cka_images"):
+        del old["settings"]["magnitude"][name]
+    path.write_text(json.dumps(old))
+    monkeypatch.setattr(module, "rank_and_factor", lambda *_, **__: pytest.fail("ranked again"))
+    assert compare(given=given).code == 0

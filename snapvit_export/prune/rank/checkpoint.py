@@ -1,7 +1,8 @@
 """Checkpoints: the state of a long run on disk, so that it can be killed at any moment and resumed.
 
 One safetensors file: arrays, and JSON in the metadata. It is written whole under another name and renamed. `settings`
-identify the run; a checkpoint of other settings is refused by naming the first difference.
+identify the run; a checkpoint of other settings is refused by naming the first difference. With a clock it also keeps
+how long the phases have taken, for the run that resumes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import FileFormatError, SnapvitError
+from ...model.timing import KEY as TIMING
+from ...model.timing import PhaseClock
 from ...storage.checksummed import Arrays, load_checksummed, save_checksummed
 
 KIND = "snapvit-checkpoint"
@@ -48,13 +51,14 @@ class SavedState:
 class Checkpoint:
     """A file bound to the settings of one run."""
 
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        self.path = path
+    def __init__(self, path: Path, settings: Mapping[str, Any], clock: PhaseClock | None = None) -> None:
+        self.path, self.clock = path, clock
         self.settings = json.loads(json.dumps(settings))  # as it will be read back
 
     def save(self, phase: str, arrays: Arrays, rest: Mapping[str, Any]) -> None:
         """Replace the file by this state."""
-        described = json.dumps({"settings": self.settings, "phase": phase, "rest": rest})
+        timed = {} if self.clock is None else {TIMING: self.clock.in_plain_values()}
+        described = json.dumps({"settings": self.settings, "phase": phase, "rest": {**rest, **timed}})
         save_checksummed(self.path, KIND, arrays, described)
 
     def load(self) -> SavedState | None:

@@ -25,7 +25,7 @@ then what is kept, by the new ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,8 @@ from ...model.plan import Plan, Protection
 from ...model.ranking import Array, Curve, Damage, Order, Ranking
 from ...model.scores import Scores
 from ...model.sublayer import IMAGES, KEY
+from ...model.timing import KEY as TIMING
+from ...model.timing import PhaseClock, read_timings
 from ...progress import Progress, Silent
 from ...storage.json import as_builtins
 from ..correct.refit import refit
@@ -60,7 +62,8 @@ from ..stats.output_divergence import DivergenceName, OutputDivergence
 from ..stats.sublayer_stats import measure_sublayers
 from .checkpoint import Checkpoint, SavedState
 from .damage import damage_ranking, ordered_layers
-from .rank import check, criterion_of, divergence_of, provenance_of, score
+from .provenance import check, criterion_of, divergence_of, provenance_of
+from .rank import score
 
 HELD_BACK = 4  # one image in so many measures the divergence, and nothing is fitted on it
 LEAST_IMAGES = 16  # so that at least four measure it
@@ -115,9 +118,11 @@ def _places(before: Sequence[Array], chosen: Sequence[Order], again: Sequence[Ar
     return tuple(np.split(places, offsets[1:]))
 
 
-def made_by(model: Model, images: Images, settings: Settings, rounds: Rounds | None) -> dict[str, Any]:
+def made_by(
+    model: Model, images: Images, settings: Settings, rounds: Rounds | None, of_cka: Images | None = None
+) -> dict[str, Any]:
     """Return all that decides a ranking, in rounds or not, but for the machine that evaluates candidates."""
-    made = provenance_of(model, images, settings, criterion_of(settings), {})
+    made = provenance_of(model, images, settings, criterion_of(settings), {}, of_cka)
     if rounds is None:
         return made
     name = divergence_of(settings, model)
@@ -153,10 +158,12 @@ def rank_in_rounds(
     name = divergence_of(settings, model)
     limit = rounds.limit(name)
     fitted, held_back = _split(images, settings.seed)
-    made = made_by(model, images, settings, rounds)
-    ranker = RoundRanker(model, fitted, settings, progress, device)
-    state = None if checkpoint is None else Checkpoint(checkpoint, made)
-    found = _restored(None if state is None else state.load(), model) or ranker.begin()
+    made, clock = made_by(model, images, settings, rounds), PhaseClock(threads=torch.get_num_threads(), device=device)
+    ranker = RoundRanker(model, fitted, settings, progress, device, clock)
+    state = None if checkpoint is None else Checkpoint(checkpoint, made, clock)
+    saved = None if state is None else state.load()
+    clock.earlier = () if saved is None else read_timings(saved.rest)
+    found = _restored(saved, model) or ranker.begin()
     if found.rounds:
         progress.note(f"going on after round {len(found.rounds)} of {len(rounds.flops)}")
     meter = _DivergenceMeter(name, model, held_back, device)
@@ -165,7 +172,8 @@ def rank_in_rounds(
             found.save(state)
         plan = ranker.plan(found, fraction)
         module = ranker.cut(found.ranking, plan)
-        divergence = meter.of(module)
+        with clock("divergence"):
+            divergence = meter.of(module)
         goes_on = divergence <= limit  # false for a NaN
         found.rounds.append({"flops": fraction, "moved": divergence, "kept": goes_on, "plan": as_builtins(plan)})
         if not goes_on:
@@ -175,7 +183,8 @@ def rank_in_rounds(
             break
         smaller = Model(module, read_anatomy(module, model.name), model.description)
         found.ranking = ranker.again(found.ranking, plan, smaller)
-    return replace(found.ranking, provenance={**made, "rounds": found.rounds, **found.ranking.provenance})
+    timed = {"rounds": found.rounds, TIMING: clock.in_plain_values()}
+    return replace(found.ranking, provenance={**made, **timed, **found.ranking.provenance})
 
 
 @dataclass
@@ -212,6 +221,7 @@ class RoundRanker:
     settings: Settings
     progress: Progress
     device: str = "cpu"  # of statistics and scores; a refit is made on the CPU
+    clock: PhaseClock = field(default_factory=PhaseClock)
 
     @property
     def damping(self) -> Damping:
@@ -225,33 +235,41 @@ class RoundRanker:
     def begin(self) -> RoundsState:
         """Return the ranking of the dense model, before any round."""
         if self.by_damage:
-            ranking, _ = damage_ranking(self.model, *self._statistics(self.model), self.damping)
+            statistics = self._statistics(self.model)
+            with self.clock("ordering"):
+                ranking, _ = damage_ranking(self.model, *statistics, self.damping)
         else:
             scores = self._scores(self.model)
             ranking = Ranking(scores.heads, scores.neurons, self.model.name, self.model.anatomy)
         if self.by_damage or self.settings.depth:
-            sublayers = measure_sublayers(self.model, self.images.first(IMAGES), None, self.progress, self.device)
+            with self.clock("sub-layers"):
+                sublayers = measure_sublayers(self.model, self.images.first(IMAGES), None, self.progress, self.device)
             ranking = replace(ranking, provenance={KEY: as_builtins(sublayers)})
         return RoundsState(ranking, [])
 
     def cut(self, ranking: Ranking, plan: Plan) -> nn.Module:
         """Return the model of a Plan: refitted, unless the recipe ranks by scores alone."""
-        if not self.by_damage:
-            return shrink(self.model.module, ranking, plan)
-        return refit(self.model, ranking, plan, self.images, self.damping, progress=self.progress)
+        with self.clock("cutting"):
+            if not self.by_damage:
+                return shrink(self.model.module, ranking, plan)
+            return refit(self.model, ranking, plan, self.images, self.damping, progress=self.progress)
 
     def again(self, ranking: Ranking, plan: Plan, smaller: Model) -> Ranking:
         """Return the ranking with what `plan` keeps ordered by the smaller model."""
         if not self.by_damage:
             return rescored(ranking, plan, self._scores(smaller))
-        return refined(ranking, plan, ordered_layers(smaller, *self._statistics(smaller), self.damping))
+        statistics = self._statistics(smaller)
+        with self.clock("ordering"):
+            return refined(ranking, plan, ordered_layers(smaller, *statistics, self.damping))
 
     def _scores(self, model: Model) -> Scores:
-        return score(model, self.images, self.settings, self.progress, self.device)
+        with self.clock("scores"):
+            return score(model, self.images, self.settings, self.progress, self.device)
 
     def _statistics(self, model: Model) -> tuple[Statistics, str, Scores | None]:
         """Return the statistics, the name of the order, and scores if it needs them."""
-        statistics = observe(model, self.images, self.progress, self.device, warn=model is self.model)
+        with self.clock("statistics"):
+            statistics = observe(model, self.images, self.progress, self.device, warn=model is self.model)
         scores = self._scores(model) if uses_scores(self.settings) else None
         self.progress.phase("ordering heads and neurons")
         return statistics, self.settings.order, scores

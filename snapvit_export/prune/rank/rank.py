@@ -8,9 +8,9 @@ observes all images; machines of one kind with as many threads find the same ord
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,41 +21,48 @@ import numpy as np
 import torch
 
 from ...allocation.follow_model import follow_model
-from ...allocation.planner import Planner, check_reach
 from ...allocation.recipe import Settings, uses_scores
 from ...calibration.images import Images
 from ...correction.cholesky import Factors
 from ...correction.moments import Damping
-from ...errors import SnapvitError, UsageError
-from ...model.plan import Protection
+from ...errors import SnapvitError
 from ...model.ranking import Ranking
 from ...model.scores import Scores
 from ...model.sublayer import IMAGES, KEY, SubLayer
+from ...model.timing import KEY as TIMING
+from ...model.timing import PhaseClock, read_timings
 from ...progress import Progress, Silent
 from ...storage.json import as_builtins
 from ..models.class_names import as_outputs
 from ..models.load import Model, as_model
 from ..stats.observe import observe
-from ..stats.output_divergence import DivergenceName, OutputDivergence, check_divergence, default_divergence
-from ..stats.single_thread import single_thread
+from ..stats.output_divergence import OutputDivergence
 from ..stats.sublayer_stats import measure_sublayers
 from .checkpoint import Checkpoint, SavedState
-from .criteria import make_criterion
 from .criteria.base import Batch, Criterion
 from .damage import damage_ranking
 from .distributed import Processes
+from .provenance import (
+    BATCH,
+    check,
+    cka_images,
+    corrects,
+    criterion_of,
+    divergence_of,
+    provenance_of,
+    searched_over,
+)
 from .reproducible import ExactSum, choose_exponents
 from .search.candidate_runner import CandidateRunner
-from .search.cka import cka_covariance
+from .search.covariance import CkaInputs, FirstCovariance
 from .search.damage_fitness import DamageFitness
 from .search.engine import Autocast, EngineName, engine_name
-from .search.fitness import Fitness, check_enough_images
+from .search.fitness import Fitness, scaled_by
 from .search.loop import Objective, SearchState, search
 from .search.optimiser import Optimiser, Vector
 from .search.snes import LogSNES
 from .search.xnes import XNES
 
-BATCH = 16  # images, as in the released code; the sum over batches makes scores depend on it
 SAVE_SECONDS = 30.0  # between checkpoints while scoring
 
 
@@ -78,31 +85,41 @@ def rank_and_factor(
     save_seconds: float | None = None,
     processes: Processes = Processes(),
     progress: Progress | None = None,
+    cka: CkaInputs | None = None,
 ) -> tuple[Ranking, Factors | None]:
     """Return the ranking, and the factors that correct any Plan of it where ranking made them.
 
-    With a `checkpoint` path, what was begun there is resumed.
+    With a `checkpoint` path, what was begun there is resumed. `cka`: images of its own for the first covariance.
     """
     settings = follow_model(settings, model.name, model.description.architecture, model.anatomy)
     criterion = criterion_of(settings)
     check(criterion, model, images, settings)
+    clock = PhaseClock(processes.count, torch.get_num_threads(), processes.device.type)
     how = {"engine": engine_name(engine, processes.device, autocast), "device": processes.device.type}
-    provenance = provenance_of(model, images, settings, criterion, {**how, "autocast": autocast})
-    state = Checkpoint(checkpoint, provenance) if checkpoint is not None else None
+    cka = cka or CkaInputs(images)
+    provenance = provenance_of(model, images, settings, criterion, {**how, "autocast": autocast}, cka.images)
+    state = Checkpoint(checkpoint, provenance, clock) if checkpoint is not None else None
     saved = SavedState.unpacked(
         processes.from_first(lambda: SavedState.packed(state.load() if state is not None else None))
     )
+    clock.earlier = () if saved is None else read_timings(saved.rest)
     seconds = SAVE_SECONDS if save_seconds is None else save_seconds
-    run = _Run(model, images, settings, criterion, processes, state, seconds, progress or Silent(), engine, autocast)
-    if settings.allocation == "joint":
-        return run.joint(saved, provenance)
-    scores = run.score(saved)
-    if settings.evaluations:
-        scores, found = run.search(scores, saved)
-        provenance |= found
-    if settings.depth:
-        provenance |= {KEY: as_builtins(run.sublayers())}
-    return Ranking(scores.heads, scores.neurons, model.name, model.anatomy, provenance), None
+    run = _Run(
+        model,
+        images,
+        settings,
+        criterion,
+        processes,
+        state,
+        seconds,
+        progress or Silent(),
+        engine,
+        autocast,
+        clock,
+        cka,
+    )
+    ranking, factors = run.joint(saved, provenance) if settings.allocation == "joint" else run.pairs(saved, provenance)
+    return replace(ranking, provenance={**ranking.provenance, TIMING: clock.in_plain_values()}), factors
 
 
 @dataclass
@@ -119,6 +136,24 @@ class _Run:
     progress: Progress
     engine: EngineName | None
     autocast: Autocast | None
+    clock: PhaseClock
+    cka: CkaInputs
+
+    def pairs(self, saved: SavedState | None, provenance: dict[str, Any]) -> tuple[Ranking, None]:
+        """Return the ranking by scores, which a search may weight."""
+        settings = self.settings
+        covariance = None
+        if settings.cka and settings.evaluations:
+            covariance = FirstCovariance(self.model, self.cka, cka_images(settings), self.processes)
+            covariance.look()
+        with self.clock("scores"):
+            scores = self.score(saved)
+        if settings.evaluations:
+            scores, found = self.search(scores, saved, covariance)
+            provenance = {**provenance, **found}
+        if settings.depth:
+            provenance = {**provenance, KEY: as_builtins(self.sublayers())}
+        return Ranking(scores.heads, scores.neurons, self.model.name, self.model.anatomy, provenance), None
 
     def score(self, saved: SavedState | None) -> Scores:
         """Return the scores from the contributions of all batches, of which each process makes its share."""
@@ -186,32 +221,46 @@ class _Run:
         batch = Batch(torch.from_numpy(pixels).to(target), None if labels is None else labels.to(target), number)
         return self.criterion.contribution(self.model.module, batch)
 
-    def search(self, scores: Scores, saved: SavedState | None) -> tuple[Scores, dict[str, Any]]:
+    def search(
+        self, scores: Scores, saved: SavedState | None, first: FirstCovariance | None
+    ) -> tuple[Scores, dict[str, Any]]:
         """Return the scores weighted by the best factors of the search, and a summary of it."""
-        settings = self.settings
+        settings, over = self.settings, searched_over(self.settings)
         self.progress.phase("preparing the search")
-        fitness = Fitness(
-            self.model,
-            scores,
-            self.images,
-            settings.pairs,
-            settings.pca,
-            engine=self.engine,
-            device=self.processes.device,
-            autocast=self._precision(saved),
-            agree=self.processes.from_first,
-        )
+        with self.clock("preparation"):
+            fitness = Fitness(
+                self.model,
+                scores,
+                self.images,
+                settings.pairs,
+                settings.pca,
+                engine=self.engine,
+                device=self.processes.device,
+                autocast=self._precision(saved),
+                agree=self.processes.from_first,
+                over=over,
+                timer=self.clock,
+            )
         notes = {"autocast": fitness.runner.autocast}
-        with single_thread():
-            covariance = cka_covariance(self.model, self.images) if settings.cka else None
-        optimiser = make_optimiser(settings, starting_factors(scores), covariance)
+        resumes = saved is not None and saved.phase == "search"  # the checkpoint has what became of the covariance
+        with self.clock("cka") if first is not None else nullcontext():
+            covariance = None if first is None or resumes else first.matrix(self.progress)
+        start = starting_factors(scores)
+        if over == "mlp":
+            mlps = len(scores.neurons)
+            start, covariance = start[:mlps], None if covariance is None else covariance[:mlps, :mlps]
+        optimiser = make_optimiser(settings, start, covariance)
         factors, summary = self._minimise(fitness, optimiser, _arrays_of(scores), notes, saved)
-        return scores.scaled(factors), summary
+        with self.clock("sorting"):
+            return scaled_by(scores, factors, over), summary
 
     def joint(self, saved: SavedState | None, provenance: dict[str, Any]) -> tuple[Ranking, Factors]:
         """Return orders and damage curves from the dense model's statistics; a search may then weight the curves."""
         settings = self.settings
-        scores = self.score(saved) if uses_scores(settings) else None
+        scores = None
+        if uses_scores(settings):
+            with self.clock("scores"):
+                scores = self.score(saved)
         ranking, factors = self._ordered(scores, provenance)
         self._check_same_order(ranking, saved)
         provenance = {**provenance, KEY: as_builtins(self.sublayers())}
@@ -219,17 +268,18 @@ class _Run:
         if not settings.evaluations:
             return ranking, factors
         self.progress.phase("preparing the search")
-        runner = CandidateRunner(
-            self.model,
-            self.images.first(settings.search_images),
-            self.engine,
-            self.processes.device,
-            self._precision(saved),
-            self.processes.from_first,
-        )
-        divergence = OutputDivergence(divergence_of(settings, self.model), self.model, runner.dense)
-        corrected_by = factors if _corrects(settings) else None
-        fitness = DamageFitness(runner, ranking, corrected_by, divergence, settings.flops)
+        with self.clock("preparation"):
+            runner = CandidateRunner(
+                self.model,
+                self.images.first(settings.search_images),
+                self.engine,
+                self.processes.device,
+                self._precision(saved),
+                self.processes.from_first,
+            )
+            divergence = OutputDivergence(divergence_of(settings, self.model), self.model, runner.dense)
+        corrected_by = factors if corrects(settings) else None
+        fitness = DamageFitness(runner, ranking, corrected_by, divergence, settings.flops, self.clock)
         optimiser = make_optimiser(settings, np.ones(2 * len(self.model.anatomy.blocks)))
         arrays = {} if scores is None else _arrays_of(scores)
         notes = {"autocast": runner.autocast, "order_sha256": ranking.order_sha256}
@@ -239,16 +289,20 @@ class _Run:
 
     def _ordered(self, scores: Scores | None, provenance: dict[str, Any]) -> tuple[Ranking, Factors]:
         """Return the ranking and its factors. The statistics, gigabytes for a large model, are freed on return."""
-        statistics = observe(self.model, self.images, self.progress, str(self.processes.device))
+        with self.clock("statistics"):
+            statistics = observe(self.model, self.images, self.progress, str(self.processes.device))
         self.progress.phase("ordering heads and neurons")
         damping = Damping.parse(self.settings.damping)
-        return damage_ranking(self.model, statistics, self.settings.order, scores, damping, provenance)
+        with self.clock("ordering"):
+            return damage_ranking(self.model, statistics, self.settings.order, scores, damping, provenance)
 
     def sublayers(self) -> tuple[SubLayer, ...]:
         """Return the measurements of the sub-layers, made by the first process, so that all have the same numbers."""
         few, device = self.images.first(IMAGES), str(self.processes.device)
         measured = partial(measure_sublayers, self.model, few, None, self.progress, device)
-        return msgspec.convert(self.processes.from_first(lambda: as_builtins(measured())), tuple[SubLayer, ...])
+        with self.clock("sub-layers"):
+            found = self.processes.from_first(lambda: as_builtins(measured()))
+        return msgspec.convert(found, tuple[SubLayer, ...])
 
     def _check_same_order(self, ranking: Ranking, saved: SavedState | None) -> None:
         """Refuse processes whose machines rounded differently and found another order: they cannot search together."""
@@ -282,18 +336,20 @@ class _Run:
             self.progress.advance(now.evaluations - reached)
             reached = now.evaluations
 
-        found = search(
-            fitness,
-            optimiser,
-            evaluations,
-            self.settings.racing,
-            self.processes,
-            self.state,
-            saved,
-            arrays,
-            notes,
-            report,
-        )
+        with self.clock("search"):
+            found = search(
+                fitness,
+                optimiser,
+                evaluations,
+                self.settings.racing,
+                self.processes,
+                self.state,
+                saved,
+                arrays,
+                notes,
+                report,
+                self.clock,
+            )
         summary = {
             "search": {
                 **optimiser.summary(),
@@ -343,92 +399,10 @@ def score(model: Model, images: Images, settings: Settings, progress: Progress, 
         progress,
         engine=None,
         autocast=None,
+        clock=PhaseClock(),
+        cka=CkaInputs(images),
     )
     return run.score(None)
-
-
-def criterion_of(settings: Settings) -> Criterion:
-    """Return the criterion of these settings."""
-    return make_criterion(settings.criterion, views=settings.views, reduction=settings.reduction, seed=settings.seed)
-
-
-def needs_images(settings: Settings) -> bool:
-    """Return True if these settings use any image: magnitude and its like do not, unless a search follows."""
-    joint = settings.allocation == "joint"
-    return joint or settings.depth or make_criterion(settings.criterion).needs != "nothing" or settings.evaluations > 0
-
-
-def _corrects(settings: Settings) -> bool:
-    """Return True if the search corrects its candidates: as they will be used."""
-    return settings.correction not in (None, "sparsegpt")
-
-
-def divergence_of(settings: Settings, model: Model) -> DivergenceName:
-    """Return the name of the output divergence: of the settings, or the best that the model allows."""
-    name = default_divergence(model) if settings.divergence is None else settings.divergence
-    check_divergence(name, model)
-    return name  # type: ignore[return-value]
-
-
-def check(criterion: Criterion, model: Model, images: Images, settings: Settings) -> None:
-    """Refuse what these settings cannot do with this model and these images, before any work."""
-    if needs_images(settings) and not len(images):
-        what = f"criterion {settings.criterion}" if settings.allocation == "pairs" else "joint allocation"
-        raise SnapvitError(f"{what} needs images. Give --data")
-    if uses_scores(settings) and criterion.needs == "labels":
-        if images.labels is None:
-            raise SnapvitError(f"criterion {settings.criterion} needs labels: one sub-folder of images per class")
-        as_outputs(images, model, settings.criterion)  # refuses classes that are not the head's
-    if settings.evaluations < 0:
-        raise UsageError(f"{settings.evaluations} evaluations make no sense. Give 0 for no search")
-    if settings.allocation == "joint":
-        divergence_of(settings, model)
-        if settings.evaluations:
-            check_reach(model.anatomy, Protection(sublayers=not settings.depth), flops=settings.flops)
-    elif settings.evaluations:
-        check_enough_images(len(images), settings.pca, model.anatomy.embed_dim)
-        planner = Planner(Ranking.flat(model.anatomy), model.anatomy)
-        for mlp, head in settings.pairs:
-            planner.pair(mlp, head)  # refuses what protection does not allow
-
-
-def provenance_of(
-    model: Model, images: Images, settings: Settings, criterion: Criterion, how: dict[str, Any]
-) -> dict[str, Any]:
-    """Return all that decides the ranking; `how`: engine, device and precision of the search's candidates."""
-    described: dict[str, Any] = {"allocation": settings.allocation}
-    if settings.allocation == "joint":
-        described |= {"order": settings.order, "damping": settings.damping}
-    elif settings.damping != Settings().damping:  # no part of the scores, but of the recipe: for whoever corrects
-        described["damping"] = settings.damping
-    if settings.depth:
-        described["protection"] = as_builtins(Protection(sublayers=False))
-    if uses_scores(settings):
-        described |= {"criterion": settings.criterion, **criterion.settings, "batch": BATCH}
-        if criterion.needs == "labels":
-            described["labels_sha256"] = _labels_fingerprint(as_outputs(images, model, settings.criterion))
-    described |= {
-        "seed": settings.seed,
-        "model": model.name,
-        "weights_sha256": model.weights_sha256,
-        "data": images.fingerprint,
-    }
-    if settings.evaluations:
-        own = ("flops", "search_images") if settings.allocation == "joint" else ("pairs", "pca", "cka")
-        described["search_settings"] = {
-            name: as_builtins(getattr(settings, name))
-            for name in ("evaluations", "optimiser", "population", "racing", *own)
-        } | how
-        if settings.allocation == "joint":
-            described["search_settings"]["divergence"] = divergence_of(settings, model)
-            described["search_settings"]["corrected"] = _corrects(settings)
-    return described
-
-
-def _labels_fingerprint(images: Images) -> str:
-    """Return a hash of the labels: that of the images covers only their pixels."""
-    labels = np.zeros(0) if images.labels is None else images.labels
-    return hashlib.sha256(labels.astype("<i8").tobytes()).hexdigest()
 
 
 def _arrays_of(scores: Scores) -> dict[str, np.ndarray]:

@@ -45,7 +45,8 @@ from ..models.slicing import kept, shrink
 from ..rank.checkpoint import Checkpoint, SavedState
 from ..rank.distributed import Processes
 from ..rank.iterative import RoundRanker, RoundsState, protection_of, rescored
-from ..rank.rank import check, criterion_of, score
+from ..rank.provenance import check, criterion_of
+from ..rank.rank import score
 from ..stats.sublayer_stats import measure_sublayers
 from .augment import Pictures
 from .loop import Outcome, checkpoint_at, train

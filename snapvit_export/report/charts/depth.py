@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..data import ReportData, SubLayerRow
+from ..data import InDepth, SubLayerRow
 from .style import HEAT, PAPER, Chart, Spec, base, tips
 
 MEASURES = ("damage", "divergence")
 
 
-def depth(report: ReportData) -> Chart | None:
+def depth(report: InDepth) -> Chart | None:
     """Draw damage and divergence of each sub-layer; None if they were not measured."""
     found = report.sublayers
     if not found:

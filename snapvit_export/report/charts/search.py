@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..data import ReportData
+from ..data import InDepth
 from .style import FAMILY_COLOURS, MUTED, Chart, Spec, axis, base, tips
 
 HEIGHT = 240
 
 
-def search(report: ReportData) -> Chart | None:
+def search(report: InDepth) -> Chart | None:
     """Draw fitness by evaluations; None if there was no search."""
     found = report.search
     if found is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ..data import ReportData, Widths
+from ..data import InDepth, Widths
 from .rows import drawn, left_out
 from .style import HEAT, INK, MUTED, PAPER, Chart, Spec, base, tips
 
@@ -18,7 +18,7 @@ _BLOCKS: Spec = {"title": "block", "labelAngle": 0, "labelOverlap": True, "ticks
 _NAMES: Spec = {"title": None, "ticks": False, "domain": False, "labelLimit": 90}
 
 
-def widths(report: ReportData, kind: Kind) -> Chart:
+def widths(report: InDepth, kind: Kind) -> Chart:
     """Draw the heat map of heads or of neurons."""
     whole = report.dense_heads if kind == "heads" else report.dense_neurons
     names = set(drawn(report, [variant.name for variant in report.widths]))
@@ -32,7 +32,7 @@ def widths(report: ReportData, kind: Kind) -> Chart:
         encoding={
             "x": {"field": "block", "type": "ordinal", "axis": _BLOCKS},
             "y": {"field": "name", "type": "nominal", "sort": None, "axis": _NAMES},
-            "tooltip": tips(("name", "variant"), ("block_text", "block"), ("text", "keeps"), ("percent", "share")),
+            "tooltip": tips(("name", report.noun), ("block_text", "block"), ("text", "keeps"), ("percent", "share")),
         },
         layer=[_shades(kind), *(_crosses() if removed else [])],
     )
@@ -42,11 +42,11 @@ def widths(report: ReportData, kind: Kind) -> Chart:
         title=f"{kind.capitalize()} kept in each block",
         caption=f"Share of the {kind} that each block keeps, from the input on the left to the output on the right."
         + (" A cross: the sub-layer is removed." if removed else "")
-        + left_out(len(shown), len(report.widths)),
-        alt=f"Heat map of {len(shown)} variants by {len(whole)} blocks. "
+        + left_out(len(shown), len(report.widths), report.noun),
+        alt=f"Heat map of {len(shown)} {report.noun}s by {len(whole)} blocks. "
         f"Least is kept in block {least['block']} of {least['name']}: {least['text']}.",
         spec=spec,
-        columns=("variant", *(f"block {i}" for i in range(len(whole)))),
+        columns=(report.noun, *(f"block {i}" for i in range(len(whole)))),
         rows=tuple((v.name, *(f"{k} of {n}" for k, n in zip(getattr(v, kind), whole))) for v in report.widths),
     )
 

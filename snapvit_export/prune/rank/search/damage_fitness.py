@@ -19,6 +19,7 @@ from ....allocation.planner import Planner
 from ....correction.cholesky import Factor, Factors, from_rank_order
 from ....model.plan import Plan
 from ....model.ranking import Ranking
+from ....model.timing import Timer, untimed
 from ...blocks.functional import Weights
 from ...stats.output_divergence import OutputDivergence
 from ...stats.single_thread import single_thread
@@ -40,11 +41,12 @@ class DamageFitness:
         factors: Factors | None,  # None: without correction
         divergence: OutputDivergence,
         flops: Sequence[float] = (0.6,),  # of the dense blocks: the sizes at which a candidate is evaluated
+        timer: Timer = untimed,
     ) -> None:
         if factors is not None:
             factors.check_made_for(ranking)
         self.runner, self.ranking, self.factors, self.divergence = runner, ranking, factors, divergence
-        self.flops = tuple(flops)
+        self.flops, self.timer = tuple(flops), timer
         self._remembered: dict[Plan, tuple[list[Weights], Tensor]] = {}
 
     def __call__(self, weights: npt.ArrayLike) -> float:
@@ -57,9 +59,11 @@ class DamageFitness:
 
     def per_image(self, weights: npt.ArrayLike, chunks: range | None = None) -> PerImage:
         """Return the divergence at every size of every image of the given chunks: (sizes, images)."""
-        weighted = self.ranking.weighted(np.reshape(np.asarray(weights, np.float64), (-1, 2)))
-        planner = Planner(weighted, self.runner.model.anatomy, self.ranking.protection)
-        return np.stack([self.of_plan(planner.flops(fraction), chunks) for fraction in self.flops])
+        with self.timer("allocation"):
+            weighted = self.ranking.weighted(np.reshape(np.asarray(weights, np.float64), (-1, 2)))
+            planner = Planner(weighted, self.runner.model.anatomy, self.ranking.protection)
+            plans = [planner.flops(fraction) for fraction in self.flops]
+        return np.stack([self.of_plan(plan, chunks) for plan in plans])
 
     def of_plan(self, plan: Plan, chunks: range | None = None) -> npt.NDArray[np.float64]:
         """Return the divergence of one Plan, image by image: (images,)."""

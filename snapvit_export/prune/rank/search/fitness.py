@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +27,14 @@ from ....errors import SnapvitError
 from ....model.plan import Protection
 from ....model.ranking import Ranking
 from ....model.scores import Scores
+from ....model.timing import Timer, untimed
 from ...models.load import Model
 from ...stats.single_thread import single_thread
 from .candidate_runner import CandidateRunner
 from .engine import Autocast, EngineName
 
 PerImage = npt.NDArray[np.float64]
+SearchedOver = Literal["mlp", "all"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,14 @@ class Projection:
 
     def __call__(self, z: Tensor) -> Tensor:
         return z if self.components is None else (z - self.mean) @ self.components
+
+
+def scaled_by(scores: Scores, factors: npt.ArrayLike, over: SearchedOver) -> Scores:
+    """Return the scores times the factors of a search: of every MLP alone, the heads' scores as they are, or of all."""
+    given = np.asarray(factors, np.float64)
+    if over == "mlp":
+        given = np.concatenate([given, np.ones(scores.factors - len(scores.neurons))])
+    return scores.scaled(given)
 
 
 def check_enough_images(images: int, pca: int, embed_dim: int) -> None:
@@ -82,7 +92,10 @@ class Fitness:
         device: str | torch.device = "cpu",
         autocast: Autocast | None = "none",  # None: the fastest that is faithful on this device, as measured
         agree: Callable[[Callable[[], Any]], Any] = lambda make: make(),  # lets one process decide for all
+        over: SearchedOver = "all",
+        timer: Timer = untimed,
     ) -> None:
+        self.over, self.timer = over, timer
         self.runner = CandidateRunner(model, images, engine, device, autocast, agree)
         self.model, self.scores, self.pairs, self.protection = model, scores, tuple(pairs), protection
         with torch.no_grad(), single_thread():
@@ -101,13 +114,15 @@ class Fitness:
     def per_image(self, factors: npt.ArrayLike, chunks: range | None = None) -> PerImage:
         """Return 1 - cos for every pair and image of the given chunks: (pairs, images)."""
         chunks = range(self.runner.chunks) if chunks is None else chunks
-        scaled = self.scores.scaled(factors)
-        ranking = Ranking(scaled.heads, scaled.neurons)
-        planner = Planner(ranking, self.model.anatomy, self.protection)
+        with self.timer("sorting"):
+            scaled = scaled_by(self.scores, factors, self.over)
+            ranking = Ranking(scaled.heads, scaled.neurons)
+            planner = Planner(ranking, self.model.anatomy, self.protection)
+            plans = [planner.pair(mlp, head) for mlp, head in self.pairs]
         found = []
         with torch.no_grad():
-            for mlp, head in self.pairs:
-                z = self.runner.embedding(*self.runner.weights(ranking, planner.pair(mlp, head)), chunks)
+            for plan in plans:
+                z = self.runner.embedding(*self.runner.weights(ranking, plan), chunks)
                 with single_thread():
                     z = self.projection(z)  # (n, pca)
                 cosine = torch.nn.functional.cosine_similarity(z, self.teacher[self.runner.rows(chunks)], dim=1)

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ....errors import SnapvitError
+from ....model.timing import Timer, untimed
 from ...stats.single_thread import single_thread
 from ..checkpoint import Checkpoint, SavedState
 from ..distributed import Processes
@@ -84,6 +85,7 @@ def search(
     extra: dict[str, np.ndarray] | None = None,
     notes: dict[str, Any] | None = None,
     on_generation: Callable[[SearchState], None] = lambda progressed: None,
+    timer: Timer = untimed,
 ) -> SearchState:
     """Minimise the fitness over the factors; `extra` arrays and `notes` are carried along in the checkpoint."""
     if saved is not None and saved.phase == "search":
@@ -92,14 +94,14 @@ def search(
         now = _first(fitness, optimiser)
     on_generation(now)
     while now.evaluations < evaluations:
-        with single_thread():
+        with timer("sampling"), single_thread():
             points = optimiser.ask()  # (n, D), the same in every process
         wanted = points[: evaluations - now.evaluations]
         mine = [_evaluate(fitness, optimiser.factors(x), now, racing).packed() for x in processes.share(list(wanted))]
         results = [CandidateResult.unpacked(packed, fitness.sizes) for packed in processes.gather(mine)]
         _update(now, results, wanted, optimiser)
         if len(wanted) == len(points):
-            with single_thread():
+            with timer("sampling"), single_thread():
                 optimiser.tell(points, np.array([result.loss for result in results]))
         if checkpoint is not None and processes.is_first:
             _save(checkpoint, now, optimiser, extra or {}, notes or {})

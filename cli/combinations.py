@@ -36,7 +36,7 @@ class Rule:
         return f"{self.option.partition('=')[0]} {self.why}"
 
 
-UNCORRECTED = "--recipe=paper|snapvit|local|idap"  # recipes that correct nothing unless asked
+UNCORRECTED = "--recipe=paper|snapvit|local|idap|fptp*|llm-surgeon*|nvit*"  # recipes that correct nothing unless asked
 CUTS = ("--budget", "--sparsity", "--flops", "--params", "--pair", "--for", "--build-only")
 MIXES = ("--budget", "--for", "--build-only", "--levers=*tokens*|all")
 JETSON = "jetson://*"  # a --target
@@ -45,7 +45,7 @@ BY_ITSELF = ("--runtime", "--threads", "--pause", "--pin")  # of what the agent 
 RULES = (
     Rule(
         "export",
-        "--correction=refit|sequential|sparsegpt",
+        "--correction=refit|sequential|sparsegpt|mean",
         "needs torch, and an ONNX file as --model is cut without it. Leave it out, or give elastic",
         beside=("--model=*.onnx",),
     ),
@@ -109,6 +109,16 @@ RULES = (
         "leave it out",
         beside=(UNCORRECTED,),
         unless=("--correction",),
+    ),
+    *(
+        Rule(
+            "export",
+            "--damping",
+            "is of covariances, and this {} takes means alone. Leave it out".format(condition.split("=")[0]),
+            beside=(condition,),
+            unless=unless,
+        )
+        for condition, unless in (("--correction=mean", ()), ("--recipe=vbp", ("--correction",)))
     ),
     Rule(
         "export",

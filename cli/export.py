@@ -67,7 +67,8 @@ def export(
         bool, typer.Option("--no-correct", help="Leave the weights of what is kept as they are.")
     ] = False,
     correction: Annotated[
-        Optional[str], typer.Option(help="refit, elastic, sequential or sparsegpt; otherwise as the recipe has it.")
+        Optional[str],
+        typer.Option(help="refit, elastic, sequential, sparsegpt or mean; otherwise as the recipe has it."),
     ] = None,
     damping: Annotated[
         Optional[str], typer.Option(help="Of the statistics: mean:0.01, max:0.1 or percentile:0.01.")

@@ -115,7 +115,7 @@ def rank(
         racing=racing or None,
         seed=seed,
     )
-    if damping is not None and settings.allocation == "pairs":
+    if damping is not None and settings.allocation != "joint":
         raise UsageError("--damping has no part in a ranking by scores alone. Give --allocation joint, or leave it out")
     in_rounds = parsing.fractions(rounds, "--rounds")
     onnx = parsing.onnx_options(output, preprocessing, mean, std, resize)

@@ -20,8 +20,9 @@ import msgspec
 import numpy as np
 import torch
 
+from ...allocation.from_scores import ranking_from
 from ...allocation.planner import Planner, check_reach
-from ...allocation.recipe import Settings, uses_scores
+from ...allocation.recipe import Settings, in_shots, protection_of, uses_scores
 from ...calibration.images import Images
 from ...correction.cholesky import Factors
 from ...correction.moments import Damping
@@ -53,6 +54,7 @@ from .search.loop import Objective, SearchState, search
 from .search.optimiser import Optimiser, Vector
 from .search.snes import LogSNES
 from .search.xnes import XNES
+from .shots import rank_in_shots
 
 BATCH = 16  # images, as in the released code; the sum over batches makes scores depend on it
 SAVE_SECONDS = 30.0  # between checkpoints while scoring
@@ -94,13 +96,16 @@ def rank_and_factor(
     run = _Run(model, images, settings, criterion, processes, state, seconds, progress or Silent(), engine, autocast)
     if settings.allocation == "joint":
         return run.joint(saved, provenance)
+    if in_shots(settings):
+        mine = state if processes.is_first else None
+        return rank_in_shots(model, settings, run.score_of, provenance, mine, saved, run.progress), None
     scores = run.score(saved)
     if settings.evaluations:
         scores, found = run.search(scores, saved)
         provenance |= found
     if settings.depth:
         provenance |= {KEY: as_builtins(run.sublayers())}
-    return Ranking(scores.heads, scores.neurons, model.name, model.anatomy, provenance), None
+    return ranking_from(scores, settings.allocation, model.name, model.anatomy, provenance), None
 
 
 @dataclass
@@ -131,6 +136,10 @@ class _Run:
         finally:
             module.to("cpu")
         return self.criterion.finish(module, sums, len(self.images))
+
+    def score_of(self, model: Model) -> Scores:
+        """Return the scores of a smaller model, from the same images."""
+        return replace(self, model=model, state=None).score(None)
 
     def _sums(self, saved: SavedState | None) -> list[torch.Tensor]:
         batches = range(-(-len(self.images) // BATCH))
@@ -358,7 +367,7 @@ def needs_images(settings: Settings) -> bool:
 
 def _corrects(settings: Settings) -> bool:
     """Return True if the search corrects its candidates: as they will be used."""
-    return settings.correction not in (None, "sparsegpt")
+    return settings.correction not in (None, "sparsegpt", "mean")
 
 
 def divergence_of(settings: Settings, model: Model) -> DivergenceName:
@@ -371,7 +380,7 @@ def divergence_of(settings: Settings, model: Model) -> DivergenceName:
 def check(criterion: Criterion, model: Model, images: Images, settings: Settings) -> None:
     """Refuse what these settings cannot do with this model and these images, before any work."""
     if needs_images(settings) and not len(images):
-        what = f"criterion {settings.criterion}" if settings.allocation == "pairs" else "joint allocation"
+        what = "joint allocation" if settings.allocation == "joint" else f"criterion {settings.criterion}"
         raise SnapvitError(f"{what} needs images. Give --data")
     if uses_scores(settings) and criterion.needs == "labels":
         if images.labels is None:
@@ -397,8 +406,10 @@ def provenance_of(
     described: dict[str, Any] = {"allocation": settings.allocation}
     if settings.allocation == "joint":
         described |= {"order": settings.order, "damping": settings.damping}
-    if settings.depth:
-        described["protection"] = as_builtins(Protection(sublayers=False))
+    if (protection := protection_of(settings)) != Protection():
+        described["protection"] = as_builtins(protection)
+    if in_shots(settings):
+        described |= {"shots": settings.shots, "step": settings.step}
     if uses_scores(settings):
         described |= {"criterion": settings.criterion, **criterion.settings, "batch": BATCH}
         if criterion.needs == "labels":

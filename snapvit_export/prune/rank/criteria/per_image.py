@@ -74,7 +74,7 @@ class MaskFisher:
             losses = self.loss(module, batch)  # (B,)
         gradients = torch.autograd.grad(losses.sum(), record.inputs)
         return [
-            _mask_gradients(x.detach() * d, share.unit, len(losses)).square().sum(0)
+            mask_gradients(x.detach() * d, share.unit, len(losses)).square().sum(0)
             for share, x, d in zip(watched, record.inputs, gradients)
         ]
 
@@ -92,7 +92,7 @@ def _summed_squares(rows: Rows, x: Tensor, d: Tensor, images: int) -> Tensor:
     return total
 
 
-def _mask_gradients(terms: Tensor, unit: int, images: int) -> Tensor:
+def mask_gradients(terms: Tensor, unit: int, images: int) -> Tensor:
     """Return the gradient of each image's loss by m, from x times the gradient by x: (B, structures)."""
     own = terms.unflatten(0, (-1, images)).sum((0, 2))  # (V, B, T, width) to (B, width)
     return own.unflatten(1, (-1, unit)).sum(2)

@@ -62,7 +62,9 @@ def export(
         Optional[int], typer.Option(min=1, max=1024, help="CPU threads the model may use; 1 on the card cpu.")
     ] = None,
     batch: Annotated[Optional[int], typer.Option(min=1, max=65536, help="Images per run; 1 on all cards.")] = None,
-    recipe: Annotated[str, typer.Option(help="default, paper (as published), local or idap.")] = "default",
+    recipe: Annotated[
+        str, typer.Option(help="default, paper (as published), local, idap, or a baseline (docs/method.md).")
+    ] = "default",
     no_correct: Annotated[
         bool, typer.Option("--no-correct", help="Leave the weights of what is kept as they are.")
     ] = False,

@@ -30,9 +30,11 @@ def rank(
     mean: options.Mean = None,
     std: options.Std = None,
     resize: options.Resize = None,
-    recipe: Annotated[str, typer.Option(help="default, paper (as published), local or idap.")] = "default",
+    recipe: Annotated[
+        str, typer.Option(help="default, paper (as published), local, idap, or a baseline (docs/method.md).")
+    ] = "default",
     allocation: Annotated[
-        Optional[str], typer.Option(help="joint (by damage curves) or pairs (fixed ratios of neurons and heads).")
+        Optional[str], typer.Option(help="joint (by damage curves); by scores: pairs, mixed, uniform or summed.")
     ] = None,
     order: Annotated[
         Optional[str],

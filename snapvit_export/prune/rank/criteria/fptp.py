@@ -34,7 +34,7 @@ from ....allocation.planner import Planner
 from ....model.ranking import Order
 from ....model.scores import Scores
 from ...models.read_anatomy import read_anatomy
-from .base import Batch, Need, Recorder, columns, to_scores
+from .base import Batch, Need, to_scores
 from .losses import Loss
 from .per_image import mask_gradients
 
@@ -58,15 +58,7 @@ class RearrangedFisher:
         return {"criterion": self.name, **self.loss.settings, "sizes": list(SIZES)}
 
     def contribution(self, module: nn.Module, batch: Batch) -> list[Tensor]:
-        watched = columns(module)
-        with Recorder([share.tensor for share in watched]) as record:
-            losses = self.loss(module, batch)  # (B,)
-        gradients = torch.autograd.grad(losses.sum(), record.inputs)
-        each = [
-            mask_gradients(x.detach() * d, share.unit, len(losses))
-            for share, x, d in zip(watched, record.inputs, gradients)
-        ]
-        return [(g.T @ g).double() for g in each]
+        return [(g.T @ g).double() for g in mask_gradients(self.loss, module, batch)]
 
     def finish(self, module: nn.Module, sums: Sequence[Tensor], images: int) -> Scores:
         searched = to_scores(module, [fisher.diagonal() for fisher in sums])

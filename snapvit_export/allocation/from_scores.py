@@ -47,9 +47,9 @@ def ranking_from(
 
 def summed(scores: Scores, model: str, anatomy: Anatomy, provenance: Mapping[str, Any]) -> Ranking:
     """Return a ranking whose damage curves are sums of scores, smallest first."""
-    orders = [[_best_first(block) for block in kind] for kind in (scores.heads, scores.neurons)]
-    curves = [[_sums(block) for block in kind] for kind in (scores.heads, scores.neurons)]
-    return Ranking.from_orders(*orders, tuple(zip(*curves)), model, anatomy, provenance)
+    heads, neurons = ([_best_first(block) for block in kind] for kind in (scores.heads, scores.neurons))
+    damage = tuple((_sums(head), _sums(neuron)) for head, neuron in zip(scores.heads, scores.neurons))
+    return Ranking.from_orders(heads, neurons, damage, model, anatomy, provenance)
 
 
 def _best_first(scores: npt.NDArray[np.float32]) -> Order:

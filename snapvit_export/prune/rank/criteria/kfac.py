@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -93,9 +93,9 @@ def _with_ones(share: Share, x: Tensor) -> Tensor:
 
 def _cost(share: Share, a: Tensor, g: Tensor) -> Tensor:
     """Return the cost of each structure's rows or columns in one layer: (structures,)."""
-    w = share.tensor.detach().cpu().double()
-    if share.module.bias is not None:
-        w = torch.cat([w, share.module.bias.detach().cpu().double()[:, None]], 1)
+    w, linear = share.tensor.detach().cpu().double(), cast(nn.Linear, share.module)
+    if linear.bias is not None:
+        w = torch.cat([w, linear.bias.detach().cpu().double()[:, None]], 1)
     if share.axis == 1:  # columns are the rows of the transposed layer
         w, a, g = w.T, g, a
     structures = share.tensor.shape[share.axis] // share.sections // share.unit

@@ -45,6 +45,19 @@ BY_ITSELF = ("--runtime", "--threads", "--pause", "--pin")  # of what the agent 
 RULES = (
     Rule(
         "export",
+        "--damping",
+        "is of covariances, and this --correction takes means alone. Leave it out",
+        beside=("--correction=mean",),
+    ),
+    Rule(
+        "export",
+        "--damping",
+        "is of covariances, and this --recipe takes means alone. Give --correction refit too, or leave it out",
+        beside=("--recipe=vbp",),
+        unless=("--correction",),
+    ),
+    Rule(
+        "export",
         "--correction=refit|sequential|sparsegpt|mean",
         "needs torch, and an ONNX file as --model is cut without it. Leave it out, or give elastic",
         beside=("--model=*.onnx",),
@@ -109,16 +122,6 @@ RULES = (
         "leave it out",
         beside=(UNCORRECTED,),
         unless=("--correction",),
-    ),
-    *(
-        Rule(
-            "export",
-            "--damping",
-            "is of covariances, and this {} takes means alone. Leave it out".format(condition.split("=")[0]),
-            beside=(condition,),
-            unless=unless,
-        )
-        for condition, unless in (("--correction=mean", ()), ("--recipe=vbp", ("--correction",)))
     ),
     Rule(
         "export",

@@ -36,7 +36,7 @@ class Rule:
         return f"{self.option.partition('=')[0]} {self.why}"
 
 
-UNCORRECTED = "--recipe=paper|snapvit|local|idap"  # recipes that correct nothing unless asked
+UNCORRECTED = "--recipe=paper|snapvit|local|idap|fptp*|llm-surgeon*|nvit*"  # recipes that correct nothing unless asked
 CUTS = ("--budget", "--sparsity", "--flops", "--params", "--pair", "--for", "--build-only")
 SIZES = ("--pair", "--sparsity", "--flops")  # that `evaluate` cuts to
 MIXES = ("--budget", "--for", "--build-only", "--levers=*tokens*|all")
@@ -47,7 +47,20 @@ BY_ITSELF = ("--runtime", "--threads", "--pause", "--pin")  # of what the agent 
 RULES = (
     Rule(
         "export",
-        "--correction=refit|sequential|sparsegpt",
+        "--damping",
+        "is of covariances, and this --correction takes means alone. Leave it out",
+        beside=("--correction=mean",),
+    ),
+    Rule(
+        "export",
+        "--damping",
+        "is of covariances, and this --recipe takes means alone. Give --correction refit too, or leave it out",
+        beside=("--recipe=vbp",),
+        unless=("--correction",),
+    ),
+    Rule(
+        "export",
+        "--correction=refit|sequential|sparsegpt|mean",
         "needs torch, and an ONNX file as --model is cut without it. Leave it out, or give elastic",
         beside=("--model=*.onnx",),
     ),

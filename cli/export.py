@@ -64,12 +64,15 @@ def export(
         Optional[int], typer.Option(min=1, max=1024, help="CPU threads the model may use; 1 on the card cpu.")
     ] = None,
     batch: Annotated[Optional[int], typer.Option(min=1, max=65536, help="Images per run; 1 on all cards.")] = None,
-    recipe: Annotated[str, typer.Option(help="default, paper (as published), local or idap.")] = "default",
+    recipe: Annotated[
+        str, typer.Option(help="default, paper (as published), local, idap, or a baseline (docs/method.md).")
+    ] = "default",
     no_correct: Annotated[
         bool, typer.Option("--no-correct", help="Leave the weights of what is kept as they are.")
     ] = False,
     correction: Annotated[
-        Optional[str], typer.Option(help="refit, elastic, sequential or sparsegpt; otherwise as the recipe has it.")
+        Optional[str],
+        typer.Option(help="refit, elastic, sequential, sparsegpt or mean; otherwise as the recipe has it."),
     ] = None,
     damping: Annotated[
         Optional[str], typer.Option(help="Of the statistics: mean:0.01, max:0.1 or percentile:0.01.")

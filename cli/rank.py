@@ -32,9 +32,11 @@ def rank(
     mean: options.Mean = None,
     std: options.Std = None,
     resize: options.Resize = None,
-    recipe: Annotated[str, typer.Option(help="default, paper (as published), local or idap.")] = "default",
+    recipe: Annotated[
+        str, typer.Option(help="default, paper (as published), local, idap, or a baseline (docs/method.md).")
+    ] = "default",
     allocation: Annotated[
-        Optional[str], typer.Option(help="joint (by damage curves) or pairs (fixed ratios of neurons and heads).")
+        Optional[str], typer.Option(help="joint (by damage curves); by scores: pairs, mixed, uniform or summed.")
     ] = None,
     order: Annotated[
         Optional[str],
@@ -145,7 +147,7 @@ def rank(
         racing=racing or None,
         seed=seed,
     )
-    if damping is not None and settings.allocation == "pairs":
+    if damping is not None and settings.allocation != "joint":
         raise UsageError("--damping has no part in a ranking by scores alone. Give --allocation joint, or leave it out")
     in_rounds = parsing.fractions(rounds, "--rounds")
     onnx = parsing.onnx_options(output, preprocessing, mean, std, resize)

@@ -8,6 +8,9 @@ A ranking with damage curves needs no line: a target picks, of all counts whatev
 cost no more than was asked (`knapsack`). Such a Plan too is as dense as it can be: nothing can be added to it. Plans of
 two targets need not be nested, since a head may be worth its cost at one and not at the other. `pair` stays the same.
 
+A mixed ranking (`allocation.from_scores`) has no curves and needs no line either: heads and neurons are cut in one
+order, and a target is as early a place in it as fits.
+
 `with_tokens` gives a Planner for shorter sequences: its Plans carry the merges and the grid, and what they cost is
 counted with these. Targets stay fractions of the dense model with all of its tokens.
 
@@ -24,13 +27,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import SnapvitError, UsageError
 from ..model.anatomy import Anatomy
 from ..model.plan import DeviceProtection, Part, Plan, Protection
 from ..model.ranking import Ranking
 from .costs import Costs, CostsByLast, flops_costs, params_costs, prunable_costs
+from .cut_order import CutOrder
 from .depth import DepthAllocator, Removal
 from .knapsack import Allocator
 from .token_target import Tables, TokenAllocator, TokenTarget, smallest_plans
@@ -81,8 +84,11 @@ class Planner:
         self._damage = ranking.damage
         self._measured = None if protection.sublayers else ranking.sublayers
         self._removal = [] if ranking.damage is not None else _removal_order(ranking, anatomy, protection)
-        self._heads = _CutOrder(ranking.head_scores, protection.kept_heads)
-        self._neurons = _CutOrder(ranking.neuron_scores, protection.kept_neurons)
+        kept = [*map(protection.kept_heads, ranking.heads)], [*map(protection.kept_neurons, ranking.neurons)]
+        self._heads, self._neurons = map(CutOrder, (ranking.head_scores, ranking.neuron_scores), kept)
+        self._mixed = (
+            CutOrder(ranking.head_scores + ranking.neuron_scores, [*kept[0], *kept[1]]) if ranking.is_mixed else None
+        )
         self._allocators: dict[CostsOf, AnyAllocator] = {}
         self._beside = ("" if tokens is None else tokens.beside(anatomy)) + protection.also
 
@@ -119,6 +125,14 @@ class Planner:
             neurons=self._neurons.counts_at_ratio(mlp, "neurons"),
         )
         return self._with_own_tokens(plan)
+
+    def without(self, structures: int) -> Plan:
+        """Return the Plan that cuts so many heads and neurons, or all that may be: the first in a mixed order."""
+        if self._mixed is None:
+            raise UsageError("cutting a number of structures needs a ranking that has heads and neurons in one order")
+        counts = self._mixed.counts(min(structures, self._mixed.removable))
+        depth = len(self.anatomy.blocks)
+        return Plan(heads=counts[:depth], neurons=counts[depth:])
 
     def sparsity(self, fraction: float) -> Plan:
         """Return the densest Plan with at least this fraction of the prunable parameters removed."""
@@ -248,8 +262,11 @@ class Planner:
     def _at(self, position: float) -> Plan:
         """Return the point of the line at a position from 0 to 1: by the mlp ratio, or by STAGES with sub-layers.
 
-        A width is a point of the published line, stopped where protection stops it.
+        A width is a point of the published line, stopped where protection stops it; of a mixed ranking, a place in its
+        one order.
         """
+        if self._mixed is not None:
+            return self.without(int(position * self._mixed.removable))
         mlp, removals = position, 0
         if self._removal:
             along = np.linspace(0, 1, len(STAGES))
@@ -319,6 +336,8 @@ def _removal_order(ranking: Ranking, anatomy: Anatomy, protection: Protection) -
     """Return the removable sub-layers, least output divergence first: their order where there are no curves."""
     if protection.sublayers:
         return []
+    if ranking.is_mixed:
+        raise UsageError("a ranking that has heads and neurons in one order has no sub-layers in it. Give --no-depth")
     if ranking.sublayers is None:
         raise UsageError("removing sub-layers needs their measured damage, which the ranking lacks. Rank with --depth")
     without = np.array([s.damage for s in ranking.sublayers]).reshape(-1, 2)
@@ -334,40 +353,6 @@ def _largest(fits: Callable[[int], bool], low: int, high: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-class _CutOrder:
-    """The order in which all structures of one kind are cut, over all blocks; protected ones are not in it."""
-
-    def __init__(self, scores: tuple[npt.NDArray[np.float32], ...], kept: Callable[[int], int]) -> None:
-        self.sizes = np.array([len(block) for block in scores])
-        self.total = int(self.sizes.sum())
-        best_first = [np.argsort(-block, kind="stable")[kept(len(block)) :] for block in scores]
-        blocks = np.repeat(np.arange(len(scores)), [len(rows) for rows in best_first])
-        rows = np.concatenate(best_first)
-        values = np.concatenate([block[chosen] for block, chosen in zip(scores, best_first)])
-        # Falling score, then rising (block, index), read backwards: equal scores are cut from the last block on.
-        self.blocks = blocks[np.lexsort((rows, blocks, -values))][::-1]
-
-    def clipped(self, ratio: float) -> int:
-        return min(int(self.total * ratio), len(self.blocks))
-
-    def counts(self, cut: int) -> tuple[int, ...]:
-        removed = np.bincount(self.blocks[:cut], minlength=len(self.sizes))
-        return tuple(int(n) for n in self.sizes - removed)
-
-    def counts_at_ratio(self, ratio: float, kind: str, also: str = "") -> tuple[int, ...]:
-        check_ratio(kind, ratio)
-        cut = int(self.total * ratio)
-        if cut > len(self.blocks):
-            raise SnapvitError(
-                f"cutting {ratio:g} of the {kind} leaves less than the protected part of each block{also}. "
-                f"The largest ratio possible is {self._largest_ratio():.4f}"
-            )
-        return self.counts(cut)
-
-    def _largest_ratio(self) -> float:
-        return int(len(self.blocks) / self.total * 1e4) / 1e4  # rounded down, so that it works when typed in
 
 
 def check_reach(
@@ -452,12 +437,6 @@ def check_sparsity(fraction: float) -> None:
     """Refuse a sparsity that is not a fraction to cut."""
     if not 0 <= fraction < 1:
         raise UsageError(f"sparsity {fraction:g} is not a fraction from 0 to below 1, such as 0.3")
-
-
-def check_ratio(kind: str, ratio: float) -> None:
-    """Refuse a number that is not a ratio of structures to cut."""
-    if not 0 <= ratio < 1:
-        raise UsageError(f"a ratio of {ratio:g} of the {kind} is not a fraction from 0 to below 1")
 
 
 def check_fraction(what: str, fraction: float) -> None:

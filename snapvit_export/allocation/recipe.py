@@ -20,12 +20,15 @@ from typing import Literal
 
 from ..correction.moments import Damping
 from ..errors import UsageError
+from ..model.plan import Protection
+from .from_scores import BY_SCORES
 from .planner import check_fraction
 
 SEARCH_PAIRS = ((0.15, 0.0), (0.35, 0.2), (0.55, 0.4), (0.65, 0.5))  # nominal sparsities 10, 30, 50, 60 %
 DEFAULT = "default"
-CORRECTIONS = ("refit", "elastic", "sequential", "sparsegpt")
-ADDS_BIASES = ("refit", "elastic", "sequential")  # corrections that give a bias to layers that had none
+CORRECTIONS = ("refit", "elastic", "sequential", "sparsegpt", "mean")
+SHOT_SPARSITY = 0.6  # of the prunable parameters: the sparsest of the published sizes
+ADDS_BIASES = ("refit", "elastic", "sequential", "mean")  # corrections that give a bias to layers that had none
 ORDERS = ("backward", "pivoted", "variance", "criterion", "product")
 WITHOUT_IMAGES = ("lamp", "magnitude", "random")  # criteria that look at weights alone
 OF_ROUNDS = ("divergence", "images")  # settings that rounds use, whatever the ranking
@@ -49,7 +52,11 @@ class Settings:
     reduction: Literal["summed", "per_sample"] = "summed"
     images: int = 256  # to calibrate on
     seed: int = 0
-    allocation: Literal["pairs", "joint"] = "pairs"  # fixed (mlp, head) ratios, or by damage curves
+    allocation: Literal["pairs", "joint", "mixed", "uniform", "summed"] = "pairs"  # joint: by damage curves; the others
+    # by scores, see `allocation.from_scores`
+    cuts: Literal["all", "mlp"] = "all"  # heads and neurons, or neurons alone
+    shots: int = 1  # mixed: scored so often, each time after an even part of SHOT_SPARSITY has been cut
+    step: int | None = None  # mixed: scored again after so many structures, until all that may be cut is
     order: str = "backward"  # joint: of the structures within a layer; "criterion" and "product" use the scores
     divergence: str | None = None  # joint: the outputs that the search compares; None: the best that the model allows
     depth: bool = False  # whole sub-layers are removable: joint where that pays, else after a part of the width
@@ -75,6 +82,16 @@ RECIPES = {
     "snapvit": Settings(images=1000, seed=42, evaluations=50),
     "local": Settings(),
     "idap": Settings(criterion="divergence", depth=True),
+    "fptp": Settings(criterion="fptp", images=1000, allocation="summed"),
+    "fptp-cross-entropy": Settings(criterion="fptp-cross-entropy", images=1000, allocation="summed"),
+    "sparsegpt": Settings(criterion="sparsegpt", images=1000, allocation="uniform", correction="sparsegpt"),
+    "llm-surgeon": Settings(criterion="llm-surgeon", images=1000, allocation="mixed", shots=5),
+    "llm-surgeon-cross-entropy": Settings(
+        criterion="llm-surgeon-cross-entropy", images=1000, allocation="mixed", shots=5
+    ),
+    "nvit": Settings(criterion="nvit", images=1000, allocation="mixed", step=1024),
+    "nvit-cross-entropy": Settings(criterion="nvit-cross-entropy", images=1000, allocation="mixed", step=1024),
+    "vbp": Settings(criterion="vbp", images=1000, allocation="mixed", cuts="mlp", correction="mean"),
 }
 
 
@@ -108,7 +125,7 @@ def correcting_settings(recipe: str, correct: bool = True, /, **changes: object)
 
 def uses_scores(settings: Settings) -> bool:
     """Return True if the ranking uses the scores of the criterion."""
-    return settings.allocation == "pairs" or settings.order in ("criterion", "product")
+    return settings.allocation != "joint" or settings.order in ("criterion", "product")
 
 
 def _without_search(settings: Settings, given: Mapping[str, object]) -> Settings:
@@ -140,7 +157,7 @@ def _refuse_idle(recipe: str, settings: Settings, given: Mapping[str, object]) -
             idle.append(((*searching, "search_over"), "--evaluations 100"))
     if not (settings.cka and settings.evaluations):
         idle.append((("cka_images",), "--cka with a search"))
-    by_weights = settings.allocation == "pairs" and not settings.depth and settings.criterion in WITHOUT_IMAGES
+    by_weights = settings.allocation != "joint" and not settings.depth and settings.criterion in WITHOUT_IMAGES
     if by_weights and not settings.evaluations:
         idle.append((("images",), "--evaluations 100 or another --criterion"))
     for names, remedy in idle:
@@ -159,8 +176,9 @@ def _check(settings: Settings) -> None:
         raise UsageError(f"no correction is called '{settings.correction}'. Known: {', '.join(CORRECTIONS)}")
     if settings.order not in ORDERS:
         raise UsageError(f"no order is called '{settings.order}'. Known: {', '.join(ORDERS)}")
-    if settings.allocation not in ("pairs", "joint"):
-        raise UsageError(f"no allocation is called '{settings.allocation}'. Known: pairs, joint")
+    if settings.allocation not in (*BY_SCORES, "joint"):
+        raise UsageError(f"no allocation is called '{settings.allocation}'. Known: joint, {', '.join(BY_SCORES)}")
+    _check_by_scores(settings)
     if settings.search_over not in ("none", "mlp", "all"):
         raise UsageError(f"a search over '{settings.search_over}' is not known. Known: none, mlp, all")
     if settings.cka_images is not None and settings.cka_images < 2:
@@ -174,6 +192,29 @@ def _check(settings: Settings) -> None:
         raise UsageError("--cka gives a first covariance, which only --optimiser xnes has")
     if settings.population is not None and settings.population < 2:
         raise UsageError(f"a population of {settings.population} cannot be ranked. Give 2 or more")
+
+
+def _check_by_scores(settings: Settings) -> None:
+    """Refuse what allocations other than joint and pairs do not have, and shots of those that are in no one order."""
+    if settings.allocation in ("mixed", "uniform", "summed"):
+        if settings.evaluations:
+            raise UsageError(f"a search has no part in --allocation {settings.allocation}. Give joint or pairs")
+        if settings.depth:
+            raise UsageError(f"--allocation {settings.allocation} removes no sub-layers. Give --no-depth too")
+    if in_shots(settings) and settings.allocation != "mixed":
+        raise UsageError("shots are of heads and neurons in one order. Give --allocation mixed too")
+    if settings.shots < 1 or (settings.step is not None and settings.step < 1):
+        raise UsageError("a ranking has at least one shot, of at least one structure")
+
+
+def in_shots(settings: Settings) -> bool:
+    """Return True if the criterion scores the model again after a part of it is cut."""
+    return settings.shots > 1 or settings.step is not None
+
+
+def protection_of(settings: Settings) -> Protection:
+    """Return the protection that the ranking of these settings has."""
+    return Protection(sublayers=not settings.depth, heads=1.0 if settings.cuts == "mlp" else Protection().heads)
 
 
 @dataclass(frozen=True)

@@ -26,14 +26,19 @@ def left_to_right(weight: npt.ArrayLike, moments: Moments, keep: npt.ArrayLike, 
     kept = np.asarray(keep, bool)
     if kept.shape != (moments.width,) or w.shape[1] != moments.width:
         raise ValueError(f"{w.shape[1]} columns, a mask of {kept.shape} and statistics of {moments.width}")
-    second = moments.uncentred().covariance
-    w[:, np.diag(second) == 0] = 0.0  # an input that is always zero contributes nothing
-    inverse = np.asarray(np.linalg.inv(_invertible(damping.added_to(second))), np.float64)
-    upper = cholesky(inverse).T  # U
+    w[:, np.diag(moments.uncentred().covariance) == 0] = 0.0  # an input that is always zero contributes nothing
+    upper = upper_of_inverse(moments, damping)  # U
     for j in np.flatnonzero(~kept):
         w[:, j:] -= np.outer(w[:, j] / upper[j, j], upper[j, j:])
         w[:, j] = 0.0
     return w
+
+
+def upper_of_inverse(moments: Moments, damping: Damping = Damping()) -> Array:
+    """Return U: (d, d)."""
+    second = moments.uncentred().covariance
+    inverse = np.asarray(np.linalg.inv(_invertible(damping.added_to(second))), np.float64)
+    return cholesky(inverse).T
 
 
 def _invertible(s: Array) -> Array:

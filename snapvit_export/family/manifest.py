@@ -103,7 +103,7 @@ class Variant(Value, frozen=True, kw_only=True):
     precision_cosine: Finite | None = None
     int8_sum_bits: SumBits | UnsetType = UNSET  # our int8: 16 computes the same on every CPU; unset means 32
     corrected: bool = False
-    correction: str | None = None  # which one: refit, elastic, sequential or sparsegpt
+    correction: str | None = None  # which one: refit, elastic, sequential, sparsegpt or mean
     parity: NotNegative | None = (
         None  # largest difference to the torch module in float32, in units of the largest output
     )

@@ -41,6 +41,7 @@ Curve = npt.NDArray[np.float64]
 Damage = tuple[tuple[Curve, Curve], ...]  # per block: of its heads (H+1,), of its neurons (n+1,)
 SCORES = ("head_scores", "neuron_scores")
 DAMAGE = ("head_damage", "neuron_damage")
+MIXED = "mixed"  # in provenance: heads and neurons have scores of one scale, and are cut in one order
 LARGEST_SCORE = 1e38  # room above it for a million float32 steps
 
 
@@ -157,6 +158,11 @@ class Ranking:
             return msgspec.convert(self.provenance.get("protection", {}), Protection)
         except msgspec.ValidationError as error:
             raise FileFormatError(f"the ranking's protection is damaged: {error}") from error
+
+    @property
+    def is_mixed(self) -> bool:
+        """True if heads and neurons are cut in one order, not as two with a ratio for each."""
+        return self.damage is None and self.provenance.get(MIXED) is True
 
     @property
     def sublayers(self) -> tuple[SubLayer, ...] | None:

@@ -10,8 +10,9 @@ from typing import Any
 from .. import profiles
 from ..allocation import recipe
 from ..allocation.asked import refuse_same
+from ..allocation.cut_order import check_ratio
 from ..allocation.levers import LEVERS, PUBLISHED, Lever, in_order
-from ..allocation.planner import check_fraction, check_ratio, check_sparsity
+from ..allocation.planner import check_fraction, check_sparsity
 from ..allocation.recipe import Settings, make_settings
 from ..allocation.resolution import Resolution, check_resolution
 from ..allocation.tokens import check_tokens

@@ -32,7 +32,7 @@ def refuse_early(request: Request, given: Ranking | None, anatomy: Anatomy, name
     if given is not None:
         requested_plans(request, planner_of(request, given, anatomy), SCHEDULES[DEFAULT])
         return
-    protection = DeviceProtection.of(Protection(sublayers=not settings.depth), request.least_heads)
+    protection = DeviceProtection.of(recipe.protection_of(settings), request.least_heads)
     flat = Planner(Ranking.flat(anatomy), anatomy, DeviceProtection.of(Protection(), request.least_heads))
     for mlp, head in request.pairs:
         flat.pair(mlp, head)

@@ -27,8 +27,9 @@ from snapvit_export.prune.models.read_anatomy import read_anatomy
 from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.rank import iterative as iterate
 from snapvit_export.prune.rank.damage import damage_ranking
-from snapvit_export.prune.rank.iterative import rank_in_rounds, rescored
+from snapvit_export.prune.rank.iterative import rank_in_rounds
 from snapvit_export.prune.rank.rank import score
+from snapvit_export.prune.rank.rescored import rescored
 from snapvit_export.prune.stats.observe import observe
 from snapvit_export.prune.stats.sublayer_stats import measure_sublayers
 

@@ -11,13 +11,14 @@ not the resolution, whose patches are other ones. Where nothing else was done to
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 from torch import nn
 
 from ...allocation.recipe import CORRECTIONS
 from ...calibration.images import Images
 from ...correction.cholesky import WIDTHS_KEPT, Array32, Factors
-from ...correction.moments import Damping
+from ...correction.moments import Damping, Statistics
 from ...errors import UsageError
 from ...model.plan import Plan
 from ...model.ranking import Ranking
@@ -29,8 +30,11 @@ from ..stats.free_cores import on_free_cores
 from ..stats.observe import observe, warn_of_few
 from ..stats.token_weights import as_read
 from .elastic import Correction, correct_module, make_factors
+from .mean import shift_means
 from .refit import refit
 from .sequential import correct_in_sequence
+
+WITHOUT_FACTORS = (None, "sparsegpt", "mean")
 
 
 class Corrector:
@@ -57,7 +61,7 @@ class Corrector:
         self._probed: dict[Plan, dict[str, Array32]] = {}  # by width: probes of a width differ in their tokens
         self._all_tokens = (Plan.dense(model.anatomy).merged, None)
         self._factors: dict[object, Factors] = {} if factors is None else {self._all_tokens: factors}
-        if correction is not None and factors is None:
+        if correction not in (None, "mean") and factors is None:
             warn_of_few(model, len(images), as_read(model.anatomy), progress)
 
     def factors(self, plan: Plan) -> Factors:
@@ -81,7 +85,7 @@ class Corrector:
 
     def probe_layers(self, plan: Plan, dense: Mapping[str, Array32]) -> dict[str, Array32] | None:
         """Return the corrected layers of a probe for its graph, without making a module; None: nothing to correct."""
-        if self.correction in (None, "sparsegpt") or plan.with_tokens() == Plan.dense(self.model.anatomy):
+        if self.correction in WITHOUT_FACTORS or plan.with_tokens() == Plan.dense(self.model.anatomy):
             return None
         widths = plan.with_tokens()
         if widths not in self._probed:
@@ -94,6 +98,8 @@ class Corrector:
         """Return the module of a Plan that is kept, and the name of its correction."""
         if self.correction in (None, "elastic") or plan.with_tokens() == Plan.dense(self.model.anatomy):
             return self._from_factors(plan, plan)
+        if self.correction == "mean":
+            return shift_means(self.model, self.ranking, plan, self._means), "mean"
         given = (self.model, self.ranking, plan, self.images.at(self.model.anatomy.image_of(plan)))
         with on_free_cores():
             if self.correction == "refit":
@@ -102,10 +108,16 @@ class Corrector:
             small = correct_in_sequence(*given, damping=self.damping, correction=of_layer, progress=self.progress)
         return small, self.correction
 
+    @cached_property
+    def _means(self) -> Statistics:
+        """Statistics of the dense model in which all tokens count the same."""
+        alike = [None] * len(self.ranking.heads)
+        return observe(self.model, self.images, self.progress, token_weights=alike, warn=False)
+
     def _from_factors(self, plan: Plan, observed: Plan) -> tuple[nn.Module, str | None]:
         """Return the module of a Plan, corrected by statistics of the tokens that another one has."""
         small = shrink(self.model.module, self.ranking, plan)
-        if self.correction in (None, "sparsegpt") or plan.with_tokens() == Plan.dense(self.model.anatomy):
+        if self.correction in WITHOUT_FACTORS or plan.with_tokens() == Plan.dense(self.model.anatomy):
             return small, None  # where nothing is cut, factors have nothing to correct, whatever the tokens
         correct_module(small, self.ranking, plan, self.factors(observed))
         return small, "elastic"

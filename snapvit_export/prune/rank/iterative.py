@@ -46,7 +46,7 @@ from ...correction.moments import Damping, Statistics
 from ...correction.ordering import OrderedPart, Parts
 from ...errors import UsageError
 from ...model.plan import Plan, Protection
-from ...model.ranking import Array, Curve, Damage, Order, Ranking
+from ...model.ranking import Curve, Damage, Order, Ranking
 from ...model.scores import Scores
 from ...model.sublayer import IMAGES, KEY
 from ...model.timing import KEY as TIMING
@@ -64,6 +64,7 @@ from .checkpoint import Checkpoint, SavedState
 from .damage import damage_ranking, ordered_layers
 from .provenance import check, criterion_of, divergence_of, provenance_of
 from .rank import score
+from .rescored import rescored
 
 HELD_BACK = 4  # one image in so many measures the divergence, and nothing is fitted on it
 LEAST_IMAGES = 16  # so that at least four measure it
@@ -95,27 +96,6 @@ def _continued(order: Order, curve: Curve, chosen: Order, again: OrderedPart | N
     keep = len(chosen)
     new = np.concatenate([curve[keep] + again.factor.errors()[:-1], curve[keep:]])
     return np.concatenate([chosen[again.order], order[keep:]]), new
-
-
-def rescored(ranking: Ranking, plan: Plan, again: Scores) -> Ranking:
-    """Return a ranking by scores alone in which what `plan` keeps is ordered by `again`, the cut model's scores."""
-    chosen = [kept(ranking, plan, i) for i in range(len(ranking.heads))]
-    heads = _places(ranking.head_scores, [part[0].numpy() for part in chosen], again.heads)
-    neurons = _places(ranking.neuron_scores, [part[1].numpy() for part in chosen], again.neurons)
-    return Ranking(heads, neurons, ranking.model, ranking.anatomy, ranking.provenance)
-
-
-def _places(before: Sequence[Array], chosen: Sequence[Order], again: Sequence[Array]) -> tuple[Array, ...]:
-    """Return positions in the order of removal, 0 first; equal scores from the last block and index, as everywhere."""
-    sizes = [len(block) for block in before]
-    offsets = np.cumsum([0, *sizes[:-1]])
-    stays = np.concatenate([rows + offset for rows, offset in zip(chosen, offsets)])  # (all that is kept,)
-    values, is_kept = np.concatenate(before), np.zeros(sum(sizes), bool)
-    values[stays], is_kept[stays] = np.concatenate(again), True
-    removal_order = np.lexsort((-np.arange(len(values)), values, is_kept))
-    places = np.empty(len(values), np.float32)  # whole numbers far below 2**24
-    places[removal_order] = np.arange(len(values))
-    return tuple(np.split(places, offsets[1:]))
 
 
 def made_by(
@@ -279,16 +259,16 @@ class RoundRanker:
         anatomy, ranking = self.model.anatomy, found.ranking
         if ranking.damage is None:
             return Planner(ranking, anatomy).flops(fraction)  # cuts first what earlier rounds have cut
-        given = flops_costs(anatomy), protection_of(self.settings).least(anatomy)
+        given = flops_costs(anatomy), protection_in_rounds(self.settings).least(anatomy)
         allocator = (
             Allocator(ranking.damage, *given, most=found.plan)
-            if protection_of(self.settings).sublayers
+            if protection_in_rounds(self.settings).sublayers
             else DepthAllocator(Removal.of(ranking.damage, ranking.sublayers), *given, anatomy, most=found.plan)
         )
         return allocator.within(fraction * anatomy.block_flops())
 
 
-def protection_of(settings: Settings) -> Protection:
+def protection_in_rounds(settings: Settings) -> Protection:
     """Return the protection: whole sub-layers are removable if the settings say so and nothing has to be scored."""
     return Protection(sublayers=not settings.depth or uses_scores(settings))
 
@@ -323,10 +303,12 @@ def _split(images: Images, seed: int) -> tuple[Images, Images]:
 def _check(model: Model, images: Images, rounds: Rounds, settings: Settings) -> None:
     """Refuse before any work what can be refused then."""
     check(criterion_of(settings), model, images, settings)
+    if settings.allocation not in ("joint", "pairs"):
+        raise UsageError(f"rounds go without --allocation {settings.allocation}. Give joint or pairs")
     if settings.evaluations:
         raise UsageError("rounds go without a search. Use settings without evaluations")
     if len(images) < LEAST_IMAGES:
         raise UsageError(
             f"{len(images)} images are too few for rounds, which hold a quarter back. Give {LEAST_IMAGES} or more"
         )
-    check_reach(model.anatomy, protection_of(settings), flops=rounds.flops)
+    check_reach(model.anatomy, protection_in_rounds(settings), flops=rounds.flops)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...allocation.planner import Planner, check_reach
-from ...allocation.recipe import Settings, uses_scores
+from ...allocation.recipe import Settings, in_shots, protection_of, uses_scores
 from ...calibration.images import Images
 from ...errors import SnapvitError, UsageError
 from ...model.plan import Protection
@@ -48,7 +48,7 @@ def needs_images(settings: Settings) -> bool:
 
 def corrects(settings: Settings) -> bool:
     """Return True if the search corrects its candidates: as they will be used."""
-    return settings.correction not in (None, "sparsegpt")
+    return settings.correction not in (None, "sparsegpt", "mean")
 
 
 def divergence_of(settings: Settings, model: Model) -> DivergenceName:
@@ -61,7 +61,7 @@ def divergence_of(settings: Settings, model: Model) -> DivergenceName:
 def check(criterion: Criterion, model: Model, images: Images, settings: Settings) -> None:
     """Refuse what these settings cannot do with this model and these images, before any work."""
     if needs_images(settings) and not len(images):
-        what = f"criterion {settings.criterion}" if settings.allocation == "pairs" else "joint allocation"
+        what = "joint allocation" if settings.allocation == "joint" else f"criterion {settings.criterion}"
         raise SnapvitError(f"{what} needs images. Give --data")
     if uses_scores(settings) and criterion.needs == "labels":
         if images.labels is None:
@@ -97,8 +97,10 @@ def provenance_of(
         described |= {"order": settings.order, "damping": settings.damping}
     elif settings.damping != Settings().damping:  # no part of the scores, but of the recipe: for whoever corrects
         described["damping"] = settings.damping
-    if settings.depth:
-        described["protection"] = as_builtins(Protection(sublayers=False))
+    if (protection := protection_of(settings)) != Protection():
+        described["protection"] = as_builtins(protection)
+    if in_shots(settings):
+        described |= {"shots": settings.shots, "step": settings.step}
     if uses_scores(settings):
         described |= {"criterion": settings.criterion, **criterion.settings, "batch": BATCH}
         if criterion.needs == "labels":

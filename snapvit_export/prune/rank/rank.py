@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from ...allocation.follow_model import follow_model
-from ...allocation.recipe import Settings, uses_scores
+from ...allocation.from_scores import ranking_from
+from ...allocation.recipe import Settings, in_shots, uses_scores
 from ...calibration.images import Images
 from ...correction.cholesky import Factors
 from ...correction.moments import Damping
@@ -62,6 +63,7 @@ from .search.loop import Objective, SearchState, search
 from .search.optimiser import Optimiser, Vector
 from .search.snes import LogSNES
 from .search.xnes import XNES
+from .shots import rank_in_shots
 
 SAVE_SECONDS = 30.0  # between checkpoints while scoring
 
@@ -118,7 +120,15 @@ def rank_and_factor(
         clock,
         cka,
     )
-    ranking, factors = run.joint(saved, provenance) if settings.allocation == "joint" else run.pairs(saved, provenance)
+    if settings.allocation == "joint":
+        ranking, factors = run.joint(saved, provenance)
+    elif in_shots(settings):
+        mine = state if processes.is_first else None
+        with clock("scores"):
+            ranking = rank_in_shots(model, settings, run.score_of, provenance, mine, saved, run.progress)
+        factors = None
+    else:
+        ranking, factors = run.by_scores(saved, provenance), None
     return replace(ranking, provenance={**ranking.provenance, TIMING: clock.in_plain_values()}), factors
 
 
@@ -139,7 +149,7 @@ class _Run:
     clock: PhaseClock
     cka: CkaInputs
 
-    def pairs(self, saved: SavedState | None, provenance: dict[str, Any]) -> tuple[Ranking, None]:
+    def by_scores(self, saved: SavedState | None, provenance: dict[str, Any]) -> Ranking:
         """Return the ranking by scores, which a search may weight."""
         settings = self.settings
         covariance = None
@@ -153,7 +163,7 @@ class _Run:
             provenance = {**provenance, **found}
         if settings.depth:
             provenance = {**provenance, KEY: as_builtins(self.sublayers())}
-        return Ranking(scores.heads, scores.neurons, self.model.name, self.model.anatomy, provenance), None
+        return ranking_from(scores, settings.allocation, self.model.name, self.model.anatomy, provenance)
 
     def score(self, saved: SavedState | None) -> Scores:
         """Return the scores from the contributions of all batches, of which each process makes its share."""
@@ -168,6 +178,10 @@ class _Run:
         finally:
             module.to("cpu")
         return self.criterion.finish(module, sums, len(self.images))
+
+    def score_of(self, model: Model) -> Scores:
+        """Return the scores of a smaller model, from the same images."""
+        return replace(self, model=model, state=None).score(None)
 
     def _sums(self, saved: SavedState | None) -> list[torch.Tensor]:
         batches = range(-(-len(self.images) // BATCH))

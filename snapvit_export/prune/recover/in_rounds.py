@@ -44,9 +44,10 @@ from ..models.read_anatomy import read_anatomy
 from ..models.slicing import kept, shrink
 from ..rank.checkpoint import Checkpoint, SavedState
 from ..rank.distributed import Processes
-from ..rank.iterative import RoundRanker, RoundsState, protection_of, rescored
+from ..rank.iterative import RoundRanker, RoundsState, protection_in_rounds
 from ..rank.provenance import check, criterion_of
 from ..rank.rank import score
+from ..rank.rescored import rescored
 from ..stats.sublayer_stats import measure_sublayers
 from .augment import Pictures
 from .loop import Outcome, checkpoint_at, train
@@ -119,7 +120,9 @@ def _check(model: Model, lessons: Lessons, rounds: Rounds, settings: Settings) -
 
 def _protection(settings: Settings) -> Protection:
     """Return the protection: by scores alone, depth comes after width."""
-    return Protection(sublayers=not settings.depth) if settings.allocation == "pairs" else protection_of(settings)
+    return (
+        Protection(sublayers=not settings.depth) if settings.allocation == "pairs" else protection_in_rounds(settings)
+    )
 
 
 @dataclass

@@ -10,9 +10,13 @@ from ....errors import UsageError
 from .base import Batch as Batch
 from .base import Criterion as Criterion
 from .flow_divergence import FlowDivergence
+from .fptp import RearrangedFisher
 from .gradients import SNIP, SQUARED, TAYLOR, SummedGradient
+from .kfac import KroneckerCost
 from .losses import CrossEntropy, Loss, SelfSupervised
+from .nvit import TaylorWithCost
 from .per_image import MaskFisher, PerSampleGradient
+from .sparsegpt import LeftToRightError
 from .variance import Variance
 from .views import ViewMode
 from .weights import LAMP, MAGNITUDE, Random, WeightCriterion
@@ -51,6 +55,14 @@ CRITERIA: dict[str, Entry] = {
     "snip-cross-entropy": Entry(lambda name, o: SummedGradient(name, CrossEntropy(), SNIP)),
     "taylor": Entry(lambda name, o: SummedGradient(name, _label_free(o), TAYLOR), ("views",)),
     "fisher-masks": Entry(lambda name, o: MaskFisher(name, _label_free(o)), ("views",)),
+    "fptp": Entry(lambda name, o: RearrangedFisher(name, _label_free(o)), ("views",)),
+    "fptp-cross-entropy": Entry(lambda name, o: RearrangedFisher(name, CrossEntropy())),
+    "sparsegpt": Entry(lambda name, o: LeftToRightError(name)),
+    "llm-surgeon": Entry(lambda name, o: KroneckerCost(name, _label_free(o)), ("views",)),
+    "llm-surgeon-cross-entropy": Entry(lambda name, o: KroneckerCost(name, CrossEntropy())),
+    "nvit": Entry(lambda name, o: TaylorWithCost(name, _label_free(o)), ("views",)),
+    "nvit-cross-entropy": Entry(lambda name, o: TaylorWithCost(name, CrossEntropy())),
+    "vbp": Entry(lambda name, o: Variance(name, by_column=False)),
     "variance": Entry(lambda name, o: Variance(name)),
     "divergence": Entry(lambda name, o: FlowDivergence(name)),
     "lamp": Entry(lambda name, o: WeightCriterion(name, LAMP)),

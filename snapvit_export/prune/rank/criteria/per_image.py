@@ -69,14 +69,7 @@ class MaskFisher:
         return {"criterion": self.name, **self.loss.settings}
 
     def contribution(self, module: nn.Module, batch: Batch) -> list[Tensor]:
-        watched = columns(module)
-        with Recorder([share.tensor for share in watched]) as record:
-            losses = self.loss(module, batch)  # (B,)
-        gradients = torch.autograd.grad(losses.sum(), record.inputs)
-        return [
-            _mask_gradients(x.detach() * d, share.unit, len(losses)).square().sum(0)
-            for share, x, d in zip(watched, record.inputs, gradients)
-        ]
+        return [gradients.square().sum(0) for gradients in mask_gradients(self.loss, module, batch)]
 
     def finish(self, module: nn.Module, sums: Sequence[Tensor], images: int) -> Scores:
         return to_scores(module, sums)
@@ -92,7 +85,16 @@ def _summed_squares(rows: Rows, x: Tensor, d: Tensor, images: int) -> Tensor:
     return total
 
 
-def _mask_gradients(terms: Tensor, unit: int, images: int) -> Tensor:
+def mask_gradients(loss: Loss, module: nn.Module, batch: Batch) -> list[Tensor]:
+    """Return the gradient of each image's loss by the m of every MLP, then of every attention: (B, structures) each."""
+    watched = columns(module)
+    with Recorder([share.tensor for share in watched]) as record:
+        losses = loss(module, batch)  # (B,)
+    gradients = torch.autograd.grad(losses.sum(), record.inputs)
+    return [_summed(x.detach() * d, share.unit, len(losses)) for share, x, d in zip(watched, record.inputs, gradients)]
+
+
+def _summed(terms: Tensor, unit: int, images: int) -> Tensor:
     """Return the gradient of each image's loss by m, from x times the gradient by x: (B, structures)."""
     own = terms.unflatten(0, (-1, images)).sum((0, 2))  # (V, B, T, width) to (B, width)
     return own.unflatten(1, (-1, unit)).sum(2)

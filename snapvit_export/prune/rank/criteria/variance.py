@@ -6,7 +6,8 @@
 | W      | weight of fc2 or proj                                   | (E, width) |
 | n      | images times tokens                                     |            |
 
-A column j counts Var(x_j) ||W_:j||^2; a neuron is one column of fc2, a head the sum of its columns of proj.
+A column j counts Var(x_j) ||W_:j||^2; a neuron is one column of fc2, a head the sum of its columns of proj. Without the
+norm of the column it is the criterion of VBP (Berisha et al., "Variance-Based Pruning", ICCV 2025) for neurons.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Variance:
     """Contributions, in float64: (sum of x, sum of x^2) for every layer, then n."""
 
     name: str
+    by_column: bool = True  # times the squared norm of the column that reads it
     needs: ClassVar[Need] = "images"
 
     @property
@@ -43,17 +45,17 @@ class Variance:
 
     def finish(self, module: nn.Module, sums: Sequence[Tensor], images: int) -> Scores:
         *moments, n = sums
-        return to_scores(module, [_loss(share, total, n) for share, total in zip(columns(module), moments)])
+        return to_scores(module, [self._loss(share, total, n) for share, total in zip(columns(module), moments)])
+
+    def _loss(self, share: Share, moments: Tensor, n: Tensor) -> Tensor:
+        """Return Var(x_j), times ||W_:j||^2, summed over each structure's columns: (structures,)."""
+        mean, mean_square = moments / n
+        variance = (mean_square - mean.square()).clamp(min=0)  # rounding must not make a constant negative
+        if self.by_column:
+            variance = variance * share.tensor.detach().to(variance).square().sum(0)  # (width,)
+        return variance.unflatten(0, (-1, share.unit)).sum(1)
 
 
 def _moments(x: Tensor) -> Tensor:
     x = x.double().flatten(0, -2)  # (n, width)
     return torch.stack((x.sum(0), x.square().sum(0)))
-
-
-def _loss(share: Share, moments: Tensor, n: Tensor) -> Tensor:
-    """Return Var(x_j) ||W_:j||^2, summed over each structure's columns: (structures,)."""
-    mean, mean_square = moments / n
-    variance = (mean_square - mean.square()).clamp(min=0)  # rounding must not make a constant negative
-    norms = share.tensor.detach().to(variance).square().sum(0)  # (width,)
-    return (variance * norms).unflatten(0, (-1, share.unit)).sum(1)

@@ -52,7 +52,8 @@ def pairs(text: str | None, option: str) -> list[tuple[float, float]]:
 
 def cut_sizes(pairs: Sequence[tuple[float, float]], sparsity: Sequence[float], flops: Sequence[float]) -> list[CutSize]:
     """Return the sizes of a table: pairs first, then sparsities, then FLOPs."""
-    from ..allocation.planner import check_fraction, check_ratio, check_sparsity
+    from ..allocation.cut_order import check_ratio
+    from ..allocation.planner import check_fraction, check_sparsity
     from ..evaluate.results_table import CutSize
 
     for mlp, head in pairs:

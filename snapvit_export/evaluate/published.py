@@ -14,7 +14,7 @@ from typing import Annotated
 
 import msgspec
 
-from ..calibration.dataset import ALIASES
+from ..calibration.known_sets import ALIASES
 from ..family.evaluation import Measure
 from ..model.anatomy import Anatomy
 from ..storage.json import Ratio, Some, Value, from_json

@@ -25,7 +25,8 @@ from ..calibration.source import Source, UnreadableImage
 from ..correction.moments import Damping
 from ..errors import SnapvitError, UsageError, needs
 from ..evaluate.comparison import sizes_of
-from ..evaluate.evaluator import Evaluator, Metric, splits_for
+from ..evaluate.evaluator import Evaluator, splits_for
+from ..evaluate.options import Metric
 from ..evaluate.results_table import (
     DENSE,
     EVALUATION,

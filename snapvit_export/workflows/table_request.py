@@ -10,7 +10,7 @@ from typing import Any
 from ..allocation.recipe import CORRECTIONS, DEFAULT, Settings, make_settings
 from ..correction.moments import Damping
 from ..errors import SnapvitError, UsageError
-from ..evaluate.evaluator import EvalOptions, Metric, check_options
+from ..evaluate.options import EvalOptions, Metric, check_options
 from ..evaluate.exported_model import SUFFIXES
 from ..evaluate.results_table import EVALUATION, CutSize, EvaluationTable
 from ..model.ranking import KIND as RANKING

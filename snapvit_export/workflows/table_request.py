@@ -10,8 +10,8 @@ from typing import Any
 from ..allocation.recipe import CORRECTIONS, DEFAULT, Settings, make_settings
 from ..correction.moments import Damping
 from ..errors import SnapvitError, UsageError
-from ..evaluate.options import EvalOptions, Metric, check_options
 from ..evaluate.exported_model import SUFFIXES
+from ..evaluate.options import EvalOptions, Metric, check_options
 from ..evaluate.results_table import EVALUATION, CutSize, EvaluationTable
 from ..model.ranking import KIND as RANKING
 from ..model.ranking import Ranking

@@ -40,7 +40,6 @@ UNCORRECTED = "--recipe=paper|snapvit|local|idap|fptp*|llm-surgeon*|nvit*"  # re
 CUTS = ("--budget", "--sparsity", "--flops", "--params", "--pair", "--for", "--build-only")
 SIZES = ("--pair", "--sparsity", "--flops")  # that `evaluate` cuts to
 MIXES = ("--budget", "--for", "--build-only", "--levers=*tokens*|all")
-NO_TRAINING = "head|segment|in-context|segment,in-context|in-context,segment"  # of features: a --by
 JETSON = "jetson://*"  # a --target
 BY_ITSELF = ("--runtime", "--threads", "--pause", "--pin")  # of what the agent on a board does as it does
 
@@ -250,9 +249,15 @@ RULES = (
             option,
             "is for correcting and ranking, and --ranking is made. Give --correction elastic too, or leave it out",
             beside=("--ranking",),
-            unless=("--correction=refit|elastic|sequential|sparsegpt",),
+            unless=("--correction=refit|elastic|sequential|sparsegpt|mean",),
         )
         for option in ("--damping", "--calibrate", "--calibration-images")
+    ),
+    Rule(
+        "evaluate",
+        "--damping",
+        "is of covariances, and this --correction takes means alone. Leave it out",
+        beside=("--correction=mean",),
     ),
     *(
         Rule(
@@ -280,7 +285,8 @@ RULES = (
         "evaluate",
         "--merge-train-valid",
         "is about what k-NN and the linear probe learn from. Give --by knn or linear, or leave it out",
-        beside=(f"--by={NO_TRAINING}",),
+        beside=("--by",),
+        unless=("--by=*knn*|*linear*",),
     ),
     Rule(
         "validate",

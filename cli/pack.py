@@ -30,7 +30,9 @@ def pack(
         typer.Option(help=f"Images to rank and correct by: {options.SOURCES}."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder to write; replaced if it is an Elastic.")] = Path("snapvit-elastic"),
-    recipe: Annotated[str, typer.Option(help="Of the ranking: default, paper (as published) or local.")] = "default",
+    recipe: Annotated[
+        str, typer.Option(help="Of the ranking: default, paper (as published), local, idap or a baseline.")
+    ] = "default",
     no_correct: Annotated[bool, typer.Option("--no-correct", help="Pack weights only, without factors.")] = False,
     no_fidelity: Annotated[
         bool,

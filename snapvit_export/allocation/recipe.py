@@ -136,7 +136,7 @@ def _without_search(settings: Settings, given: Mapping[str, object]) -> Settings
         )
     if not settings.evaluations:
         raise UsageError(f"--search-over none changes nothing: recipe {settings.recipe} does not search. Leave it out")
-    return replace(settings, evaluations=0)
+    return replace(settings, evaluations=0, given=settings.given | {"evaluations"})
 
 
 def _refuse_idle(recipe: str, settings: Settings, given: Mapping[str, object]) -> None:
@@ -201,6 +201,8 @@ def _check_by_scores(settings: Settings) -> None:
             raise UsageError(f"a search has no part in --allocation {settings.allocation}. Give joint or pairs")
         if settings.depth:
             raise UsageError(f"--allocation {settings.allocation} removes no sub-layers. Give --no-depth too")
+    if settings.cuts == "mlp" and settings.allocation == "pairs" and settings.evaluations:
+        raise UsageError("a search over pairs of ratios cuts heads, and this recipe cuts neurons alone. Leave it out")
     if in_shots(settings) and settings.allocation != "mixed":
         raise UsageError("shots are of heads and neurons in one order. Give --allocation mixed too")
     if settings.shots < 1 or (settings.step is not None and settings.step < 1):

@@ -23,10 +23,12 @@ from . import segmentation
 from .extraction import ImageSplit, chunk_of
 from .features import Array
 from .in_context import fill_bank, shares_in_context
-from .linear import VALID_SHARE, Layer
+from .linear import Layer
 from .options import OF_TOKENS, EvalOptions, Metric
 from .paper_segmentation import BATCH, fit_as_published
 from .segmentation import Tally, require_masks, scores_of, tally, together
+
+VALID_SHARE = 0.1  # of the training images, where no validation images have masks
 
 
 class TokenModel(Protocol):

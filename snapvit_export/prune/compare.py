@@ -52,7 +52,7 @@ def method(named: Method | str) -> Settings:
         criterion_of(settings)  # refuses a criterion, views or a reduction that do not exist
     except UsageError as error:
         raise UsageError(f"{asked}: {error}" if asked.options else str(error)) from error
-    if settings.allocation != "joint" and settings.correction is None and "damping" in asked.options:
+    if settings.allocation != "joint" and settings.correction in (None, "mean") and "damping" in asked.options:
         raise UsageError(f"{asked}: damping is of a correction. Add one, such as {base}+elastic, or leave it out")
     if asked.data and not (needs_images(settings) or settings.correction is not None):
         raise UsageError(f"{asked}: reads no images. Leave data out")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..allocation.method import Method
-from ..allocation.planner import check_fraction, check_sparsity
-from ..allocation.recipe import Settings
+from ..allocation.planner import check_fraction, check_reach, check_sparsity
+from ..allocation.recipe import ADDS_BIASES, Settings, protection_of
 from ..calibration.dataset import Dataset, open_dataset
 from ..calibration.images import Images, calibration_and_held_out, read_images
 from ..errors import SnapvitError, UsageError, needs
@@ -90,6 +90,10 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
         data = open_dataset(request.on, request.seed, splits_for(request.options.by))
     model = load_model_of(request, progress)
     methods = {name: settings_for(settings, model, progress) for name, settings in methods.items()}
+    for settings in methods.values():
+        by = {"sparsity": sizes} if request.axis == "sparsity" else {"flops": sizes}
+        corrected = settings.correction in ADDS_BIASES
+        check_reach(model.anatomy, protection_of(settings), corrected=corrected, **by)
     images = read_images([calibration], model.preprocessing, progress)[0]
     own = _own_images(asked, request, images, progress)
     dense = TorchExtractor(model, request.device)

@@ -134,7 +134,8 @@ def _refuse_model_options(request: EvaluateRequest) -> None:
     given = {
         "--data": request.data,
         "--checkpoint": request.checkpoint,
-        "--model-arg": request.model_arguments,
+        "--model-arg, --pool or --image-size": request.model_arguments,
+        "--device": None if request.device == "cpu" else request.device,
         "--ranking": request.ranking,
         "--sparsity": request.sparsity,
         "--flops": request.flops,

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from ..allocation.planner import Planner
-from ..allocation.recipe import ADDS_BIASES
+from ..allocation.planner import Planner, check_reach
+from ..allocation.recipe import ADDS_BIASES, protection_of
 from ..calibration.dataset import ROLES, Dataset, open_dataset, open_to_calibrate
+from ..calibration.hub import Sample
 from ..calibration.images import Images, calibration_and_held_out, evenly, read_images
 from ..calibration.sampling import places_of, without_images
 from ..calibration.source import Source, UnreadableImage
@@ -42,7 +43,7 @@ from ..model.plan import Plan
 from ..model.ranking import Ranking
 from ..progress import Progress, Silent
 from ..storage.atomic import write_atomically
-from .inputs import checkpoint_of, load_model_of, resumable
+from .inputs import checkpoint_of, load_model_of, resumable, settings_for
 from .table_request import MARKDOWN, TableRequest, check_out, check_request, check_seeds
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def evaluate_table(request: TableRequest, progress: Progress | None = None) -> T
     opened = {seed: SeedData.opened(request, seed) for seed in request.seeds}
     check_seeds(request, any(data.unsplit for found in opened.values() for data in found.sets.values()))
     model = load_model_of(request, progress)
+    request = replace(request, recipe=settings_for(request.settings, model, progress))
     runs = [SeedRun(request, seed, model, data, rankings.get(seed), progress) for seed, data in opened.items()]
     for run in runs:
         run.check_sizes()
@@ -147,7 +149,8 @@ def _to_calibrate(request: TableRequest, seed: int, sets: Mapping[str, Dataset])
     evaluated = set().union(*(places_of(data.whole().test if by_head else data.test) for data in sets.values()))
 
     def unevaluated(name: str) -> Source:
-        source = open_to_calibrate(name) if request.calibrate is not None else sets[name].train
+        few = Sample(request.settings.images, seed), Sample(0, seed)
+        source = open_to_calibrate(name, *few) if request.calibrate is not None else sets[name].train
         if source is None:
             raise UsageError(f"{name} has no training images to calibrate on. Give --calibrate SOURCE")
         rest = without_images(replace(source, held_out=None), evaluated)
@@ -205,6 +208,24 @@ class SeedRun:
             planner = self._planner(self.given)
             for size in self.request.sizes:
                 size.plan(planner)
+        elif self.request.sizes:
+            self._check_reach()
+
+    def _check_reach(self) -> None:
+        """Refuse sizes that no ranking of these settings reaches, before one is made."""
+        settings, anatomy, sizes = self.request.settings, self.model.anatomy, self.request.sizes
+        protection = protection_of(settings)
+        check_reach(
+            anatomy,
+            protection,
+            sparsity=[size.sparsity for size in sizes if size.sparsity is not None],
+            flops=[size.flops for size in sizes if size.flops is not None],
+            corrected=settings.correction in ADDS_BIASES,
+        )
+        flat = Planner(Ranking.flat(anatomy), anatomy, msgspec.structs.replace(protection, sublayers=True))
+        for size in sizes:
+            if size.pair is not None:
+                size.plan(flat)
 
     def fill(self, found: EvaluationTable) -> EvaluationTable:
         """Evaluate what is missing, and save each result at once."""
@@ -257,7 +278,8 @@ class SeedRun:
         ranking, factors = (self.given, None) if self.given is not None else self._ranked(images)
         settings = self.request.settings
         damping = Damping.parse(settings.damping)
-        return Corrector(self.model, ranking, settings.correction, images, self.progress, factors, damping)
+        device = self.request.device
+        return Corrector(self.model, ranking, settings.correction, images, self.progress, factors, damping, device)
 
     @cached_property
     def _images(self) -> Images:
@@ -270,6 +292,7 @@ class SeedRun:
     def _ranked(self, images: Images) -> tuple[Ranking, Factors | None]:
         """Return the ranking that is made here, or was made by an earlier run, and factors that came with it."""
         from ..prune.models.load import check_same_weights
+        from ..prune.rank.distributed import alone
         from ..prune.rank.rank import rank_and_factor
 
         path = self.request.ranking_of(self.seed)
@@ -280,7 +303,12 @@ class SeedRun:
         settings = replace(self.request.settings, seed=self.seed)
         with resumable(checkpoint_of(path)):
             ranking, factors = rank_and_factor(
-                self.model, images, settings, checkpoint=checkpoint_of(path), progress=self.progress
+                self.model,
+                images,
+                settings,
+                checkpoint=checkpoint_of(path),
+                processes=alone(self.request.device),
+                progress=self.progress,
             )
         ranking.save(path)
         checkpoint_of(path).unlink(missing_ok=True)
@@ -301,7 +329,8 @@ class SeedRun:
 
 def _scores_sha256(ranking: Ranking) -> str:
     """Return a hash of everything in a ranking that decides a Plan."""
-    digest = hashlib.sha256(repr((ranking.protection, ranking.sublayers)).encode())
+    kinds = ("mixed",) if ranking.is_mixed else ()
+    digest = hashlib.sha256(repr((ranking.protection, ranking.sublayers, *kinds)).encode())
     for name, array in sorted(ranking.arrays().items()):
         digest.update(name.encode() + array.tobytes())
     return digest.hexdigest()

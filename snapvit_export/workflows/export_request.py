@@ -159,6 +159,9 @@ def check(request: Request, budget: Budget | None) -> Ranking | None:
             raise UsageError(f"--save-torch writes modules of torch, and {request.model} has none. Leave it out")
     if request.levers is not None and request.depth not in (None, "depth" in request.levers):
         raise UsageError("--levers and --depth or --no-depth contradict each other. Name depth in --levers, or not")
+    ranked_anew = request.ranking is None and request.settings.depth
+    if ranked_anew and request.settings.allocation in ("mixed", "uniform", "summed"):
+        raise UsageError(f"--recipe {request.settings.recipe} removes no sub-layers. Leave depth out of --levers")
     if request.flops and budget is None and request.levers is not None and set(request.levers) == {"precision"}:
         raise UsageError("precision does not change FLOPs. Name other --levers too, or give --budget 10ms")
     if budget is None and request.is_timed and not request.asks_for_plans:

@@ -35,7 +35,15 @@ from .onnx_model import OnnxOptions, load_onnx, refuse_without_onnx, require_sam
 from .recovering_rounds import RecoverInRounds
 
 ADVICE = "Choose another --out, or give --force to replace it"
-DECIDES = ("criterion", "protection", "search_settings", "rounds_settings")  # in provenance, where they have a part
+DECIDES = (
+    "criterion",
+    "protection",
+    "shots",
+    "step",
+    "damping",
+    "search_settings",
+    "rounds_settings",
+)  # in provenance, where they have a part
 CKA = "snapvit-cka"  # the kind of a file with a covariance
 WHERE = ("engine", "device", "autocast", "source")  # decide nothing: where candidates were evaluated and images lay
 
@@ -146,7 +154,8 @@ def _rank_and_recover(
     from .recovering_rounds import prepare
 
     model = load_model_of(request, progress)
-    prepared = prepare(model, data_of(request), rounds, request.settings, asked, progress)
+    settings = settings_for(request.settings, model, progress)
+    prepared = prepare(model, data_of(request), rounds, settings, asked, progress)
     if request.out.is_file() and not request.force:
         _refuse_other(request.out, prepared.made)
     ranking = prepared.run(request.out, device, progress)

@@ -14,7 +14,7 @@ from ..allocation.token_target import TokenTarget, token_targets
 from ..allocation.tokens import DEFAULT, SCHEDULES, Schedule
 from ..errors import SnapvitError
 from ..model.anatomy import Anatomy
-from ..model.plan import DeviceProtection, Plan, Protection
+from ..model.plan import DeviceProtection, Plan
 from ..model.ranking import Ranking
 from ..progress import Progress
 from ..selection.candidates import DENSE
@@ -33,7 +33,10 @@ def refuse_early(request: Request, given: Ranking | None, anatomy: Anatomy, name
         requested_plans(request, planner_of(request, given, anatomy), SCHEDULES[DEFAULT])
         return
     protection = DeviceProtection.of(recipe.protection_of(settings), request.least_heads)
-    flat = Planner(Ranking.flat(anatomy), anatomy, DeviceProtection.of(Protection(), request.least_heads))
+    width = DeviceProtection.of(
+        msgspec.structs.replace(recipe.protection_of(settings), sublayers=True), request.least_heads
+    )
+    flat = Planner(Ranking.flat(anatomy), anatomy, width)
     for mlp, head in request.pairs:
         flat.pair(mlp, head)
     for tokens in _tokens(request, anatomy).values():

@@ -75,7 +75,7 @@ class TableRequest:
             changed["damping"] = self.damping
         if self.calibration_images is not None:
             changed["images"] = self.calibration_images
-        return replace(self.recipe, **changed)
+        return replace(self.recipe, **changed, given=self.recipe.given | (changed.keys() - {"correction"}))
 
     def options_of(self, seed: int) -> EvalOptions:
         """Return how data sets are evaluated with a seed."""
@@ -100,7 +100,7 @@ class TableRequest:
             "classes": None if options.classes is None else sha256(options.classes),
             "correction": self.correction,
             "damping": settings.damping if self.correction is not None else None,
-            "recipe": {**as_builtins(settings), "seed": None} if self.ranks else None,
+            "recipe": {**as_builtins(settings), "seed": None, "given": None} if self.ranks else None,
         }
 
 

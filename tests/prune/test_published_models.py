@@ -241,3 +241,10 @@ def test_the_ranking_says_what_followed_from_the_model(tmp_path: Path, snapvit):
     assert made["search_settings"]["evaluations"] == 3  # which was given
     assert made["search_settings"]["pairs"] == [list(pair) for pair in PUBLISHED_PAIRS]
     assert made["damping"] == "max:0.1"
+
+
+def test_a_search_that_was_declined_does_not_come_back_with_the_model():
+    name = "vit_base_patch16_siglip_224.v2_webli"
+    found = follow_model(make_settings("paper", search_over="none"), name, name, ANATOMIES[name])
+    assert found.evaluations == 0
+    assert found.damping == "max:0.1"

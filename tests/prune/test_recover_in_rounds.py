@@ -190,6 +190,12 @@ def test_removed_sub_layers_come_first_in_the_order_of_removal():
     assert [s.damage for s in found[:2]] == [0.2, 0.1]
 
 
+@pytest.mark.parametrize("recipe", ["nvit", "vbp", "sparsegpt", "fptp"])
+def test_allocations_that_rounds_do_not_have_are_refused(lesson, recipe):
+    with pytest.raises(UsageError, match="rounds go without --allocation"):
+        ranked(lesson, recipe)
+
+
 @pytest.mark.parametrize("drop", [-0.1, 1.5, float("nan")])
 def test_a_drop_that_is_no_share_is_refused(drop):
     with pytest.raises(UsageError, match="is no share"):

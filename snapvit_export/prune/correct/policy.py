@@ -112,7 +112,7 @@ class Corrector:
     def _means(self) -> Statistics:
         """Statistics of the dense model in which all tokens count the same."""
         alike = [None] * len(self.ranking.heads)
-        return observe(self.model, self.images, self.progress, token_weights=alike, warn=False)
+        return observe(self.model, self.images, self.progress, self.device, token_weights=alike, warn=False)
 
     def _from_factors(self, plan: Plan, observed: Plan) -> tuple[nn.Module, str | None]:
         """Return the module of a Plan, corrected by statistics of the tokens that another one has."""

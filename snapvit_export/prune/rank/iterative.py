@@ -39,7 +39,7 @@ from ...allocation.costs import flops_costs
 from ...allocation.depth import DepthAllocator, Removal
 from ...allocation.knapsack import Allocator
 from ...allocation.planner import Planner, check_reach
-from ...allocation.recipe import DEFAULT, RECIPES, Rounds, Settings, uses_scores
+from ...allocation.recipe import DEFAULT, RECIPES, Rounds, Settings, protection_of, uses_scores
 from ...calibration.images import Images
 from ...calibration.sampling import shuffled
 from ...correction.moments import Damping, Statistics
@@ -270,7 +270,7 @@ class RoundRanker:
 
 def protection_in_rounds(settings: Settings) -> Protection:
     """Return the protection: whole sub-layers are removable if the settings say so and nothing has to be scored."""
-    return Protection(sublayers=not settings.depth or uses_scores(settings))
+    return msgspec.structs.replace(protection_of(settings), sublayers=not settings.depth or uses_scores(settings))
 
 
 class _DivergenceMeter:

@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from ...allocation.planner import Planner, check_reach
-from ...allocation.recipe import Rounds, Settings
+from ...allocation.recipe import Rounds, Settings, protection_of
 from ...calibration.images import Images
 from ...errors import UsageError
 from ...family.fidelity import Comparison, NotFinite
@@ -106,6 +106,8 @@ def rank_and_recover(
 
 
 def _check(model: Model, lessons: Lessons, rounds: Rounds, settings: Settings) -> None:
+    if settings.allocation not in ("joint", "pairs"):
+        raise UsageError(f"rounds go without --allocation {settings.allocation}. Give joint or pairs")
     check(criterion_of(settings), model, lessons.fitted, settings)
     if settings.evaluations:
         raise UsageError("rounds go without a search. Use settings without evaluations")
@@ -120,9 +122,7 @@ def _check(model: Model, lessons: Lessons, rounds: Rounds, settings: Settings) -
 
 def _protection(settings: Settings) -> Protection:
     """Return the protection: by scores alone, depth comes after width."""
-    return (
-        Protection(sublayers=not settings.depth) if settings.allocation == "pairs" else protection_in_rounds(settings)
-    )
+    return protection_of(settings) if settings.allocation == "pairs" else protection_in_rounds(settings)
 
 
 @dataclass

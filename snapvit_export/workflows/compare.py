@@ -91,9 +91,13 @@ def run_comparison(request: CompareRequest, progress: Progress) -> Comparison:
     model = load_model_of(request, progress)
     methods = {name: settings_for(settings, model, progress) for name, settings in methods.items()}
     for settings in methods.values():
-        by = {"sparsity": sizes} if request.axis == "sparsity" else {"flops": sizes}
-        corrected = settings.correction in ADDS_BIASES
-        check_reach(model.anatomy, protection_of(settings), corrected=corrected, **by)
+        check_reach(
+            model.anatomy,
+            protection_of(settings),
+            sparsity=sizes if request.axis == "sparsity" else (),
+            flops=sizes if request.axis == "flops" else (),
+            corrected=settings.correction in ADDS_BIASES,
+        )
     images = read_images([calibration], model.preprocessing, progress)[0]
     own = _own_images(asked, request, images, progress)
     dense = TorchExtractor(model, request.device)

@@ -32,6 +32,8 @@ hypothesis.settings.load_profile("untimed")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a job that a shell put in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # programs that tests interrupt would never end
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as below nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -37,6 +37,7 @@ class Rule:
 
 
 UNCORRECTED = "--recipe=paper|snapvit|local|idap|fptp*|llm-surgeon*|nvit*"  # recipes that correct nothing unless asked
+BY_SCORES_ALONE = UNCORRECTED + "|sparsegpt|vbp"  # that take statistics for their correction alone
 CUTS = ("--budget", "--sparsity", "--flops", "--params", "--pair", "--for", "--build-only")
 SIZES = ("--pair", "--sparsity", "--flops")  # that `evaluate` cuts to
 MIXES = ("--budget", "--for", "--build-only", "--levers=*tokens*|all")
@@ -163,7 +164,7 @@ RULES = (
         "pack",
         "--damping",
         "is of statistics, which this --recipe with --no-correct takes none of. Leave it out",
-        beside=("--no-correct", UNCORRECTED),
+        beside=("--no-correct", BY_SCORES_ALONE),
     ),
     Rule(
         "profile",

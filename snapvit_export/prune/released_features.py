@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..calibration.sampling import spread
 from ..calibration.source import MOST_CLASSES
 from ..errors import FileFormatError, SnapvitError
 from ..evaluate.features import SPLITS, Features, Split
+from ..evaluate.linear import set_aside
 from ..storage.atomic import write_atomically
 from .released_files import load_released
 
-VALID_SHARE = 0.2  # of the training images, where a set has no validation images
 MERGE = "merge_train_valid"
 
 
@@ -55,9 +54,7 @@ def write_released_features(features: Features, path: Path, seed: int = 0) -> No
         raise SnapvitError(f"{path}: such a file has labelled training and test images. Give --data with both")
     if valid is None:
         merge = True
-        order = spread(train.targets.tolist(), len(train), seed)
-        cut = min(len(train) - 1, round((1 - VALID_SHARE) * len(train)))
-        train, valid = (Split(train.features[rows], train.targets[rows]) for rows in (order[:cut], order[cut:]))
+        train, valid = set_aside(train, seed)
     found: dict[str, Any] = {
         name: {"features": torch.from_numpy(split.features), "targets": torch.from_numpy(split.targets)}
         for name, split in zip(SPLITS, (train, valid, features.test))

@@ -26,6 +26,7 @@ def export_scores(ranking: Path, out: Path, model_type: str | None = None, force
     scores.save(out, model_type)
     left_out = {
         "damage curves": scores.ranking.damage is not None,
+        "one order of heads and neurons": scores.ranking.is_mixed,
         "removable sub-layers": not scores.ranking.protection.sublayers,
     }
     told = {name: value for name, value in content.items() if name not in ("mlp_scores", "head_scores", "metadata")}

@@ -4,6 +4,7 @@ import enum
 import json
 import pickletools
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from helpers.models import model_of
 from helpers.rankings import random_ranking
 from snapvit_export.errors import SnapvitError
 from snapvit_export.model.published import PUBLISHED, RELEASED_NAMES, published
-from snapvit_export.model.ranking import Ranking
+from snapvit_export.model.ranking import MIXED, Ranking
 from snapvit_export.prune.import_scores import import_scores
 from snapvit_export.prune.importance_scores import ElasticImportanceScores
 
@@ -157,3 +158,12 @@ def test_published_models_have_one_name_each():
     assert len({model.timm for model in PUBLISHED}) == len(PUBLISHED) == 16
     assert published("deit3_base_patch16_224") is None  # timm's default weights are others
     assert published("vit_base_patch16_dinov3").released == published("dinov3_vitb16").released == "dinov3_vitb16"
+
+
+def test_the_command_says_that_one_order_of_heads_and_neurons_becomes_two(tmp_path: Path, snapvit):
+    ranking = random_ranking(model_of("vit_tiny_patch16_224").anatomy)
+    for provenance, left_out in (({}, []), ({MIXED: True}, ["one order of heads and neurons"])):
+        replace(ranking, provenance=provenance).save(tmp_path / "r.safetensors")
+        given = ("export-scores", tmp_path / "r.safetensors", "--out", tmp_path / "scores.pt")
+        told = json.loads(snapvit(*given, "--model-type", "dino_vitb16", "--json").out)
+        assert told["left_out"] == left_out

@@ -14,8 +14,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import UsageError
+from ..errors import SnapvitError, UsageError
+from ..model.anatomy import Anatomy
 from ..storage.json import Value
+from ..storage.memory import memory_bytes
 
 Array = npt.NDArray[np.float64]
 
@@ -45,6 +47,26 @@ class Statistics:
     fc2: tuple[Moments, ...]
     images: int
     provenance: Mapping[str, Any] = field(default_factory=dict)  # model, weights_sha256, data
+
+
+def covariance_bytes(anatomy: Anatomy) -> int:
+    """Return the size of the covariances of all proj and fc2 inputs."""
+    widths = [width for block in anatomy.blocks for width in (block.heads * block.head_dim, block.hidden)]
+    return sum(np.dtype(np.float64).itemsize * width**2 for width in widths)
+
+
+def check_memory(anatomy: Anatomy, name: str) -> None:
+    """Refuse a model whose statistics and weights cannot be in this machine's memory together.
+
+    Said before any work: a machine that runs out of memory ends the process without a word.
+    """
+    covariances, weights, most = covariance_bytes(anatomy), 4 * anatomy.params(), memory_bytes()
+    if most is not None and covariances + weights > most:
+        raise SnapvitError(
+            f"{name}: the covariances of its {len(anatomy.blocks)} blocks take {covariances / 1e9:.1f} GB and its "
+            f"weights {weights / 1e9:.1f} GB, and this machine has {most / 1e9:.1f} GB of memory. Do it on a larger "
+            "one, or rank by scores alone: --recipe local"
+        )
 
 
 class Damping(Value, frozen=True, kw_only=True):

@@ -8,7 +8,6 @@ models are decoded once and stay in memory; those of one model are streamed, so 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +25,7 @@ from ..errors import SnapvitError
 from ..family.evaluation import Evaluation, MeasuredValues
 from ..family.fidelity import measures as fidelity
 from ..progress import Progress, Silent
+from ..storage.memory import memory_bytes
 from .extraction import FeatureParts, ImageSplit, chunk_of, extract
 from .features import Array, Features, MadeBy, is_features
 from .head import Columns, columns_for
@@ -327,7 +327,7 @@ def _bytes(sources: Iterable[Source], preprocessing: Preprocessing) -> int:
 
 
 def _memory() -> float:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
+    return memory_bytes() or math.inf
 
 
 def _same(targets: np.ndarray | None, labels: np.ndarray | None) -> bool:

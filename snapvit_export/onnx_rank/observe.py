@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ..calibration.images import Images
 from ..checks.activations import all_values
-from ..correction.moments import Moments, Statistics
+from ..correction.moments import Moments, Statistics, check_memory
 from ..correction.token_weights import as_read, batch_size, counted, few_images, subsample_step
 from ..errors import SnapvitError
 from ..graph.format import GraphFormat
@@ -45,6 +45,7 @@ def observe(
     if not len(images):
         raise SnapvitError("statistics need images. Give --data")
     anatomy, weights = blueprint.anatomy, as_read(blueprint.anatomy)
+    check_memory(anatomy, blueprint.model)
     if (note := few_images(anatomy, len(images), weights)) is not None:
         progress.note(note)
     progress.phase("observing the dense model", len(images))

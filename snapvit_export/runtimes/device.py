@@ -14,6 +14,7 @@ import msgspec
 
 from ..errors import SnapvitError, UsageError
 from ..storage.json import Count, Finite, Value
+from ..storage.memory import memory_bytes
 
 LIMIT = " max"  # end of the names of clock limits, set by the power mode; the others are clocks of that moment
 
@@ -72,7 +73,7 @@ def this_device(runtime_version: str, accelerator: Accelerator | None = None) ->
         cores=usable_cores(),
         core_numbers=tuple(numbers),
         governor=_first_line(f"/sys/devices/system/cpu/cpu{numbers[0]}/cpufreq/scaling_governor"),
-        memory_bytes=_memory_bytes(),
+        memory_bytes=memory_bytes() or 0,
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         runtime_version=runtime_version,
         accelerator=accelerator,
@@ -110,13 +111,6 @@ def _cpu_model() -> str:
     except OSError:
         pass
     return platform.processor() or "unknown"
-
-
-def _memory_bytes() -> int:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return 0
 
 
 def _first_line(path: str) -> str:

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 from ..errors import SnapvitError
+from .memory import memory_bytes
 
 KB, MB, GB = 1 << 10, 1 << 20, 1 << 30
 # Generous: many times the largest that was ever seen of each kind.
@@ -62,16 +63,8 @@ def check_archive(path: Path) -> None:
             unpacked = sum(entry.file_size for entry in archive.infolist())
     except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):  # whoever reads it says what is wrong
         return
-    if unpacked > (most := _memory()):
+    if unpacked > (most := memory_bytes() or MOST_ARRAYS):
         raise SnapvitError(
             f"{path}: cannot be read: it unpacks to {_size(unpacked)}, this machine has {_size(most)} of memory. "
             "Give a smaller file"
         )
-
-
-def _memory() -> int:
-    """Return the bytes of memory of this machine, or a bound where it does not say."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return MOST_ARRAYS

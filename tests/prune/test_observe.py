@@ -11,6 +11,7 @@ from helpers.plans import half_plan
 from helpers.rankings import random_ranking
 from snapvit_export.calibration.images import Images
 from snapvit_export.correction import token_weights as light
+from snapvit_export.correction.moments import covariance_bytes
 from snapvit_export.correction.token_weights import READ, READ_LAST
 from snapvit_export.errors import SnapvitError
 from snapvit_export.model.plan import Plan
@@ -21,6 +22,20 @@ from snapvit_export.prune.rank.criteria.base import Recorder
 from snapvit_export.prune.stats import token_weights as tokens
 from snapvit_export.prune.stats.moments import COLUMNS, RunningMoments
 from snapvit_export.prune.stats.observe import observe
+
+
+def test_a_model_whose_statistics_do_not_fit_into_memory_is_refused_before_the_pass(monkeypatch):
+    model = make_model()
+    anatomy = model.anatomy
+    assert covariance_bytes(anatomy) == sum(8 * (b.hidden**2 + (b.heads * b.head_dim) ** 2) for b in anatomy.blocks)
+    needed = covariance_bytes(anatomy) + 4 * anatomy.params()
+    monkeypatch.setattr("snapvit_export.correction.moments.memory_bytes", lambda: needed)
+    observe(model, noise(model, 2))
+    monkeypatch.setattr("snapvit_export.correction.moments.memory_bytes", lambda: needed - 1)
+    monkeypatch.setattr(Images, "batches", lambda *_: pytest.fail("images were read"))
+    with pytest.raises(SnapvitError, match=r"covariances of its .* --recipe local") as refused:
+        observe(model, noise(model, 2))
+    assert "\n" not in str(refused.value)
 
 
 class Notes(Silent):

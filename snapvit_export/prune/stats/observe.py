@@ -1,8 +1,8 @@
 """Observe a model: one pass over the images gives the mean and covariance of every proj and fc2 input.
 
 Memory does not grow with the number of images: a layer's input is added to its sums during the pass and dropped. What
-is kept is one float64 matrix per layer, which correction needs anyway. `token_weights` decides how much each token
-counts.
+is kept is one float64 matrix per layer, which correction needs anyway. For the largest models these alone are more than
+most machines have (docs/scale.md), which is said before the pass. `token_weights` decides how much each token counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ...correction.moments import Moments, Statistics
+from ...correction.moments import Moments, Statistics, check_memory
 from ...correction.token_weights import few_images
 from ...errors import SnapvitError
 from ...model.plan import Part
@@ -60,6 +60,7 @@ def observe(
     if not len(images):
         raise SnapvitError("statistics need images. Give --data")
     progress = progress or Silent()
+    check_memory(model.anatomy, model.name)
     weights = checked_weights(model.anatomy, token_weights)
     if warn:
         warn_of_few(model, len(images), weights, progress)

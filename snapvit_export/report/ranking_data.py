@@ -14,6 +14,7 @@ from ..errors import SnapvitError
 from ..model.anatomy import Anatomy
 from ..model.plan import Plan
 from ..model.ranking import Ranking
+from ..model.rounds import RecoveredRounds
 from ..model.timing import Timing, untimed_part
 from ..storage.json import Value
 from ..visible import visible
@@ -57,6 +58,7 @@ class RankingReport(Value, frozen=True, kw_only=True):
     widths: tuple[Widths, ...]
     scores: tuple[BlockScores, ...]
     search: Search | None
+    rounds: RecoveredRounds | None  # of cutting and recovering
     sublayers: tuple[SubLayerRow, ...]
     timings: tuple[Timing, ...]
     provenance: dict[str, Any]  # without the timings
@@ -64,6 +66,11 @@ class RankingReport(Value, frozen=True, kw_only=True):
     @property
     def noun(self) -> str:
         return "plan"
+
+    @property
+    def scores_are_places(self) -> bool:
+        """True if scores are places in an order that several models made: they tell which goes first alone."""
+        return bool({"rounds", "shots"} & set(self.provenance)) and self.provenance.get("allocation") != "joint"
 
     @property
     def main(self) -> Collection[str]:
@@ -101,6 +108,7 @@ def collect_ranking(
         widths=tuple(Widths(name=name, heads=plan.heads, neurons=plan.neurons) for name, plan in plans.items()),
         scores=(*_scores("heads", ranking.head_scores), *_scores("neurons", ranking.neuron_scores)),
         search=search_of(dict(ranking.provenance)),
+        rounds=RecoveredRounds.of(ranking.provenance, anatomy),
         sublayers=sublayers_of(dict(ranking.provenance)),
         timings=ranking.timings,
         provenance=untimed_part(ranking.provenance),

@@ -76,9 +76,15 @@ def _processes(report: RankingReport) -> str:
 
 def notes(report: RankingReport) -> list[tuple[str, str]]:
     """Return what a reader must know before trusting the plots."""
-    if not report.out_of_reach:
-        return []
-    return [("Note", f"Out of reach, since a part of every block is never cut: {', '.join(report.out_of_reach)}.")]
+    found = []
+    if report.out_of_reach:
+        found.append(f"Out of reach, since a part of every block is never cut: {', '.join(report.out_of_reach)}.")
+    if report.scores_are_places:
+        found.append(
+            "The model was scored again after each cut, and scores of two models cannot be compared. So the scores "
+            "shown are places in the order of removal, 0 first: they tell what goes before what, not by how much."
+        )
+    return [("Note", sentence) for sentence in found]
 
 
 def plan_cells(plan: PlanRow) -> tuple[str, ...]:

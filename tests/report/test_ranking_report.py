@@ -7,7 +7,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from helpers.report_factory import DEPTH, HEADS, HIDDEN, HOSTILE, make_manifest, make_search, make_sublayers
+from helpers.report_factory import (
+    DEPTH,
+    HEADS,
+    HIDDEN,
+    HOSTILE,
+    make_manifest,
+    make_rounds,
+    make_search,
+    make_sublayers,
+)
 from snapvit_export.allocation.planner import Planner
 from snapvit_export.errors import SnapvitError
 from snapvit_export.model.ranking import Ranking
@@ -112,6 +121,23 @@ def test_the_page_has_every_part(report):
     assert 'id="plot-search"' not in bare
     assert 'id="plot-sublayers"' not in bare
     assert "Time in" not in bare
+
+
+def test_rounds_that_recover_are_drawn_and_their_places_are_no_amounts():
+    shown = collect_ranking(make_ranking(provenance=make_rounds()))
+    text = ranking_page(shown)
+    for name in ("rounds-gflops", "rounds-params"):
+        assert text.count(f'id="plot-{name}"') == 1
+    assert "places in the order of removal" in text
+    by_damage = ranking_page(collect_ranking(make_ranking(provenance={**make_rounds(), "allocation": "joint"})))
+    assert 'id="plot-rounds-gflops"' in by_damage
+    for text in (by_damage, ranking_page(collect_ranking(make_ranking()))):
+        assert "places in the order of removal" not in text
+
+
+def test_scores_of_shots_are_said_to_be_places():
+    shots = {"allocation": "mixed", "shots": 5, "step": None}
+    assert "places in the order of removal" in ranking_page(collect_ranking(make_ranking(provenance=shots)))
 
 
 def test_no_string_of_the_file_becomes_markup():

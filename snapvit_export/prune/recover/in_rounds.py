@@ -36,6 +36,8 @@ from ...model.plan import Plan, Protection
 from ...model.ranking import Ranking
 from ...model.scores import Scores
 from ...model.sublayer import IMAGES, KEY, SubLayer
+from ...model.timing import KEY as TIMING
+from ...model.timing import PhaseClock, read_timings
 from ...progress import Progress, Silent
 from ...storage.json import as_builtins
 from ..correct.refit import refit
@@ -156,13 +158,15 @@ class _Run:
         self.model, self.lessons, self.settings, self.training = model, lessons, settings, training
         self.limit, self.device, self.progress, self.made = limit, device, progress, dict(made)
         self.path = checkpoint
-        self.checkpoint = None if checkpoint is None else Checkpoint(checkpoint, self.made)
-        self.ranker = RoundRanker(model, lessons.fitted, settings, progress, device)
+        self.clock = PhaseClock(threads=torch.get_num_threads(), device=device)
+        self.checkpoint = None if checkpoint is None else Checkpoint(checkpoint, self.made, self.clock)
+        self.ranker = RoundRanker(model, lessons.fitted, settings, progress, device, self.clock)
         self.teacher = Teacher(model, lessons.stopping, torch.device(device), None)
         self.meter = _Meter(model, lessons, device)
 
     def whole(self, rounds: Rounds) -> tuple[Ranking, Model]:
         saved = None if self.checkpoint is None else self.checkpoint.load()
+        self.clock.earlier = () if saved is None else read_timings(saved.rest)
         state = self._begin() if saved is None else self._restored(saved)
         if state.rounds.rounds:
             self.progress.note(f"going on after round {len(state.rounds.rounds)} of {len(rounds.flops)}")
@@ -173,7 +177,8 @@ class _Run:
         for number in range(1, len(rounds.flops) + 1):
             self._forget(number)
         found = state.rounds
-        described = {"before_rounds": self.meter.dense, "rounds": found.rounds, **found.ranking.provenance}
+        measured = {"before_rounds": self.meter.dense, "rounds": found.rounds, TIMING: self.clock.in_plain_values()}
+        described = {**measured, **found.ranking.provenance}
         return replace(found.ranking, provenance={**self.made, **described}), state.model
 
     def _begin(self) -> _State:
@@ -184,9 +189,12 @@ class _Run:
         number = len(state.rounds.rounds) + 1
         plan = self._plan(state, fraction)
         cut = self._cut(state, plan)
-        before = self.meter.of(cut)
-        module, outcome = self._trained(cut, number)
-        after = self.meter.of(module)
+        with self.clock("measuring"):
+            before = self.meter.of(cut)
+        with self.clock("recovering"):
+            module, outcome = self._trained(cut, number)
+        with self.clock("measuring"):
+            after = self.meter.of(module)
         lost = self._lost(after)
         goes_on = lost <= self.limit.most  # false for a NaN
         step = {
@@ -229,10 +237,11 @@ class _Run:
     def _cut(self, state: _State, plan: Plan) -> nn.Module:
         """Return the last round's model, cut to a Plan."""
         own = _of_what_is_left(state.rounds.ranking, state.plan, state.model)
-        if not self.ranker.by_damage:
-            return shrink(state.model.module, own, plan)
-        images, damping = self.lessons.fitted, self.ranker.damping
-        return refit(state.model, own, plan, images, damping, progress=self.progress)
+        with self.clock("cutting"):
+            if not self.ranker.by_damage:
+                return shrink(state.model.module, own, plan)
+            images, damping = self.lessons.fitted, self.ranker.damping
+            return refit(state.model, own, plan, images, damping, progress=self.progress)
 
     def _trained(self, module: nn.Module, number: int) -> tuple[nn.Module, Outcome]:
         labels = self.lessons.columns if self.training.labels else None
@@ -257,7 +266,8 @@ class _Run:
         if self.ranker.by_damage:
             found.ranking = self.ranker.again(found.ranking, plan, smaller)
         else:
-            again = score(smaller, self.lessons.fitted, self.settings, self.progress, self.device)
+            with self.clock("scores"):
+                again = score(smaller, self.lessons.fitted, self.settings, self.progress, self.device)
             state.there, scores = _with_those_of_removed(plan, state.there, again)
             found.ranking = rescored(found.ranking, state.there, scores)
             if self.settings.depth:
@@ -266,7 +276,8 @@ class _Run:
 
     def _measured_again(self, ranking: Ranking, plan: Plan, smaller: Model) -> Ranking:
         few = self.lessons.fitted.first(IMAGES)
-        again = measure_sublayers(smaller, few, None, self.progress, self.device)
+        with self.clock("sub-layers"):
+            again = measure_sublayers(smaller, few, None, self.progress, self.device)
         assert ranking.sublayers is not None
         found = after_removed(ranking.sublayers, again, plan)
         return replace(ranking, provenance={**ranking.provenance, KEY: as_builtins(found)})

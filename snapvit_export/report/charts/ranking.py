@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..ranking_data import RankingReport
 from .depth import depth
+from .rounds import rounds
 from .scores import scores
 from .search import search
 from .style import Chart
@@ -17,6 +18,8 @@ def ranking_charts(report: RankingReport) -> list[Chart]:
         widths(report, "neurons"),
         depth(report),
         search(report),
+        rounds(report.rounds, "gflops"),
+        rounds(report.rounds, "params"),
         scores(report, "heads"),
         scores(report, "neurons"),
     )

@@ -38,6 +38,7 @@ class Rule:
 
 UNCORRECTED = "--recipe=paper|snapvit|local|idap|fptp*|llm-surgeon*|nvit*"  # recipes that correct nothing unless asked
 BY_SCORES_ALONE = UNCORRECTED + "|sparsegpt|vbp"  # that take statistics for their correction alone
+CORRECTS = "--correction=refit|elastic|sequential|sparsegpt|mean"
 CUTS = ("--budget", "--sparsity", "--flops", "--params", "--pair", "--for", "--build-only")
 SIZES = ("--pair", "--sparsity", "--flops")  # that `evaluate` cuts to
 MIXES = ("--budget", "--for", "--build-only", "--levers=*tokens*|all")
@@ -160,11 +161,14 @@ RULES = (
         )
         for option in ("--data", "--images", "--seed", "--damping")
     ),
-    Rule(
-        "pack",
-        "--damping",
-        "is of statistics, which this --recipe with --no-correct takes none of. Leave it out",
-        beside=("--no-correct", BY_SCORES_ALONE),
+    *(
+        Rule(
+            command,
+            "--damping",
+            "is of statistics, which this --recipe with --no-correct takes none of. Leave it out",
+            beside=("--no-correct", BY_SCORES_ALONE),
+        )
+        for command in ("export", "pack")
     ),
     Rule(
         "profile",
@@ -250,9 +254,17 @@ RULES = (
             option,
             "is for correcting and ranking, and --ranking is made. Give --correction elastic too, or leave it out",
             beside=("--ranking",),
-            unless=("--correction=refit|elastic|sequential|sparsegpt|mean",),
+            unless=(CORRECTS,),
         )
         for option in ("--damping", "--calibrate", "--calibration-images")
+    ),
+    Rule(
+        "evaluate",
+        "--damping",
+        "is of statistics, which this --recipe takes none of without a correction. Give --correction elastic too, or "
+        "leave it out",
+        beside=(BY_SCORES_ALONE,),
+        unless=(CORRECTS,),
     ),
     Rule(
         "evaluate",

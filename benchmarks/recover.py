@@ -2,7 +2,8 @@
 
     python benchmarks/recover.py --checkpoint deit_tiny_patch16_224.safetensors --images imagenet-sample/ \
         --classes classes.txt --results DIR [--minutes 5,20] [--halves first,second] \
-        [--cases width60,width50,levers25,elastic,digits] [--train linear] [--rate R] [--write docs]
+        [--cases width60,width50,levers25,elastic,digits] [--others tiny-imagenet/train,pets/trainval]
+        [--train linear] [--rate R] [--autocast bf16] [--write docs]
 
 DeiT-Tiny, half of the images to rank, to correct, to train on and to decide when to stop, the other half reports; then
 the other way round, as in `quality.py`. "first" learns from the first half. Cases:
@@ -11,6 +12,8 @@ the other way round, as in `quality.py`. "first" learns from the first half. Cas
     levers25           what `export --budget 25%` chooses of all levers; latency in ONNX Runtime, one thread, batch 1
     elastic            five sizes from 0.85 to 0.3 of the FLOPs that learn together; a row for each
     digits             the bundled model at 0.08 of the FLOPs, on its 1,200 images; needs no checkpoint
+    width50-more       the family of width50 again, but other unlabelled images, those of the folders `--others`, are
+                       learnt from beside the half; so for every case of DeiT-Tiny
 
 Every row is a family that `snapvit recover` is run on, as a user's would be; training uses all cores that there are.
 Rows are kept in DIR as JSON lines when they are found, and those already there are not measured again; a training that
@@ -48,8 +51,10 @@ from snapvit_export.workflows.export import Request, export
 from snapvit_export.workflows.recover import RecoverRequest, recover
 
 CASES = ("width60", "width50", "levers25", "elastic", "digits")
+MORE = "-more"  # ends the name of a case that learns from other images too
 TARGET = Target(runtime="onnxruntime", precision="fp32", batch=1, threads=1)
 DIGITS_FLOPS = 0.08
+SUFFIXES = (".jpg", ".jpeg")  # masks are .png
 Logits = npt.NDArray[np.float32]
 
 
@@ -85,8 +90,19 @@ def request_of(case: str, side: Side | None) -> Request:
     )
 
 
+def learnt_from(case: str, side: Side, others: list[Path]) -> Path:
+    """Return the list of images that a case learns from: the half, and others where it wants more."""
+    if not case.endswith(MORE):
+        return side.listed
+    found = [path for folder in others for path in sorted(folder.rglob("*")) if path.suffix.lower() in SUFFIXES]
+    listed = side.listed.with_name("more.txt")
+    listed.write_text(side.listed.read_text() + "".join(f"{path.resolve()}\n" for path in found))
+    return listed
+
+
 def family_of(case: str, side: Side | None, folder: Path) -> Path:
     """Export the family of a case once."""
+    case = case.removesuffix(MORE)
     family = folder / case
     if not family.exists():
         export(_to(request_of(case, side), family))
@@ -103,7 +119,7 @@ def trained(case: str, manifest: Manifest) -> list[Variant]:
     """Return the variants that a case trains: the chosen one, or all that are cut."""
     dense = Plan.dense(manifest.anatomy)
     cut = [variant for variant in manifest.variants if manifest.plan(variant) != dense]
-    if case != "levers25":
+    if not case.startswith("levers25"):
         return cut
     assert manifest.choice is not None
     return [variant for variant in cut if variant.name == manifest.choice.variant]
@@ -144,12 +160,13 @@ def measure(
     variants = trained(case, before)
     request = RecoverRequest(
         copy,
-        data=None if side is None else str(side.listed),
-        variants=() if case == "elastic" else [variant.name for variant in variants],
-        elastic=case == "elastic",
+        data=None if side is None else str(learnt_from(case, side, given.others)),
+        variants=() if case.startswith("elastic") else [variant.name for variant in variants],
+        elastic=case.startswith("elastic"),
         minutes=minutes,
         train=given.train,
         rate=given.rate,
+        autocast=given.autocast,
         model=None if side is None else MODEL,
         checkpoint=None if side is None else side.checkpoint,
     )
@@ -161,6 +178,7 @@ def measure(
     for variant in variants:
         new = after.variant(variant.name)
         row: Row = {"case": case, "half": half, "minutes": minutes, "train": given.train, "rate": given.rate}
+        row |= {"autocast": given.autocast}
         row |= {"variant": variant.name, "flops": variant.flops_ratio, "cores": usable_cores(), **circumstances()}
         row |= {"before": judge.row(family, before, variant), "after": judge.row(copy, after, new)}
         how = new.recovered
@@ -239,18 +257,24 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--train", default=None, help="norms, linear or all; what snapvit recover does by default")
     parser.add_argument("--rate", type=float, default=None)
+    parser.add_argument("--autocast", default=None, help="none or bf16; what snapvit recover does by default")
+    parser.add_argument("--others", default="", help="folders of images for cases that end in -more")
     parser.add_argument("--only", type=int, help="images in all, to try this out")
     parser.add_argument("--write", type=Path, help="folder of benchmarks.md")
     given = parser.parse_args()
     cases = given.cases.split(",")
-    if unknown := [case for case in cases if case not in CASES]:
+    if unknown := [case for case in cases if case.removesuffix(MORE) not in CASES or case == f"digits{MORE}"]:
         parser.error(f"--cases {unknown[0]}: known are {', '.join(CASES)}")
-    kept = Rows(given.results, "recover.jsonl", ("case", "half", "minutes", "train", "rate"))
+    given.others = [Path(name) for name in given.others.split(",") if name]
+    if not given.others and any(case.endswith(MORE) for case in cases):
+        parser.error("--others: which folders have the other images?")
+    kept = Rows(given.results, "recover.jsonl", ("case", "half", "minutes", "train", "rate", "autocast"))
     print(cpu_words(), flush=True)
 
     def run(case: str, half: str, side: Side | None, judge: Judge) -> None:
         for minutes in map(float, given.minutes.split(",")):
-            if not kept.has(case=case, half=half, minutes=minutes, train=given.train, rate=given.rate):
+            how = {"train": given.train, "rate": given.rate, "autocast": given.autocast}
+            if not kept.has(case=case, half=half, minutes=minutes, **how):
                 for row in measure(case, half, minutes, side, judge, given):
                     print(told(kept.add(row)), flush=True)
 

@@ -43,22 +43,30 @@ def write_section(docs: Path, marker: str, heading: str, text: str) -> None:
     """
     page = docs / PAGE
     before = page.read_text()
-    start, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
-    marked = f"{start}\n\n{text.strip()}\n\n{end}"
-    if start in before:
-        head, _, rest = before.partition(start)
-        _, found, tail = rest.partition(end)
-        if not found:
-            raise SystemExit(f"{page}: {start} has no {end}. Put it back")
-        page.write_text(head + marked + tail)
+    if f"<!-- {marker} -->" in before:
+        put_between(page, marker, text)
         return
-    section = f"## {heading}\n\n{marked}\n"
+    section = f"## {heading}\n\n{_marked(marker, text)}\n"
     at = before.find(f"\n## {heading}\n")
     if at < 0:
         page.write_text(f"{before.rstrip()}\n\n{section}")
         return
     after = before.find("\n## ", at + 1)
     page.write_text(before[: at + 1] + section + ("" if after < 0 else before[after:]))
+
+
+def put_between(page: Path, marker: str, text: str) -> None:
+    """Put text between the markers of a page."""
+    start, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
+    head, begun, rest = page.read_text().partition(start)
+    _, ended, tail = rest.partition(end)
+    if not begun or not ended:
+        raise SystemExit(f"{page}: {start} or {end} is missing. Put it back")
+    page.write_text(head + _marked(marker, text) + tail)
+
+
+def _marked(marker: str, text: str) -> str:
+    return f"<!-- {marker} -->\n\n{text.strip()}\n\n<!-- /{marker} -->"
 
 
 def cpu_words() -> str:

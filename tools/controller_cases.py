@@ -42,6 +42,8 @@ MACHINES: dict[str, tuple[Slowness, float, Late, int]] = {  # slowness by run, h
         14,
     ),
 }
+BURSTS = [800.0 * n + k for n in range(5) for k in range(4)]  # of four requests, in which a dense run leaves room for two
+BURST_MS = 30.0  # deadline of each
 SHOWN = 9  # runs of each machine that become cases, evenly spread
 
 
@@ -57,6 +59,9 @@ def made() -> Cases:
                 learning.append(
                     Learning(what=f"{what}: run {number}", settings=settings, state=state, **choice, after=learnt)
                 )
+    for case, learnt in _bursts():
+        choosing.append(case)
+        learning.append(learnt)
     settings, states = Settings(), [case.state for case in choosing]
     random.Random(0).shuffle(states)
     for state, left in zip(states, [queue for queue in QUEUES for _ in range(4)]):
@@ -80,6 +85,21 @@ def _runs(settings: Settings, slowness: Slowness, count: int) -> Iterator[tuple[
         after = learn(settings, state, decision, ran, now + ran)
         yield state, now, dict(decision=decision, ran_ms=ran, now_ms=now + ran), after
         state, now = after, now + max(EVERY_MS, ran)
+
+
+def _bursts() -> Iterator[tuple[Choosing, Learning]]:
+    """Yield every decision and run of bursts that nobody knows of before they come."""
+    settings, state, free = Settings(), State(), 0.0
+    for number, arrived in enumerate(BURSTS):
+        now = max(free, arrived)
+        what = f"bursts of four: request {number}"
+        case = _choosing(what, settings, state, [at + BURST_MS - now for at in BURSTS[number:] if at <= now], now)
+        free = now + case.decision.base_ms
+        run = dict(decision=case.decision, ran_ms=case.decision.base_ms, now_ms=free)
+        line = dict(waiting=sum(at <= free for at in BURSTS[number + 1 :]), late=free > arrived + BURST_MS)
+        after = learn(settings, state, **run, **line)
+        yield case, Learning(what=what, settings=settings, state=state, **run, **line, after=after)
+        state = after
 
 
 def _choosing(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from ..storage.json import Finite, Size, Value, read_json
+from ..storage.json import Count, Finite, Size, Value, read_json
 from .controller import Decision, Runnable, Settings, State, decide, learn
 
 FILE = Path(__file__).with_name("cases.json")
@@ -42,10 +42,14 @@ class Learning(Value, frozen=True, kw_only=True):
     decision: Decision
     ran_ms: Finite
     now_ms: Finite
+    answered: Size = 1
+    waiting: Count = 0
+    late: bool = False
     after: State
 
     def replayed(self) -> State:
-        return learn(self.settings, self.state, self.decision, self.ran_ms, self.now_ms)
+        run = self.decision, self.ran_ms, self.now_ms
+        return learn(self.settings, self.state, *run, self.answered, self.waiting, self.late)
 
 
 class Cases(Value, frozen=True, kw_only=True):

@@ -21,7 +21,8 @@ Pure: no clock, no threads, no numpy; times come in as arguments, and `State` is
 
 A larger factor holds at once. A smaller one holds after CALM runs in a row that all asked for one lower by LOWER at
 least, and then it is the largest of theirs. A queue: latency counts from arrival, and a variant may not take so long
-that requests behind it, which the fastest variant could still answer in time, become late.
+that requests behind it, which the fastest variant could still answer in time, become late. So with those that are to
+be expected behind it (`arrivals`), unless no variant is as fast as that: then it is the fastest.
 
 What follows for T runs, however the machine behaves (E: the largest r - level or r - highest):
 
@@ -49,6 +50,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from ..storage.json import Count, Finite, Positive, Value
+from .arrivals import ROUNDING, Arrivals
 
 RUNS, HALVING_RUNS, HALVING_MS = 9, 3.0, 2000.0  # that make the level: older ones have a weight below 1/8
 REMEMBERED = 31  # runs: of a machine that is slow in a tenth of them, fewer than 4 % have none of these
@@ -68,7 +70,6 @@ LOWER = 0.05  # variants are seldom closer to each other
 MOST_LOG = 3.0  # a run 20 times slower than its profile tells no more: a clock that jumped, a machine that slept
 STALE_MS = 1000.0  # after so long without a run a refusal would rest on what is no longer known
 LEAST_MS = 1e-4  # a coarse clock tells 0
-ROUNDING = 1e-9  # of a share times a count, so that every port counts alike
 
 Late = Literal["run", "refuse"]
 Hit = Annotated[float, msgspec.Meta(ge=0.5, le=0.9999)]
@@ -110,6 +111,7 @@ class State(Value, frozen=True, kw_only=True):
     factor: Finite = START_MARGIN  # that predictions use now, a logarithm
     lower_runs: Count = 0  # in a row that asked for a lower one
     lower_to: Finite = -2 * MOST_LOG  # the largest that they asked for
+    arrivals: Arrivals = Arrivals()
 
     @property
     def level(self) -> float:
@@ -145,6 +147,7 @@ class Decision(Value, frozen=True, kw_only=True):
     at_most_ms: Positive  # by the factor
     base_ms: Positive  # on the machine at rest
     within_ms: Finite  # what it may take, so that it and those behind it are in time
+    coming: Count = 0  # requests that are to be expected behind those
     factor: Finite  # that was used
     cautious: Finite  # that caution would have used
 
@@ -164,28 +167,46 @@ def decide(
     """
     fastest = min(runnable, key=lambda each: (each.batch_ms(images), -each.quality))
     scale = math.exp(state.factor)
-    within_ms = _most_ms(left_ms, together, scale * min(each.ms for each in runnable))
-    fitting = [each for each in runnable if scale * each.batch_ms(images) <= within_ms]
+    least_ms = min(each.ms for each in runnable)
+    speeds = least_ms * min(math.exp(state.level), scale), least_ms * scale
+    within_ms = _most_ms(left_ms, together, *speeds)
+    coming = state.arrivals.to_come(len(left_ms), settings.hit)
+    wary_ms = _most_ms([*left_ms, *[left_ms[-1]] * coming], together, *speeds)
+    fitting = [each for each in runnable if scale * each.batch_ms(images) <= wary_ms]
     found = max(fitting, key=lambda each: (each.quality, -each.batch_ms(images)), default=fastest)
+    fits = scale * found.batch_ms(images) <= within_ms
     base_ms = found.batch_ms(images)
     expected_ms = base_ms * math.exp(state.level)
     fresh = bool(state.ratios) and now_ms - state.ratios[-1][0] <= STALE_MS
-    hopeless = not fitting and expected_ms > min(left_ms[:together]) and fresh
+    hopeless = not fits and expected_ms > min(left_ms[:together]) and fresh
     return Decision(
         variant=found.name,
-        fits=bool(fitting),
+        fits=fits,
         refused=hopeless and settings.late == "refuse",
         expected_ms=expected_ms,
         at_most_ms=base_ms * scale,
         base_ms=base_ms,
         within_ms=within_ms,
+        coming=coming,
         factor=state.factor,
         cautious=state.cautious,
     )
 
 
-def learn(settings: Settings, state: State, decision: Decision, ran_ms: float, now_ms: float) -> State:
-    """Return the state after a run that took `ran_ms` and ended now."""
+def learn(
+    settings: Settings,
+    state: State,
+    decision: Decision,
+    ran_ms: float,
+    now_ms: float,
+    answered: int = 1,
+    waiting: int = 0,
+    late: bool = False,
+) -> State:
+    """Return the state after a run that took `ran_ms` and ended now.
+
+    It `answered` so many requests, of which one was `late`; so many are `waiting` now.
+    """
     ratio = math.log(max(ran_ms, LEAST_MS) / decision.base_ms)
     ratio = min(max(ratio, -MOST_LOG), MOST_LOG)
     missed = decision.fits and ran_ms > decision.within_ms
@@ -205,8 +226,15 @@ def learn(settings: Settings, state: State, decision: Decision, ran_ms: float, n
         factor=state.factor,
         lower_runs=state.lower_runs,
         lower_to=state.lower_to,
+        arrivals=state.arrivals.after(answered, waiting, late, decision.coming > 0, ran_ms > decision.at_most_ms),
     )
     return _with_factor(after, _wanted(settings, after, ratio if ratio > decision.factor else None))
+
+
+def refuse(state: State, waiting: int) -> State:
+    """Return the state after a request was refused; so many are waiting now."""
+    arrivals = state.arrivals.after(1, waiting, late=True, expected=False, slowed=False)
+    return msgspec.structs.replace(state, arrivals=arrivals)
 
 
 def _tracked(margin: float, was_beyond: bool, allowed: float) -> float:
@@ -226,12 +254,15 @@ def _regime(runs: tuple[float, ...]) -> tuple[float, ...]:
     return runs[-REGIME:]
 
 
-def _most_ms(left_ms: Sequence[float], together: int, fastest_ms: float) -> float:
-    """Return how long the next run may take, so that those behind it can still be answered by the fastest variant."""
+def _most_ms(left_ms: Sequence[float], together: int, expected_ms: float, at_most_ms: float) -> float:
+    """Return how long the next run may take, so that those behind it can still be answered by the fastest variant.
+
+    That one is expected to take `expected_ms`, and `at_most_ms` by the factor.
+    """
     most = min(left_ms[:together])
     for behind, left in enumerate(left_ms[together:], 1):
-        if left >= (behind + 1) * fastest_ms:  # otherwise it is lost, whatever is done
-            most = min(most, left - behind * fastest_ms)
+        if left >= (behind + 1) * expected_ms:  # otherwise it is lost, whatever is done
+            most = min(most, left - behind * at_most_ms)
     return most
 
 
@@ -303,6 +334,18 @@ class Controller:
         chosen_from = self.runnable if among is None else among
         return decide(chosen_from, self.settings, self.state, left_ms, now_ms, images, together)
 
-    def learn(self, decision: Decision, ran_ms: float, now_ms: float) -> None:
+    def learn(
+        self,
+        decision: Decision,
+        ran_ms: float,
+        now_ms: float,
+        answered: int = 1,
+        waiting: int = 0,
+        late: bool = False,
+    ) -> None:
         """Take note of a run."""
-        self.state = learn(self.settings, self.state, decision, ran_ms, now_ms)
+        self.state = learn(self.settings, self.state, decision, ran_ms, now_ms, answered, waiting, late)
+
+    def refuse(self, waiting: int = 0) -> None:
+        """Take note of a request that was refused."""
+        self.state = refuse(self.state, waiting)

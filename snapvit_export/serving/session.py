@@ -271,7 +271,9 @@ class ElasticSession:
                 self._variants.require_any()
                 continue
             ended = _now_ms()
-            self._controller.learn(decision, ended - began, ended)
+            late = any(ended > each.due_ms for each in together)
+            waiting = len(self._turns.waiting()) - len(together)
+            self._controller.learn(decision, ended - began, ended, len(together), waiting, late)
             self._used[decision.variant] = ended
             return self._deliver(together, output, decision, began, ended)
 
@@ -309,6 +311,7 @@ class ElasticSession:
             if decision.fits:
                 break
         if decision.refused:
+            self._controller.refuse(len(line) - 1)
             raise Refused(f"no variant would be in time: the fastest takes {decision.expected_ms:.3g} ms now")
         if self._lazy:
             self._wish(self._controller.decide(due, now, request.images, 1, self._known(request)).variant)

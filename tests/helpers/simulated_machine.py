@@ -9,6 +9,7 @@ import numpy as np
 
 from snapvit_export.serving.controller import Controller, Decision, Runnable, Settings, State
 
+MOST_WAITING = 64
 Slowness = Callable[[float, int], float]  # of a run that begins at so many ms and is the n-th: times its profile
 RUNNABLE = tuple(
     Runnable(name=name, ms=ms, quality=quality)
@@ -53,9 +54,12 @@ def simulate(
         before, decision = controller.state, controller.decide(left, now)
         ran = 0.0 if decision.refused else base[decision.variant] * slowness(now, number)
         free_ms = now + ran
-        if not decision.refused:
-            controller.learn(decision, ran, free_ms)
         met = not decision.refused and free_ms <= arrived + deadline_ms
+        waiting = sum(at <= free_ms for at in arrivals[number + 1 : number + 1 + MOST_WAITING])
+        if decision.refused:
+            controller.refuse(waiting)
+        else:
+            controller.learn(decision, ran, free_ms, waiting=waiting, late=not met)
         served.append(Served(decision, before, arrived, ran, free_ms, met))
     return served
 

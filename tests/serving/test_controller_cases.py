@@ -46,5 +46,8 @@ def test_the_table_shows_every_kind_of_decision():
     assert any(case.images > case.together > 1 for case in CASES.choosing)
     assert any(decision.factor < decision.cautious for decision in decisions)  # bold
     assert any(case.state.tokens < 1 for case in CASES.choosing)
+    assert any(decision.coming for decision in decisions)
+    assert any(case.waiting for case in CASES.learning)
+    assert any(case.late for case in CASES.learning)
     assert any(case.after.factor > case.state.factor for case in CASES.learning)
     assert any(case.after.factor < case.state.factor for case in CASES.learning)

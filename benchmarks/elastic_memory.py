@@ -5,7 +5,8 @@
 Models of timm with random weights, cut to ten sizes from dense to a sparsity of 0.8; `corrected` variants have matrices
 of their own for proj and fc2, as an export gives them. Every line of the first table is a new process: memory is what
 it holds more than before the first session was opened, after every variant has run: resident pages (RSS), and of these
-the ones of no file. Latencies are of files in turns, packed and shared, medians and their ratio, also of CPU time.
+the ones of no file. Latencies are of files in turns, packed and shared, medians and their ratio, also of CPU time; and
+what a run takes before which all pages of its weights were given back.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ import numpy as np
 from results import table
 
 SPARSITIES = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8]
-# One session; ten that each pack their weights; ten that share a mapping, all in use; the same with one in use.
-LAYOUTS = ("one", "packed", "shared", "shared, one in use")
+# One session; ten that each pack their weights; ten that share a mapping, whose pages all stay; as `ElasticSession` has
+# them, which keeps those of the latest variants; the same after a while in which one alone was in use.
+LAYOUTS = ("one", "packed", "shared, all kept", "shared", "shared, one in use")
 OPENVINO = ("openvino one", "openvino ten")  # of the portable flavour
 ONE = "s30"
 
@@ -74,8 +76,8 @@ def status() -> dict[str, int]:
     return {key: 1024 * int(lines[key].split()[0]) for key in ("VmRSS", "RssAnon", "RssFile")}
 
 
-def opened(folder: Path, layout: str) -> tuple[dict[str, Any], Any]:
-    """Open the variants of a folder in one of the layouts; return also the weights that they share."""
+def opened(folder: Path, layout: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Open the variants of a folder in one of the layouts; return also the mapped files that each of them reads."""
     from snapvit_export.runtimes.ort import OrtSession
     from snapvit_export.serving.mapped_weights import MappedWeights
     from snapvit_export.storage.atomic import sha256
@@ -85,11 +87,13 @@ def opened(folder: Path, layout: str) -> tuple[dict[str, Any], Any]:
     if layout.startswith("openvino"):
         from snapvit_export.runtimes.openvino import OpenVinoSession
 
-        return {path.stem: OpenVinoSession(path, 1) for path in paths}, None
+        return {path.stem: OpenVinoSession(path, 1) for path in paths}, {}
     if not layout.startswith("shared"):
-        return {path.stem: OrtSession(path, 1) for path in paths}, None
+        return {path.stem: OrtSession(path, 1) for path in paths}, {}
     weights = MappedWeights(folder, {path.name: sha256(path) for path in folder.glob("*.bin")})
-    return {path.stem: OrtSession(path, 1, weights=weights.of_graph(path)[0]) for path in paths}, weights
+    read = {path.stem: weights.of_graph(path) for path in paths}
+    sessions = {path.stem: OrtSession(path, 1, weights=read[path.stem][0]) for path in paths}
+    return sessions, {name: files for name, (_, files) in read.items()}
 
 
 def image(size: int = 224) -> Any:
@@ -102,31 +106,41 @@ def memory_in(folder: Path, layout: str) -> dict[str, int]:
     import onnxruntime
 
     assert onnx, onnxruntime.InferenceSession  # loaded before: their own size is not the question
+    from snapvit_export.serving.mapped_weights import keep_in_memory
     from snapvit_export.storage.atomic import sha256
 
     for path in folder.glob("*.bin"):
         sha256(path)
     given, before = image(), status()
-    sessions, weights = opened(folder, layout)
-    for _ in range(2):
-        for session in sessions.values():
-            session.run(given)
+    sessions, files = opened(folder, layout)
+    latest: list[str] = []
+    for name in [*sessions, *sessions]:
+        sessions[name].run(given)
+        latest = [name, *(other for other in latest if other != name)]
+        if layout == "shared":
+            keep_in_memory(files, latest)
     if "in use" in layout:
-        for path in folder.glob("*.bin"):
-            weights.file(path.name).forget()
+        keep_in_memory(files, [])
         sessions[ONE].run(given)
     after = status()
     return {key: after[key] - before[key] for key in after}
 
 
 def latencies(folder: Path, seconds: float) -> dict[str, dict[str, float]]:
-    """Medians of each variant, packed and shared in turns."""
+    """Medians of each variant in turns: packed, shared, and shared after all of its pages were given back."""
     from snapvit_export.profiling.sampling import time_together
+    from snapvit_export.serving.mapped_weights import keep_in_memory
 
-    (packed, _), (shared, _), given = opened(folder, "packed"), opened(folder, "shared"), image()
+    (packed, _), (shared, files), given = opened(folder, "packed"), opened(folder, "shared"), image()
+
+    def run_anew(name: str) -> Any:
+        keep_in_memory(files, [])
+        return shared[name].run(given)
+
     found = {}
     for name in packed:
         calls = {"packed": partial(packed[name].run, given), "shared": partial(shared[name].run, given)}
+        calls["anew"] = partial(run_anew, name)
         samples = time_together(calls, seconds)
         found[name] = {layout: taken.percentile(50) for layout, taken in samples.items()}
         found[name] |= {f"{layout} cpu": taken.quiet_cpu_ms for layout, taken in samples.items()}
@@ -178,7 +192,8 @@ def main() -> None:
                 if kind == "plain" and given.seconds:
                     found = in_new_process("--seconds", given.seconds, "--part", "latency", scratch)
                     for variant, ms in found.items():
-                        ratios = [f"{ms['shared' + kind] / ms['packed' + kind]:.3f}" for kind in ("", " cpu")]
+                        pairs = (("shared", "packed"), ("shared cpu", "packed cpu"), ("anew", "shared"))
+                        ratios = [f"{ms[one] / ms[other]:.3f}" for one, other in pairs]
                         timed.append([name, variant, f"{ms['packed']:.2f}", f"{ms['shared']:.2f}", *ratios])
     columns = [
         "model",
@@ -191,7 +206,11 @@ def main() -> None:
         "to one session",
     ]
     print(table(columns, rows), end="\n\n")
-    print(table(["model", "variant", "packed, ms", "shared, ms", "ratio", "of CPU time"], timed))
+    print(
+        table(
+            ["model", "variant", "packed, ms", "shared, ms", "ratio", "of CPU time", "pages given back / shared"], timed
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ MACHINES: dict[str, tuple[Slowness, float, Late, int]] = {  # slowness by run, h
         14,
     ),
 }
-BURSTS = [800.0 * n + k for n in range(5) for k in range(4)]  # of four requests, in which a dense run leaves room for two
+BURSTS = [800.0 * n + k for n in range(5) for k in range(4)]  # of four requests; a dense run leaves room for two
 BURST_MS = 30.0  # deadline of each
 SHOWN = 9  # runs of each machine that become cases, evenly spread
 

@@ -4,9 +4,9 @@ A burst is not there at once. Its first request finds nobody waiting, and a vari
 others late that come while it runs. So the lines of late are remembered. A line begins with a request that finds nobody
 before it, and ends when nobody waits.
 
-    counted    a line counts with its length if somebody in it was late, or if nobody was because more had been expected;
-               not if a run took longer than it was predicted to, which says nothing of how requests come. Every other
-               line counts as one request: lines of several that all are in time need no care
+    counted    a line counts with its length if somebody in it was late, or if nobody was because more had been
+               expected; not if a run took longer than it was predicted to, which says nothing of how requests come.
+               Every other line counts as one request: lines of several that all are in time need no care
     length     the largest of the last LINES, but for the share of misses that is wanted: of two burst lines in a
                hundred the second is provided for, one alone is not, for a hit rate of 0.99
 """

@@ -86,7 +86,8 @@ class ElasticSession:
         self._max_batch = self._variants.manifest.input.batch or max_batch
         self._keep_open, self._lazy = keep_open, lazy or keep_open is not None
         self._turns, self._tally, self._count = Turns(most_waiting), Tally(), 0
-        self._used: dict[str, float] = {}
+        self._used: dict[str, float] = {}  # when each variant answered last
+        self._in_memory: list[str] = []  # the one that answered last when pages were given back
         self._wishes: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._wished: set[str] = set()
         try:
@@ -379,10 +380,10 @@ class ElasticSession:
             closable = [name for name in list(opened) if name != fastest and name not in self._wished]
             for name in sorted(closable, key=lambda name: self._used.get(name, 0.0))[: len(opened) - self._keep_open]:
                 self._variants.close_one(name)
-        if self._count % TIDY_EVERY == 0:
-            now = _now_ms()
-            used = {name for name, at in self._used.items() if now - at < 1000 * UNUSED_S}
-            self._variants.forget_all_but(used)
+        latest = sorted(self._used, key=lambda name: -self._used[name])
+        if latest[:1] != self._in_memory or self._count % TIDY_EVERY == 0:
+            self._in_memory, since = latest[:1], _now_ms() - 1000 * UNUSED_S
+            self._variants.keep_in_memory([name for name in latest if self._used[name] > since])
 
     def close(self, seconds: float | None = None) -> bool:
         """Take no more requests, answer those that wait, and release everything; False: some took too long."""

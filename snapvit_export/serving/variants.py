@@ -1,14 +1,17 @@
 """The variants of a family as sessions in one process: opened, checked, timed, and retired when they fail. Light.
 
-In ONNX Runtime on the CPU all variants read one mapping of each weight file (`mapped_weights`). A variant whose file is
-missing, damaged or written over, which does not open, does not run, or answers with what are no numbers, is retired
-with the reason; the others go on. Its latency is taken beside the others, in turns, so that all are of one machine.
+In ONNX Runtime on the CPU all variants read one mapping of each weight file (`mapped_weights`). Corrected variants have
+matrices of their own too; so only the files that the latest variants read stay in memory (`keep_in_memory`).
+
+A variant whose file is missing, damaged or written over, which does not open, does not run, or answers with what are no
+numbers, is retired with the reason; the others go on. Its latency is taken beside the others, in turns, so that all are
+of one machine.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -28,7 +31,7 @@ from ..storage.atomic import inside, sha256
 from ..storage.reading import MOST_GRAPH, why_not_read
 from ..target import ON_CPU, Runtime, Target, parse_precision
 from .controller import Runnable
-from .mapped_weights import MappedFile, MappedWeights
+from .mapped_weights import MappedFile, MappedWeights, keep_in_memory
 
 Array = npt.NDArray[Any]
 Size = tuple[int, int]  # height and width
@@ -202,6 +205,7 @@ class Variants:
             for (name, count), images in inputs.items():
                 if name in self.retired:
                     continue
+                self.load(name)
                 before = clock()
                 try:
                     self.opened[name].run(images)
@@ -215,12 +219,16 @@ class Variants:
                 one, many = (median(taken[name, count]) for count in (counts[0], counts[-1]))
                 self.know(name, one, (many - one) / (most_images - 1) if most_images > 1 else None)
 
-    def forget_all_but(self, used: Collection[str]) -> None:
-        """Give back the pages of weight files that only other variants read."""
-        opened = list(self.opened.values())
-        kept = {file for each in opened if each.name in used for file in each.files}
-        for file in {file for each in opened for file in each.files} - kept:
-            file.forget()
+    def load(self, name: str) -> None:
+        """Read the weights of a variant into memory, in the place of those of others."""
+        if self.shares:
+            self.keep_in_memory([name])
+            for file in self.opened[name].files:
+                file.load()
+
+    def keep_in_memory(self, latest: Sequence[str]) -> None:
+        """Give back the pages of weight files that none of the latest variants reads, or that are beyond the bound."""
+        keep_in_memory({each.name: each.files for each in list(self.opened.values())}, latest)
 
     def close(self) -> None:
         """Release everything."""

@@ -19,9 +19,11 @@ from snapvit_export.family.folder import read_family, read_manifest
 from snapvit_export.family.loaded import load_family
 from snapvit_export.serving import session as session_module
 from snapvit_export.serving.controller import State
+from snapvit_export.serving.mapped_weights import MappedWeights
 from snapvit_export.serving.session import Refused
 from snapvit_export.serving.turns import Closed, Overloaded
-from snapvit_export.serving.variants import NoVariant, OpenVariant
+from snapvit_export.serving.variants import NoVariant, OpenVariant, Variants
+from snapvit_export.storage.atomic import sha256
 
 FAR = 60_000.0  # a deadline that any machine meets
 
@@ -510,5 +512,52 @@ def test_sessions_that_share_weights_hold_one_mapping_of_each_file(copied):
 def test_pages_that_were_given_back_are_read_again(family):
     with opened(family) as session:
         before = session.run(batch_for(family)).output
-        session._variants.forget_all_but([])
+        session._variants.keep_in_memory([])
         np.testing.assert_array_equal(session.run(batch_for(family)).output, before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_weights_of_the_latest_variants_stay_in_memory_as_far_as_the_bound_allows(family, tmp_path):
+    """Three variants read a file that they share, of 16 MB, and 2 MB of their own each; 1.2 of 18 MB may stay."""
+    sizes = {"shared.bin": 16 << 20, "a.bin": 2 << 20, "b.bin": 2 << 20, "c.bin": 2 << 20}
+    for name, size in sizes.items():
+        (tmp_path / name).write_bytes(bytes(size))
+    weights = MappedWeights(tmp_path, {name: sha256(tmp_path / name) for name in sizes})
+    files = {name: weights.file(name) for name in sizes}
+    variants = Variants.of(family)
+    variants.opened = {name: OpenVariant(name, None, [files["shared.bin"], files[f"{name}.bin"]]) for name in "abc"}
+
+    def in_memory(latest):
+        for file in files.values():
+            file.load()
+        variants.keep_in_memory(latest)
+        return {name for name in sizes if resident_bytes(tmp_path / name) == sizes[name]}
+
+    assert in_memory([]) == set()
+    assert in_memory(["b", "a", "c"]) == {"shared.bin", "b.bin", "a.bin"}
+    assert in_memory(["c"]) == {"shared.bin", "c.bin"}
+    variants.load("a")
+    assert resident_bytes(tmp_path / "a.bin") == sizes["a.bin"]
+    assert resident_bytes(tmp_path / "c.bin") == 0
+
+
+def test_a_session_gives_pages_back_when_another_variant_answers(family, monkeypatch):
+    given_back = []
+    monkeypatch.setattr(Variants, "keep_in_memory", lambda self, latest: given_back.append(list(latest)))
+    with opened(family) as session:
+        given_back.clear()
+        fastest = min(session.stats.variants, key=session.stats.variants.get)
+        for _ in range(3):
+            session.run(batch_for(family))
+        slowed(session, 50.0)
+        session.run(batch_for(family), deadline=0.001)
+        session.run(batch_for(family))
+    assert given_back == [["dense"], [fastest, "dense"]]
+
+
+def resident_bytes(path):
+    """The bytes of a mapped file that this process has in memory."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    (start,) = (number for number, line in enumerate(lines) if line.endswith(str(path)))
+    (rss,) = (line for line in lines[start : start + 6] if line.startswith("Rss:"))
+    return 1024 * int(rss.split()[1])

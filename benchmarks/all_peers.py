@@ -1,17 +1,17 @@
 """Every peer beside us on the same axes, measured in one run: docs/peers.md, its table and its plot.
 
     python benchmarks/all_peers.py --checkpoint deit_tiny_patch16_224.safetensors --images imagenet-sample/ \
-        --classes classes.txt --results DIR [--half first] [--contenders ours,tokens,...] [--write docs]
+        --classes classes.txt --results DIR [--half first] [--contenders ours,ours-tokens,...] [--write docs]
 
 DeiT-Tiny, ONNX Runtime, one thread, batch 1. Half of the images are all that anybody sees, with labels only where a
 peer wants them; the other half reports. First every contender makes its files, which are kept in DIR with what is known
 of them; ours are exported to budgets, as a user's would be. Then all files are timed in turns with our dense graph, in
 some new processes, which is the latency that the page shows, and run on the images that report. So a contender that is
-added later, or made again, makes the timing of all be done again, and nothing else.
+added later makes the timing of all be done again, and nothing else.
 
 Peers that want an environment of their own get it by name; without it they are left out, and the page says so:
 
-    python -m venv peer && peer/bin/pip install torch timm numpy safetensors torch-pruning==1.6.1
+    python -m venv peer && peer/bin/pip install torch timm numpy safetensors onnx torch-pruning==1.6.1
     python -m venv modelopt && modelopt/bin/pip install 'nvidia-modelopt[onnx]'
     ... --torch-pruning-python peer/bin/python --modelopt-python modelopt/bin/python
 """
@@ -34,8 +34,8 @@ from pathlib import Path
 
 import levers_peers
 import numpy as np
-from levers import MODEL, SETS, TARGET, Side, circumstances, peer_outputs, sides
-from levers_peers import MatchesNothing, PeerFile, SkippedPeer, dense_graph
+from levers import HALVES, MODEL, SETS, TARGET, Side, circumstances, peer_outputs, sides
+from levers_peers import MatchesNothing, PeerFile, SkippedPeer, dense_graph, has_module
 from peers_report import write_page
 from results import Row, Rows
 from side_by_side import ratios
@@ -161,14 +161,14 @@ def merging(making: Making) -> list[Made]:
 def modelopt(making: Making) -> list[Made]:
     """NVIDIA ModelOpt's int8 of our dense graph, by its own calibration on the same images."""
     python = making.given.modelopt_python
-    if python is None or subprocess.run([python, "-c", "import modelopt.onnx"], capture_output=True).returncode:
+    if python is None or not has_module(python, "modelopt.onnx"):
         raise SkippedPeer("NVIDIA ModelOpt: no environment has it (--modelopt-python)")
     graph = dense_graph(making.side.half, making.folder, GraphFormat("portable", single_file=True))
     images = making.folder / "images.npy"
     np.save(images, np.concatenate(list(making.side.half.calibration.first(levers_peers.RANGING).batches(1))))
     out = making.folder / "int8.onnx"
     script = Path(__file__).parent / "peers" / "modelopt_int8.py"
-    subprocess.run([python, str(script), str(graph), str(images), str(out)], check=True, capture_output=True)
+    subprocess.run([python, str(script), str(graph), str(images), str(out)], check=True, stdout=subprocess.DEVNULL)
     return [Made("int8", PeerFile(out))]
 
 
@@ -210,7 +210,9 @@ def make(name: str, making: Making) -> Row:
     try:
         made = makes(replace(making, folder=scratch))
     except (SkippedPeer, MatchesNothing) as why:
-        return {**row, "files": [], "said": str(why)}
+        return {**row, "files": [], "said": str(why), "skipped": isinstance(why, SkippedPeer)}
+    if not made:
+        return {**row, "files": [], "said": "none of its budgets was reached"}
     files = [
         {
             "title": each.title,
@@ -269,13 +271,13 @@ def main() -> None:
     parser.add_argument("--images", type=Path)
     parser.add_argument("--classes", type=Path)
     parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--half", dest="halves", default="first", help="first or second")
+    parser.add_argument("--half", dest="halves", default="first", choices=tuple(HALVES))
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--torch-pruning-python")
     parser.add_argument("--modelopt-python")
     parser.add_argument("--seconds", type=float, default=0.5, help="of each file in a round")
     parser.add_argument("--rounds", type=int, default=7, help="new processes that time all files")
-    parser.add_argument("--only", type=int, help="images in all, to try this out")
+    parser.add_argument("--only", type=int, help="images in all, to try this out: 60 or more")
     parser.add_argument("--write", type=Path, help="folder of the docs")
     given = parser.parse_args()
     wanted = given.contenders.split(",")
@@ -285,20 +287,25 @@ def main() -> None:
     if given.checkpoint is not None:
         ((name, side),) = sides(given)
         folder = given.results / name / "made"
-        made = Rows(given.results, "made.jsonl", ("contender", "half"))
+        made, left_out = Rows(given.results, "made.jsonl", ("contender", "half")), []
+        side.rank()  # once for all: what each took is without it
         for contender in wanted:
             if not made.has(contender=contender, half=name):
                 print(f"making {contender}", flush=True)
-                row = made.add(make(contender, Making(side, folder / contender, given)))
+                row = make(contender, Making(side, folder / contender, given))
+                if row.get("skipped"):  # another time it may be there
+                    left_out.append(row)
+                else:
+                    made.add(row)
                 print(row.get("said", f"{len(row['files'])} files in {row.get('seconds', 0):.0f} s"), flush=True)
-        rows = [row for row in made.all() if row["half"] == name and row["contender"] in wanted]
+        rows = [row for row in made.all() if row["half"] == name] + left_out
         stamp = hashlib.sha256(json.dumps([rows, given.seconds, given.rounds]).encode()).hexdigest()
         if not measured.exists() or json.loads(measured.read_text())["stamp"] != stamp:
             found = measure(rows, side, folder, given.seconds, given.rounds)
-            measured.write_text(json.dumps({"stamp": stamp, "made": rows, "rows": found}))
+            measured.write_text(json.dumps({"stamp": stamp, "rounds": given.rounds, "made": rows, "rows": found}))
     if given.write is not None:
         kept = json.loads(measured.read_text())
-        write_page(kept["rows"], kept["made"], given.write)
+        write_page(kept["rows"], kept["made"], given.write, kept["rounds"])
 
 
 if __name__ == "__main__":

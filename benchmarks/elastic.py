@@ -274,6 +274,10 @@ def measure(given: argparse.Namespace, family: Path) -> tuple[list[Row], dict[st
     best_first = tuple(n for n in best_first if not any(ms[o] <= ms[n] for o in best_first[: best_first.index(n)]))
     kept = Rows(given.results, "elastic.jsonl", ("scenario", "contender"))
     begun = next((row["deadline_ms"] for row in kept.all()), None)  # what goes on keeps the deadline
+    if begun and given.deadline and begun != given.deadline:
+        raise SystemExit(
+            f"--deadline {given.deadline:g}: {given.results} was begun with {begun:g}. Give another --results"
+        )
     deadline_ms = begun or given.deadline or SLACK * ms[manifest.dense]
     for name, scenario in scenarios(given.seconds, deadline_ms).items():
         if given.only and name not in given.only.split(","):

@@ -49,6 +49,14 @@ class PeerFile:
 Files = dict[str, PeerFile]
 
 
+def has_module(python: str, module: str) -> bool:
+    """Return True if this Python can import a module."""
+    try:
+        return subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=False).returncode == 0
+    except OSError:  # there is no such Python
+        return False
+
+
 def dense_graph(half: Half, folder: Path, format: GraphFormat) -> Path:
     """Write our dense graph in fp32."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -86,8 +94,8 @@ def nncf(half: Half, folder: Path) -> Files:
 
 def torch_pruning(half: Half, folder: Path, python: str = sys.executable) -> Files:
     """Torch-Pruning as `peers/torch_pruning.py` uses it, written by the standard export of torch."""
-    if subprocess.run([python, "-c", "import torch_pruning"], capture_output=True, check=False).returncode:
-        raise SkippedPeer(f"Torch-Pruning: torch_pruning is not installed for {python} (--peer-python)")
+    if not has_module(python, "torch_pruning"):
+        raise SkippedPeer("Torch-Pruning: no environment that was named has torch_pruning")
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +104,8 @@ def torch_pruning(half: Half, folder: Path, python: str = sys.executable) -> Fil
     rows = folder / "rows.jsonl"
     call = [python, str(Path(__file__).parent / "peers" / "torch_pruning.py"), "--images", str(folder / "images.npz")]
     call += ["--checkpoint", str(folder / "weights.safetensors"), "--seed", str(half.seed), "--out", str(rows)]
-    subprocess.run([*call, "--flops", TORCH_PRUNING_FLOPS, "--onnx", str(folder)], check=True, capture_output=True)
+    call += ["--flops", TORCH_PRUNING_FLOPS, "--onnx", str(folder)]
+    subprocess.run(call, check=True, stdout=subprocess.DEVNULL)
     found = [json.loads(line) for line in rows.read_text().splitlines()]
     return {f"{row['row']}, {row['flops']:g} of the FLOPs": PeerFile(folder / row["file"]) for row in found}
 

@@ -172,7 +172,9 @@ def _peer_points(peers: Sequence[Row]) -> list[Spec]:
     return found
 
 
-def chart(points: Sequence[Spec], name: str, field: str, error: str, title: str) -> Chart:
+def chart(
+    points: Sequence[Spec], name: str, field: str, error: str, title: str, about: str = "DeiT-Tiny, not retrained"
+) -> Chart:
     """Draw quality against latency: ours as lines, peers as marks."""
     rows = [{**p, "y": p[field], "down": p[field] - p[error], "up": p[field] + p[error]} for p in points]
     x = axis([*(row["latency"] for row in rows), 1.0], least=0.1, floor=0.0)
@@ -226,7 +228,7 @@ def chart(points: Sequence[Spec], name: str, field: str, error: str, title: str)
     )
     return Chart(
         name=name,
-        title="DeiT-Tiny, not retrained",
+        title=about,
         caption="",
         alt=f"{title}, against latency relative to the dense model in fp32; the table has the figures.",
         spec=spec,

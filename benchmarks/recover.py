@@ -3,7 +3,7 @@
     python benchmarks/recover.py --checkpoint deit_tiny_patch16_224.safetensors --images imagenet-sample/ \
         --classes classes.txt --results DIR [--minutes 5,20] [--halves first,second] \
         [--cases width60,width50,levers25,elastic,digits] [--others tiny-imagenet/train,pets/trainval]
-        [--train linear] [--rate R] [--autocast bf16] [--write docs]
+        [--train all] [--rate R] [--crop 0.2] [--autocast bf16] [--write docs]
 
 DeiT-Tiny, half of the images to rank, to correct, to train on and to decide when to stop, the other half reports; then
 the other way round, as in `quality.py`. "first" learns from the first half. Cases:
@@ -51,6 +51,7 @@ from snapvit_export.workflows.export import Request, export
 from snapvit_export.workflows.recover import RecoverRequest, recover
 
 CASES = ("width60", "width50", "levers25", "elastic", "digits")
+HOW = ("train", "rate", "crop", "autocast")  # options of a recovery; None: its defaults
 MORE = "-more"  # ends the name of a case that learns from other images too
 TARGET = Target(runtime="onnxruntime", precision="fp32", batch=1, threads=1)
 DIGITS_FLOPS = 0.08
@@ -153,7 +154,8 @@ def measure(
     """Recover a copy of a case's family, and judge every variant before and after."""
     folder = given.results / half
     family = family_of(case, side, folder)
-    copy = folder / f"{case}-{minutes:g}"
+    options = [f"{name}{value}" for name in HOW if (value := getattr(given, name)) is not None]
+    copy = folder / "-".join(map(str, [case, f"{minutes:g}", *options]))
     if not copy.exists():
         shutil.copytree(family, copy)
     before = read_family(family)
@@ -166,6 +168,7 @@ def measure(
         minutes=minutes,
         train=given.train,
         rate=given.rate,
+        crop=given.crop,
         autocast=given.autocast,
         model=None if side is None else MODEL,
         checkpoint=None if side is None else side.checkpoint,
@@ -177,8 +180,7 @@ def measure(
     rows = []
     for variant in variants:
         new = after.variant(variant.name)
-        row: Row = {"case": case, "half": half, "minutes": minutes, "train": given.train, "rate": given.rate}
-        row |= {"autocast": given.autocast}
+        row: Row = {"case": case, "half": half, "minutes": minutes, **{name: getattr(given, name) for name in HOW}}
         row |= {"variant": variant.name, "flops": variant.flops_ratio, "cores": usable_cores(), **circumstances()}
         row |= {"before": judge.row(family, before, variant), "after": judge.row(copy, after, new)}
         how = new.recovered
@@ -215,11 +217,12 @@ def of_digits() -> Judge:
 
 def write_report(rows: list[Row], docs: Path) -> None:
     """Write the table: the mean of the halves."""
-    found: dict[tuple[str, str, float], list[Row]] = {}
+    found: dict[tuple[str, str, str, float], list[Row]] = {}
     for row in rows:
-        found.setdefault((row["case"], row["variant"], row["minutes"]), []).append(row)
+        how = " ".join(f"--{name} {row[name]}" for name in HOW if row.get(name) is not None)
+        found.setdefault((row["case"], row["variant"], how, row["minutes"]), []).append(row)
     lines = []
-    for (case, variant, minutes), some in found.items():
+    for (case, variant, how, minutes), some in found.items():
         mean = {
             when: {
                 key: float(np.mean([row[when][key] for row in some]))
@@ -234,13 +237,19 @@ def write_report(rows: list[Row], docs: Path) -> None:
         error = share_error(before["top1"], images)
         lines.append(
             [
-                *(f"{case}, {variant}", f"{minutes:g}", f"{np.mean([row['steps'] or 0 for row in some]):.0f}"),
+                *(
+                    f"{case}, {variant}",
+                    how,
+                    f"{some[0]['trained_on'] or ''}",
+                    f"{minutes:g}",
+                    f"{np.mean([row['steps'] or 0 for row in some]):.0f}",
+                ),
                 *(f"{before['dense_top1']:.3f}", f"{before['top1']:.3f} ± {error:.3f}", f"{after['top1']:.3f}", back),
                 *(f"{before['agreement']:.3f}", f"{after['agreement']:.3f}"),
                 *(f"{before['divergence']:.3f}", f"{after['divergence']:.3f}"),
             ]
         )
-    columns = ("case", "minutes", "steps", "dense top-1", "before", "after", "of the loss back")
+    columns = ("case", "options", "images", "minutes", "steps", "dense top-1", "before", "after", "of the loss back")
     columns += ("same answer before", "after", "divergence before", "after")
     words = f"{cpu_words()}, {max(row['cores'] for row in rows)} cores. `benchmarks/recover.py`."
     write_section(docs, "recover", "Recovering by training", f"{words}\n\n{table(columns, lines)}")
@@ -257,6 +266,7 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--train", default=None, help="norms, linear or all; what snapvit recover does by default")
     parser.add_argument("--rate", type=float, default=None)
+    parser.add_argument("--crop", type=float, default=None)
     parser.add_argument("--autocast", default=None, help="none or bf16; what snapvit recover does by default")
     parser.add_argument("--others", default="", help="folders of images for cases that end in -more")
     parser.add_argument("--only", type=int, help="images in all, to try this out")
@@ -268,12 +278,12 @@ def main() -> None:
     given.others = [Path(name) for name in given.others.split(",") if name]
     if not given.others and any(case.endswith(MORE) for case in cases):
         parser.error("--others: which folders have the other images?")
-    kept = Rows(given.results, "recover.jsonl", ("case", "half", "minutes", "train", "rate", "autocast"))
+    kept = Rows(given.results, "recover.jsonl", ("case", "half", "minutes", *HOW))
     print(cpu_words(), flush=True)
 
     def run(case: str, half: str, side: Side | None, judge: Judge) -> None:
         for minutes in map(float, given.minutes.split(",")):
-            how = {"train": given.train, "rate": given.rate, "autocast": given.autocast}
+            how = {name: getattr(given, name) for name in HOW}
             if not kept.has(case=case, half=half, minutes=minutes, **how):
                 for row in measure(case, half, minutes, side, judge, given):
                     print(told(kept.add(row)), flush=True)

@@ -26,7 +26,7 @@ class Rows:
 
     def has(self, **key: object) -> bool:
         """Return True if there is a row with these values of the keys."""
-        return any(all(row[name] == value for name, value in key.items()) for row in self.all())
+        return any(all(row.get(name) == value for name, value in key.items()) for row in self.all())
 
     def add(self, row: Row) -> Row:
         """Append a row."""

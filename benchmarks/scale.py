@@ -171,6 +171,8 @@ def write(every: list[Row], docs: Path) -> None:
     """Put the tables into the page."""
     rows = [row for row in every if "processes" not in row]
     shared = [row for row in every if "processes" in row]
+    if not rows:
+        raise SystemExit("no model was measured yet. Give --models some")
     first = rows[0]
     words = (
         f"`python benchmarks/scale.py --images imagenet-sample --count {first['images']}`, {first['cpu']}, "
@@ -196,14 +198,14 @@ def main() -> None:
     parser.add_argument("--search-images", type=int, default=192)
     parser.add_argument("--write", type=Path, help="folder of the docs")
     given = parser.parse_args()
-    rows = Rows(given.results, "scale.jsonl", ("model",))
+    rows = Rows(given.results, "scale.jsonl", ("model", "images"))
     for name in given.models.split(","):
         if name not in MODELS:
             parser.error(f"--models {name}: known are {', '.join(MODELS)}")
-        if not rows.has(model=name):
+        if not rows.has(model=name, images=given.count):
             print(rows.add(measure(name, given.images, given.count)), flush=True)
     for processes in map(int, filter(None, given.processes.split(","))):
-        if not rows.has(model=f"search-{processes}"):
+        if not rows.has(model=f"search-{processes}", images=given.search_images):
             print(rows.add(measure_search(processes, given.images, given.search_images)), flush=True)
     if given.write:
         write(rows.all(), given.write)

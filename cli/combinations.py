@@ -112,6 +112,15 @@ RULES = (
         "repairs what was cut, and --tokens and --resolution cut no weights. Leave it out, or give --flops 0.7 too",
         unless=CUTS,
     ),
+    *(
+        Rule(
+            command,
+            "--damping",
+            "is of statistics, which this --recipe with --no-correct takes none of. Leave it out",
+            beside=("--no-correct", BY_SCORES_ALONE),
+        )
+        for command in ("export", "pack")
+    ),
     Rule(
         "export",
         "--damping",
@@ -160,15 +169,6 @@ RULES = (
             beside=("--ranking", "--no-correct"),
         )
         for option in ("--data", "--images", "--seed", "--damping")
-    ),
-    *(
-        Rule(
-            command,
-            "--damping",
-            "is of statistics, which this --recipe with --no-correct takes none of. Leave it out",
-            beside=("--no-correct", BY_SCORES_ALONE),
-        )
-        for command in ("export", "pack")
     ),
     Rule(
         "profile",

@@ -45,6 +45,12 @@ def recover(
     batch: Annotated[
         Optional[int], typer.Option(min=1, max=65536, help="Images of one step, of all processes.")
     ] = None,
+    crop: Annotated[
+        Optional[float],
+        typer.Option(
+            min=0.01, max=1, help="Share of its picture that the smallest crop has; by recipe, 0.8 for short."
+        ),
+    ] = None,
     model: Annotated[
         Optional[str], typer.Option(help="What the family was made from: a timm name or a folder.")
     ] = None,
@@ -96,6 +102,7 @@ def recover(
         seed=seed,
         rate=rate,
         batch=batch,
+        crop=crop,
         recompute=recompute,
         autocast=autocast,
         model=model,

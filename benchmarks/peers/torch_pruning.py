@@ -1,6 +1,6 @@
 """Peer rows of the quality benchmark: Torch-Pruning 1.6.1 on DeiT-Tiny, without retraining.
 
-    python -m venv peer && peer/bin/pip install torch timm numpy safetensors torch-pruning==1.6.1
+    python -m venv peer && peer/bin/pip install torch timm numpy safetensors onnx torch-pruning==1.6.1
     peer/bin/python benchmarks/peers/torch_pruning.py --checkpoint deit_tiny_patch16_224.safetensors \
         --images images.npz --seed 0 --flops 0.9,0.82,0.72,0.6,0.5,0.4 --out rows.jsonl
 

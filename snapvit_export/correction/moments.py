@@ -64,8 +64,7 @@ def check_memory(anatomy: Anatomy, name: str) -> None:
     if most is not None and covariances + weights > most:
         raise SnapvitError(
             f"{name}: the covariances of its {len(anatomy.blocks)} blocks take {covariances / 1e9:.1f} GB and its "
-            f"weights {weights / 1e9:.1f} GB, and this machine has {most / 1e9:.1f} GB of memory. Do it on a larger "
-            "one, or rank by scores alone: --recipe local"
+            f"weights {weights / 1e9:.1f} GB, and this machine has {most / 1e9:.1f} GB of memory. Do it on a larger one"
         )
 
 

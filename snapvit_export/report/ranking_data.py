@@ -70,7 +70,10 @@ class RankingReport(Value, frozen=True, kw_only=True):
     @property
     def scores_are_places(self) -> bool:
         """True if scores are places in an order that several models made: they tell which goes first alone."""
-        return bool({"rounds", "shots"} & set(self.provenance)) and self.provenance.get("allocation") != "joint"
+        if self.provenance.get("allocation") == "joint":
+            return False
+        none_kept = self.rounds is not None and not any(step.kept for step in self.rounds.steps)
+        return "shots" in self.provenance or ("rounds" in self.provenance and not none_kept)
 
     @property
     def main(self) -> Collection[str]:

@@ -87,6 +87,7 @@ class ElasticSession:
         self._keep_open, self._lazy = keep_open, lazy or keep_open is not None
         self._turns, self._tally, self._count = Turns(most_waiting), Tally(), 0
         self._used: dict[str, float] = {}  # when each variant answered last
+        self._opened: dict[str, float] = {}  # when the other thread opened it
         self._in_memory: list[str] = []  # the one that answered last when pages were given back
         self._wishes: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._wished: set[str] = set()
@@ -273,7 +274,7 @@ class ElasticSession:
                 continue
             ended = _now_ms()
             late = any(ended > each.due_ms for each in together)
-            waiting = len(self._turns.waiting()) - len(together)
+            waiting = max(0, len(self._turns.waiting()) - len(together))  # a caller may have left its place
             self._controller.learn(decision, ended - began, ended, len(together), waiting, late)
             self._used[decision.variant] = ended
             return self._deliver(together, output, decision, began, ended)
@@ -369,7 +370,7 @@ class ElasticSession:
                     found.run(self._variants.noise(name))  # the first run of a session takes long
                 except SnapvitError as error:
                     self._variants.retire(name, error)
-            self._used[name] = _now_ms()
+            self._opened[name] = _now_ms()
             self._wished.discard(name)
 
     def _tidy(self) -> None:
@@ -378,12 +379,16 @@ class ElasticSession:
         if self._keep_open is not None and len(opened) > self._keep_open:
             fastest = min(self._known(), key=lambda each: each.ms).name
             closable = [name for name in list(opened) if name != fastest and name not in self._wished]
-            for name in sorted(closable, key=lambda name: self._used.get(name, 0.0))[: len(opened) - self._keep_open]:
+            for name in sorted(closable, key=self._wanted_ms)[: len(opened) - self._keep_open]:
                 self._variants.close_one(name)
         latest = sorted(self._used, key=lambda name: -self._used[name])
         if latest[:1] != self._in_memory or self._count % TIDY_EVERY == 0:
             self._in_memory, since = latest[:1], _now_ms() - 1000 * UNUSED_S
             self._variants.keep_in_memory([name for name in latest if self._used[name] > since])
+
+    def _wanted_ms(self, name: str) -> float:
+        """Return when a variant answered last, or was opened to answer."""
+        return max(self._used.get(name, 0.0), self._opened.get(name, 0.0))
 
     def close(self, seconds: float | None = None) -> bool:
         """Take no more requests, answer those that wait, and release everything; False: some took too long."""

@@ -8,6 +8,7 @@ import os
 def memory_bytes() -> int | None:
     """Return the bytes of memory of this machine; None where it does not say."""
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
         return None
+    return found if found > 0 else None

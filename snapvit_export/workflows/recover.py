@@ -75,6 +75,7 @@ class RecoverRequest:
     seed: int = 0
     rate: float | None = None  # None: what suits `train`
     batch: int | None = None
+    crop: float | None = None  # share of its picture that the smallest crop has; None: as the recipe has it
     recompute: bool = False
     autocast: str | None = None
     model: str | None = None  # what the family was made from, if its manifest's name is not enough
@@ -287,6 +288,7 @@ def _settings(request: RecoverRequest) -> TrainingSettings:
     asked |= {} if request.train is None else {"train": request.train}
     asked |= {} if request.rate is None else {"rate": request.rate}
     asked |= {} if request.batch is None else {"batch": request.batch, "micro": min(found.micro, request.batch)}
+    asked |= {} if request.crop is None else {"crop": (request.crop, 1.0)}
     asked |= {} if request.autocast is None else {"autocast": check_autocast(request.autocast)}
     asked |= {"labels": LABELS} if request.labels and not found.labels else {}
     asked |= {} if request.steps is None else {"steps": request.steps}

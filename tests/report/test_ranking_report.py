@@ -135,6 +135,12 @@ def test_rounds_that_recover_are_drawn_and_their_places_are_no_amounts():
         assert "places in the order of removal" not in text
 
 
+def test_scores_stay_amounts_where_the_first_round_lost_too_much():
+    rounds = make_rounds()
+    rounds["rounds"] = [{**rounds["rounds"][0], "kept": False}]
+    assert "places in the order of removal" not in ranking_page(collect_ranking(make_ranking(provenance=rounds)))
+
+
 def test_scores_of_shots_are_said_to_be_places():
     shots = {"allocation": "mixed", "shots": 5, "step": None}
     assert "places in the order of removal" in ranking_page(collect_ranking(make_ranking(provenance=shots)))

@@ -96,6 +96,18 @@ def test_a_recovered_variant_takes_the_place_of_the_old_one(place):
     assert not list(place.glob("*.checkpoint"))
 
 
+def test_crops_are_as_small_as_asked(place, monkeypatch):
+    drawn = []
+
+    def noting(size, area, rng):
+        drawn.append(area)
+        return (0.0, 0.0, float(size[0]), float(size[1]))
+
+    monkeypatch.setattr("snapvit_export.prune.recover.augment.random_box", noting)
+    recover(asked(place, variants=["s60"], steps=1, crop=0.35), Silent())
+    assert set(drawn) == {(0.35, 1.0)}
+
+
 def test_latencies_stay_where_only_weights_are_new(place):
     before = read_family(place / "family").variant("s60")
     shutil.copytree(place / "family", place / "old")

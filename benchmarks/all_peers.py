@@ -29,7 +29,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import levers_peers
@@ -58,6 +57,7 @@ PAIRS = ((0.15, 0.0), (0.25, 0.1), (0.35, 0.2), (0.45, 0.3))  # of the published
 MERGED = (4, 8, 13, 16)  # tokens in every block, as token merging is published
 RECOVERED = (0.7, 0.5)  # of the FLOPs by width and depth, trained back
 RECOVER_MINUTES = 5.0
+BEST_OF_TORCH_PRUNING = ("--normalizer", "none", "--head-share", "0.5", "--mean-hessian")  # of those tried on DeiT-Tiny
 LISTED = "files.json"
 
 
@@ -174,14 +174,19 @@ def modelopt(making: Making) -> list[Made]:
 
 def peer(making: Making, name: str) -> list[Made]:
     """A peer of `levers_peers`."""
-    make = levers_peers.PEERS[name]
-    if name == "torch-pruning":
-        make = partial(levers_peers.torch_pruning, python=making.given.torch_pruning_python or sys.executable)
-    return [Made(title, file) for title, file in make(making.side.half, making.folder).items()]
+    return [Made(title, file) for title, file in levers_peers.PEERS[name](making.side.half, making.folder).items()]
+
+
+def torch_pruning(making: Making, options: Sequence[str]) -> list[Made]:
+    """Torch-Pruning with its defaults, or with options of its own that did better on these images."""
+    python = making.given.torch_pruning_python or sys.executable
+    made = levers_peers.torch_pruning(making.side.half, making.folder, python, options)
+    return [Made(title, file) for title, file in made.items()]
 
 
 CONTENDERS: dict[str, tuple[str, Callable[[Making], list[Made]]]] = {
     "ours": ("snapvit, all levers", partial(ours, levers="all")),
+    "ours-precision": ("snapvit, precision", partial(ours, levers="precision")),
     "ours-tokens": ("snapvit, tokens", partial(ours, levers="tokens")),
     "ours-width": ("snapvit, width and depth", partial(ours, levers="width+depth")),
     "ours-recovered": ("snapvit, width and depth, trained back", recovered),
@@ -191,17 +196,19 @@ CONTENDERS: dict[str, tuple[str, Callable[[Making], list[Made]]]] = {
     "onnxruntime": ("ONNX Runtime int8", partial(peer, name="onnxruntime")),
     "nncf": ("OpenVINO, NNCF", partial(peer, name="nncf")),
     "modelopt": ("NVIDIA ModelOpt", modelopt),
-    "torch-pruning": ("Torch-Pruning", partial(peer, name="torch-pruning")),
+    "torch-pruning": ("Torch-Pruning", partial(torch_pruning, options=())),
+    "torch-pruning-best": ("Torch-Pruning, best settings", partial(torch_pruning, options=BEST_OF_TORCH_PRUNING)),
     "onnxsim": ("onnxsim", partial(peer, name="onnxsim")),
 }
-PACKAGES = {"onnxruntime": "onnxruntime", "nncf": "nncf", "onnxsim": "onnxsim"}
+PACKAGES = {"onnxruntime": "onnxruntime", "nncf": "nncf", "onnxsim": "onnxsim", "modelopt": "nvidia-modelopt"}
+PACKAGES |= dict.fromkeys(("torch-pruning", "torch-pruning-best"), "torch-pruning")
 
 
 def make(name: str, making: Making) -> Row:
     """Let a contender make its files; return what is known of them, or why there are none."""
     title, makes = CONTENDERS[name]
     row: Row = {"contender": name, "title": title, "half": making.side.name, **circumstances()}
-    row["version"] = _version(PACKAGES.get(name))
+    row["version"] = _version(name, making.given)
     start = time.perf_counter()
     scratch = making.folder.with_name(f".{name}")
     for left in (scratch, making.folder):
@@ -228,11 +235,18 @@ def make(name: str, making: Making) -> Row:
     return {**row, "files": files, "seconds": time.perf_counter() - start}
 
 
-def _version(package: str | None) -> str | None:
-    try:
-        return None if package is None else version(package)
-    except PackageNotFoundError:
+def _version(name: str, given: argparse.Namespace) -> str | None:
+    """Return the version of a contender's package, in the environment that has it."""
+    if name not in PACKAGES:
         return None
+    own = {"nvidia-modelopt": given.modelopt_python, "torch-pruning": given.torch_pruning_python}
+    python = own.get(PACKAGES[name]) or sys.executable
+    code = f"from importlib.metadata import version; print(version({PACKAGES[name]!r}))"
+    try:
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    except OSError:  # there is no such Python
+        return None
+    return done.stdout.strip() or None
 
 
 def measure(made: Sequence[Row], side: Side, folder: Path, seconds: float, rounds: int) -> list[Row]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -92,8 +92,8 @@ def nncf(half: Half, folder: Path) -> Files:
     }
 
 
-def torch_pruning(half: Half, folder: Path, python: str = sys.executable) -> Files:
-    """Torch-Pruning as `peers/torch_pruning.py` uses it, written by the standard export of torch."""
+def torch_pruning(half: Half, folder: Path, python: str = sys.executable, options: Sequence[str] = ()) -> Files:
+    """Torch-Pruning as `peers/torch_pruning.py` uses it with these options, written by the standard export of torch."""
     if not has_module(python, "torch_pruning"):
         raise SkippedPeer("Torch-Pruning: no environment that was named has torch_pruning")
     from safetensors.torch import save_file
@@ -104,7 +104,7 @@ def torch_pruning(half: Half, folder: Path, python: str = sys.executable) -> Fil
     rows = folder / "rows.jsonl"
     call = [python, str(Path(__file__).parent / "peers" / "torch_pruning.py"), "--images", str(folder / "images.npz")]
     call += ["--checkpoint", str(folder / "weights.safetensors"), "--seed", str(half.seed), "--out", str(rows)]
-    call += ["--flops", TORCH_PRUNING_FLOPS, "--onnx", str(folder)]
+    call += ["--flops", TORCH_PRUNING_FLOPS, "--onnx", str(folder), *options]
     subprocess.run(call, check=True, stdout=subprocess.DEVNULL)
     found = [json.loads(line) for line in rows.read_text().splitlines()]
     return {f"{row['row']}, {row['flops']:g} of the FLOPs": PeerFile(folder / row["file"]) for row in found}

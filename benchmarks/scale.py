@@ -1,13 +1,14 @@
 """How long ranking and exporting take, and how much memory, as models grow: docs/scale.md has the readings.
 
-    python benchmarks/scale.py --images FOLDER --results DIR [--models small,base,large,giant-2,giant-3] [--count 16]
-        [--processes 1,2] [--write docs]
+    python benchmarks/scale.py --images FOLDER --results DIR [--models small,base,large-2,large-3,large,giant-2,giant-3]
+        [--count 16] [--processes 1,2] [--write docs]
 
 Random weights at real shapes: time and memory depend on shapes alone. Each model is ranked and then exported at 0.7 of
 the FLOPs with the default recipe, by two commands in new processes, one after the other, on all cores that there are.
 Time is wall clock, by phase as the ranking and the manifest record it; memory is the largest resident set of the
 command's process. `giant-2` is a ViT-G/14 of two blocks instead of 48: what a block costs is the difference to
-`giant-3`. All its blocks together would need more memory than most machines have.
+`giant-3`. All its blocks together would need more memory than most machines have. How far this arithmetic can be
+trusted is shown on `large`, which is measured whole too.
 
 A search is shared by processes: `--processes 1,2` times the published recipe, its `--evaluations` on a ViT-S, by so
 many processes of one thread each.
@@ -41,6 +42,9 @@ COUNT = 16
 EVALUATIONS = 32  # a generation of the published search is 19
 CLI = "snapvit_export.cli"
 MB = 1e6
+SHORT = (2, 3)  # blocks of the models that others are computed from
+WHOLE = {"large": 24, "giant": 48}  # their blocks
+QUADRATIC = "sub-layers"  # the phase in which every sub-layer is left out in turn, and the rest of the model run
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,8 @@ MODELS = {
     "small": Sized("vit_small_patch16_224"),
     "base": Sized("vit_base_patch16_224"),
     "large": Sized("vit_large_patch16_224"),
+    "large-2": Sized("vit_large_patch16_224", 2),
+    "large-3": Sized("vit_large_patch16_224", 3),
     "giant-2": Sized("vit_gigantic_patch14_224", 2),
     "giant-3": Sized("vit_gigantic_patch14_224", 3),
 }
@@ -167,6 +173,60 @@ def sizes(rows: list[Row]) -> str:
     return table(columns, lines)
 
 
+def at_blocks(two: float, three: float, blocks: int, quadratic: bool = False) -> float:
+    """Return what so many blocks take, from what two and three take.
+
+    >>> at_blocks(10.0, 13.0, 48)
+    148.0
+    """
+    if quadratic:
+        return three * rests(blocks) / rests(SHORT[1])
+    return two + (blocks - SHORT[0]) * max(0.0, three - two)
+
+
+def rests(blocks: int) -> float:
+    """Return how many blocks are run to leave out each attention and each MLP in turn, from there to the end."""
+    return blocks**2 - blocks / 2
+
+
+def computed(two: Row, three: Row, blocks: int) -> Row:
+    """Return the row that a model of so many blocks would have."""
+    row: Row = {"architecture": two["architecture"], "blocks": blocks}
+    for of in ("rank", "export"):
+        found = {
+            name: at_blocks(two[f"{of}_phases"].get(name, 0.0), seconds, blocks, name == QUADRATIC)
+            for name, seconds in three[f"{of}_phases"].items()
+        }
+        outside = [each[f"{of}_seconds"] - sum(each[f"{of}_phases"].values()) for each in (two, three)]
+        row |= {f"{of}_phases": found, f"{of}_seconds": sum(found.values()) + at_blocks(*outside, blocks)}
+        row[f"{of}_bytes"] = at_blocks(two[f"{of}_bytes"], three[f"{of}_bytes"], blocks)
+    return row
+
+
+def arithmetic(rows: list[Row]) -> str:
+    """Return the table of what whole models take by two and three of their blocks, beside what was measured."""
+    by_name = {row["model"]: row for row in rows}
+    lines = []
+    for name, blocks in WHOLE.items():
+        short = [by_name.get(f"{name}-{count}") for count in SHORT]
+        if short[0] is None or short[1] is None:
+            continue
+        found = [("computed", computed(short[0], short[1], blocks))]
+        found += [("measured", by_name[name])] if name in by_name else []
+        for how, row in found:
+            phases = row["rank_phases"]
+            lines.append(
+                [
+                    *(f"{row['architecture']}, {blocks} blocks, {how}", f"{row['rank_seconds']:.0f}"),
+                    *(f"{phases.get(name, 0.0):.0f}" for name in ("statistics", "ordering", QUADRATIC)),
+                    *(f"{row['export_seconds']:.0f}", f"{row['rank_bytes'] / 1e9:.1f}"),
+                    f"{row['export_bytes'] / 1e9:.1f}",
+                ]
+            )
+    columns = ("model", "rank, s", "statistics", "ordering", QUADRATIC, "export, s", "rank, GB", "export, GB")
+    return table(columns, lines)
+
+
 def write(every: list[Row], docs: Path) -> None:
     """Put the tables into the page."""
     rows = [row for row in every if "processes" not in row]
@@ -182,6 +242,11 @@ def write(every: list[Row], docs: Path) -> None:
     rank = f"Seconds of `snapvit rank`, by phase:\n\n{phases(rows, 'rank')}"
     export = f"Seconds of `snapvit export --flops {FLOPS} --levers width,depth` with that ranking:\n\n"
     parts = [words, sizes(rows), rank, export + phases(rows, "export")]
+    parts.append(
+        "Whole models by arithmetic: each further block adds the difference between two and three to every phase and "
+        "to the memory; sub-layers grow as L^2 - L/2, since each is left out in turn and the rest run:\n\n"
+        + arithmetic(rows)
+    )
     if shared:
         how = f"`rank --recipe paper --evaluations {EVALUATIONS}` of a ViT-S on {shared[0]['images']} images"
         parts.append(f"Seconds of {how}, by torchrun:\n\n{searches(shared)}")
@@ -192,7 +257,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=Path, required=True)
     parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--models", default="small,base,large,giant-2,giant-3", help=f"some of {', '.join(MODELS)}")
+    parser.add_argument(
+        "--models", default="small,base,large-2,large-3,large,giant-2,giant-3", help=f"some of {', '.join(MODELS)}"
+    )
     parser.add_argument("--count", type=int, default=COUNT, help="images to calibrate on")
     parser.add_argument("--processes", default="1,2", help="that share a search")
     parser.add_argument("--search-images", type=int, default=192)

@@ -351,6 +351,12 @@ RULES = (
         beside=("--recover",),
     ),
     Rule("recover", "--minutes", "and --epochs both say how long. Give one of them", beside=("--epochs",)),
+    Rule(
+        "recover",
+        "--recompute",
+        "is for one variant, and --elastic trains several at once. Leave --recompute out",
+        beside=("--elastic",),
+    ),
     Rule("recover", "--variant", "names some, and --elastic means all. Give one of them", beside=("--elastic",)),
     Rule("recover", "--variant", "and --budget each say what to recover. Give one of them", beside=("--budget",)),
     Rule("compare", "--sparsity", "and --flops are two measures of size. Give one", beside=("--flops",)),

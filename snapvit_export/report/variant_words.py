@@ -22,6 +22,7 @@ def levers(row: Variant | Measurement, manifest: Manifest) -> str:
         *_tokens(row, file, manifest),
         *([f"{_percent(1 - row.sparsity)} width"] if narrower else []),
         *([f"{removed} sub-layer{'s' if removed > 1 else ''} fewer"] if removed else []),
+        *(["trained"] if file is not None and file.recovered is not None else []),
     ]
     return ", ".join(found) or DENSE
 

@@ -120,6 +120,8 @@ def _check(request: RecoverRequest) -> None:
     chosen = [bool(request.variants), request.budget is not None and request.what.is_dir(), request.elastic]
     if sum(chosen) > 1:
         raise UsageError("--variant, --budget and --elastic each say what to recover. Give one of them")
+    if request.recompute and request.elastic:
+        raise UsageError("--recompute is for one variant, and --elastic trains several at once. Leave --recompute out")
     if request.budget is not None:
         Budget.parse(request.budget)
 

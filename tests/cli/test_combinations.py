@@ -39,7 +39,7 @@ ALWAYS = {
     "serve": "--deadline --port --host --hit --late --max-batch --queue --max-bytes --max-pixels --drain --runtime "
     "--threads --quiet",
     "recover": "--data --budget --elastic --epochs --train --rate --recipe --labels --batch --model --seed --device "
-    "--crop --autocast --recompute --json --quiet",
+    "--crop --autocast --json --quiet",
     "report": "--out --format --beside --force --json --quiet",
     "inspect": "--runtime --json",
     "import-scores": "--out --model --force --json",

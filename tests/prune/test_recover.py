@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from helpers.models import model_of
 from helpers.programs import python, torchrun
@@ -22,10 +23,11 @@ from snapvit_export.model.plan import Plan
 from snapvit_export.prune.models.slicing import shrink
 from snapvit_export.prune.rank.checkpoint import Checkpoint
 from snapvit_export.prune.recover.augment import Pictures
+from snapvit_export.prune.recover.checkpoint import TrainingState, restore, save
 from snapvit_export.prune.recover.elastic import NestedModel, NestedStudents, factors_after
 from snapvit_export.prune.recover.loop import checkpoint_at, look_steps, steps_within, train
 from snapvit_export.prune.recover.parameters import copies, trained
-from snapvit_export.prune.recover.schedule import step_size
+from snapvit_export.prune.recover.schedule import make_optimiser, step_size
 from snapvit_export.prune.recover.settings import RECIPES, TrainingSettings
 from snapvit_export.prune.recover.student import Student, Teacher
 from snapvit_export.prune.recover.targets import Distance, Recorder, outputs_distance
@@ -323,7 +325,22 @@ def test_fewer_images_have_smaller_steps():
 
 def test_the_papers_settings_are_its_own():
     paper = RECIPES["finetune-paper"]
-    assert (paper.batch, paper.rate, paper.tau, paper.soft, paper.hard) == (1152, 2e-4, 20.0, 10_000.0, 0.5)
+    assert (paper.batch, paper.rate, paper.tau, paper.hard, paper.labels) == (1152, 2e-4, 20.0, 0.5, 0.5)
+
+
+def test_the_papers_soft_loss_is_ten_thousand_times_the_mean_over_classes():
+    paper, rng = RECIPES["finetune-paper"], torch.Generator().manual_seed(0)
+    student, teacher = (torch.randn(6, 1000, generator=rng) for _ in range(2))
+    wanted = F.kl_div(
+        (student / paper.tau).log_softmax(1), (teacher / paper.tau).log_softmax(1), reduction="mean", log_target=True
+    )
+    found = paper.soft * outputs_distance(student, teacher, True, paper.tau)
+    assert float(found) == pytest.approx(10_000 * float(wanted), rel=1e-4)
+
+
+def test_mixed_pictures_have_no_label():
+    with pytest.raises(UsageError, match="no single right answer"):
+        TrainingSettings(mixup=0.5, labels=0.5)
 
 
 # --- checkpoints
@@ -331,6 +348,19 @@ def test_the_papers_settings_are_its_own():
 
 class Killed(Exception):
     pass
+
+
+def test_a_run_whose_steps_all_overflowed_so_far_is_kept(lesson, tmp_path):
+    student = lesson.student(TrainingSettings(autocast="fp16"))
+    optimiser = make_optimiser(student.parameters, student.settings)
+    checkpoint = Checkpoint(tmp_path / "run.checkpoint", {})
+    state = TrainingState(step=3, scaler={"scale": 2.0**11, "good": 0.0, "left_out": 3.0})
+    save(checkpoint, state, student.parameters, optimiser, (10, 2))
+    found = restore(checkpoint.load(), "here", student.parameters, optimiser)
+    assert (found.step, found.scaler) == (state.step, state.scaler)
+    for tensor in student.parameters.values():
+        assert float(optimiser.state[tensor]["step"]) == 0
+        assert not optimiser.state[tensor]["exp_avg"].any()
 
 
 def interrupted(lesson, settings, path, monkeypatch, after):
@@ -486,15 +516,18 @@ def test_nested_weights_give_the_corrected_modules_of_their_plans(name):
         assert torch.allclose(found, wanted, atol=2e-4 * max(1.0, float(wanted.abs().max()))), plan
 
 
-def test_nested_models_learn_together_and_share_their_weights(lesson):
+@pytest.mark.parametrize("chosen", [slice(0, 3), slice(1, 4)], ids=["widths", "with merged tokens"])
+def test_nested_models_learn_together_and_share_their_weights(lesson, chosen):
     import copy
     from dataclasses import replace
+
+    from snapvit_export.correction.moments import Damping
 
     model = lesson.model
     settings = TrainingSettings(train="linear", steps=40, batch=8, micro=8, rate=1e-3, looks=4)
     ranking, statistics = random_ranking(model.anatomy), observe(model, lesson.images, warn=False)
     own = replace(model, module=copy.deepcopy(model.module))
-    plans = plans_of(model)[:3]
+    plans = plans_of(model)[chosen]
     learner = NestedStudents(own, ranking, plans, lesson.teacher, settings, statistics)
     before = [found.divergence.mean() for found in learner.compared()]
     outcome = train(learner, lesson.pictures(settings), settings)
@@ -503,12 +536,7 @@ def test_nested_models_learn_together_and_share_their_weights(lesson):
     assert before[0] == pytest.approx(0, abs=1e-6)  # the dense one
     assert np.mean(after) < np.mean(before)
     learnt = learner.close()
-    factors = factors_after(
-        learnt,
-        ranking,
-        statistics,
-        learner.nested and __import__("snapvit_export.correction.moments", fromlist=["Damping"]).Damping(),
-    )
+    factors = factors_after(learnt, ranking, statistics, Damping())
     from snapvit_export.prune.correct.elastic import correct_module
 
     smallest = learner.plans[-1]

@@ -22,6 +22,7 @@ from snapvit_export.family.manifest import Manifest
 from snapvit_export.graph.read import differ_in_weights_alone
 from snapvit_export.progress import Silent
 from snapvit_export.prune.models.load import load_model, save_model
+from snapvit_export.report.variant_words import levers
 from snapvit_export.runtimes.ort import OrtSession
 from snapvit_export.workflows.export import Request, export
 from snapvit_export.workflows.recover import RecoverRequest, recover
@@ -88,6 +89,7 @@ def test_a_recovered_variant_takes_the_place_of_the_old_one(place):
     assert how is not None
     assert how.after.divergence < how.before.divergence
     assert variant.fidelity == how.after
+    assert levers(variant, manifest) == f"{levers(was, before)}, trained"
     assert (how.steps, how.images, how.train, how.recipe) == (40, 48, "linear", "short")
     assert not np.allclose(outputs(place / "family" / "s60.onnx", place), old)
     assert (variant.heads, variant.neurons, variant.tokens) == (was.heads, was.neurons, was.tokens)

@@ -47,8 +47,9 @@ def save(
 ) -> None:
     """Write the state whole, or leave what was there; `planned`: steps and looks of the whole run."""
     arrays = _prefixed("now", parameters) | _prefixed("average", state.average) | _prefixed("best", state.best)
-    for moment in MOMENTS:
-        values = {name: optimiser.state[tensor][moment] for name, tensor in parameters.items()}
+    named = parameters.items()
+    for moment in MOMENTS:  # none yet where all steps so far overflowed in float16
+        values = {name: optimiser.state[tensor].get(moment, torch.zeros_like(tensor)) for name, tensor in named}
         arrays |= _prefixed(moment, values)
     rest = {
         "step": state.step,
@@ -70,12 +71,14 @@ def restore(
     """Put a saved state into the weights and the optimiser, and return the rest of it."""
     try:
         taken = int(saved.rest["step"])
+        scaler = dict(saved.rest["scaler"])
+        made = float(taken - int(scaler.get("left_out", 0)))  # AdamW counts those that it made
         for name, tensor in parameters.items():
             _put(tensor, saved.arrays[f"now.{name}"])
             moments = {moment: torch.zeros_like(tensor) for moment in MOMENTS}
             for moment, values in moments.items():
                 _put(values, saved.arrays[f"{moment}.{name}"])
-            optimiser.state[tensor].update(step=torch.tensor(float(taken)), **moments)
+            optimiser.state[tensor].update(step=torch.tensor(made), **moments)
         return TrainingState(
             step=taken,
             average=_taken(saved, "average", parameters),
@@ -84,7 +87,7 @@ def restore(
             best_divergence=float(saved.rest["best_divergence"]),
             history=list(saved.rest["history"]),
             loss=saved.rest["loss"],
-            scaler=dict(saved.rest["scaler"]),
+            scaler=scaler,
             seconds=float(saved.rest["seconds"]),
         )
     except (KeyError, ValueError, TypeError) as error:

@@ -194,6 +194,7 @@ class _Run:
         scaler["scale"] *= 2.0 if grows else 1.0 if finite else 0.5
         scaler["good"] = 0.0 if grows else good
         if not finite:
+            scaler["left_out"] = scaler.get("left_out", 0.0) + 1
             self.optimiser.zero_grad(set_to_none=True)
         return finite
 

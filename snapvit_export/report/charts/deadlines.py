@@ -13,6 +13,7 @@ HEIGHT = 320
 MOST_DRAWN = 4000  # requests; of more every second, third and so on, and all misses
 BEYOND = 1.6  # deadlines: what took longer is drawn there
 MISSED = "missed"
+BEHIND = " Behind them, in grey, other work on the machine."
 
 
 def deadlines(trace: Trace | None) -> Chart | None:
@@ -36,7 +37,7 @@ def deadlines(trace: Trace | None) -> Chart | None:
             "scale": y.scale,
             "axis": {"title": "from arrival to answer, ms", "values": list(y.ticks)},
         },
-        "tooltip": tips(("variant", "variant"), ("text", "latency"), ("time", "after")),
+        "tooltip": tips(("variant", "variant"), ("text", "latency"), ("time", "after"), ("machine", "the machine")),
     }
     layers = [*_load_layers(trace, x), _points(trace), _misses(), *_deadline(trace)]
     counts = Counter(request.variant for request in trace.requests)
@@ -45,7 +46,7 @@ def deadlines(trace: Trace | None) -> Chart | None:
         title=f"Answers before a deadline: {visible(trace.title)}",
         caption=f"Every point is a request, its colour the variant that answered: dark for the most faithful. "
         f"{words.share(trace.hit_rate)} of {len(trace.requests)} were in time. Crosses were late, those at the upper "
-        "edge by more than is drawn. Behind them, in grey, other work on the machine.",
+        f"edge by more than is drawn.{BEHIND if trace.loads else ''}",
         alt=f"Latency of {len(trace.requests)} requests over {end:.0f} seconds, {100 * trace.hit_rate:.1f} per cent of "
         f"them within {trace.deadline_ms:.4g} ms.",
         spec=base(HEIGHT, data={"values": rows}, encoding=encoding, layer=layers),
@@ -69,6 +70,7 @@ def _rows(trace: Trace) -> list[Spec]:
             "state": "in time" if request.met else MISSED,
             "text": "no answer" if request.latency_ms is None else f"{request.latency_ms:.4g} ms",
             "time": f"{request.at_s:.2f} s",
+            "machine": "" if request.slowness is None else f"{request.slowness:.2f} x as slow as at rest",
         }
         for request in shown
     ]

@@ -13,6 +13,7 @@ from PIL import Image
 
 from helpers.families import make_family
 from helpers.models import TINY
+from helpers.programs import python, torchrun
 from helpers.recovery import smooth_pictures, taught
 from helpers.timing import short_timings
 from snapvit_export.allocation.recipe import correcting_settings
@@ -96,6 +97,25 @@ def test_a_recovered_variant_takes_the_place_of_the_old_one(place):
     assert manifest.variant("s30") == before.variant("s30")
     assert manifest.variant("dense") == before.variant("dense")
     assert not list(place.glob("*.checkpoint"))
+
+
+@pytest.mark.slow  # three processes import torch
+def test_two_processes_recover_a_family_as_one_does(place, tmp_path):
+    other = shutil.copytree(place, tmp_path / "other")
+    manifests = []
+    for folder, launch in ((place, python), (other, lambda *words: torchrun(2, *words))):
+        done = launch(
+            *("-m", "snapvit_export.cli", "recover", folder / "family", "--variant", "s60", "--epochs", "3"),
+            *("--data", folder / "images", "--model", folder / "model", "--batch", "16", "--rate", "0.002"),
+            *("--device", "cpu", "--quiet"),
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        manifests.append(read_family(folder / "family"))
+    one, two = (manifest.variant("s60").recovered for manifest in manifests)
+    assert one.steps == two.steps == 9
+    assert one.after.divergence == pytest.approx(two.after.divergence, rel=1e-3)
+    found = [outputs(folder / "family" / "s60.onnx", folder) for folder in (place, other)]
+    np.testing.assert_allclose(*found, atol=1e-4)
 
 
 def test_crops_are_as_small_as_asked(place, monkeypatch):

@@ -5,9 +5,10 @@
         --classes imagenet-sample/classes.txt --results DIR [--seconds 60] [--write docs]
 
 `--make` exports the family first, as `snapvit export --for cpu` does: DeiT-Tiny, mixes of levers from 1 to 0.3 of the
-FLOPs, in float32 and both kinds of int8. Variants that others beat in latency and fidelity do not run alone. IMAGES is a source with
-labels of the model's classes. With `--classes` it is a folder of files that are called wnid_label.jpg, a class being
-the line of its wnid: half of the images are for the export, the others for the requests. Labels tell accuracy alone.
+FLOPs, in float32 and both kinds of int8. Variants that others beat in latency and fidelity do not run alone. IMAGES is
+a source with labels of the model's classes. With `--classes` it is a folder of files that are called wnid_label.jpg, a
+class being the line of its wnid: half of the images are for the export, the others for the requests. Labels tell
+accuracy alone.
 
 Scenarios, each for so many seconds, by the same seed for all contenders:
 

@@ -95,7 +95,7 @@ def _point(row: Row) -> Row:
 
 
 def _equal(rows: Sequence[Row]) -> str:
-    """The best file of each contender within each latency."""
+    """The best file of each contender within each latency, and in words who keeps the most."""
     names = list(dict.fromkeys(row["series"] for row in rows))
     best = {
         (name, limit): max(
@@ -108,7 +108,22 @@ def _equal(rows: Sequence[Row]) -> str:
         limit: max((r for (_, at), r in best.items() if at == limit and r), key=kept, default=None) for limit in LIMITS
     }
     lines = [[name, *(_cell(best[name, limit], most[limit]) for limit in LIMITS)] for name in names]
-    return table(["kept, of the dense latency at most", *(f"{limit:g}" for limit in LIMITS)], lines) + "\n"
+    found = table(["kept, of the dense latency at most", *(f"{limit:g}" for limit in LIMITS)], lines)
+    return found + "\n\n" + "\n".join(_in_words(rows, limit) for limit in LIMITS) + "\n"
+
+
+def _in_words(rows: Sequence[Row], limit: float) -> str:
+    """Return the line that names the best of ours and of the peers within a latency."""
+    within = [row for row in rows if row["between"][0] <= limit]
+    ours = max((row for row in within if row["series"].startswith(OURS)), key=kept, default=None)
+    peer = max((row for row in within if not row["series"].startswith(OURS)), key=kept, default=None)
+    if ours is None or peer is None:
+        only = ours or peer
+        return f"- {limit:g}: " + ("nobody." if only is None else f"{only['series']} alone, {kept(only):.3f}.")
+    apart = kept(ours) - kept(peer)
+    verdict = "within one standard error" if abs(apart) <= error(ours) else "ours keeps more" if apart > 0 else "it wins"
+    said = f"the best peer is {peer['series']} with {kept(peer):.3f}, ours {ours['series']} with {kept(ours):.3f}"
+    return f"- {limit:g}: {said}: {verdict}."
 
 
 def _cell(row: Row | None, most: Row | None) -> str:

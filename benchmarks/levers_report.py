@@ -16,6 +16,7 @@ from snapvit_export.report.charts.style import (
     Spec,
     axis,
     base,
+    legend_below,
 )
 from snapvit_export.report.draw import svg
 
@@ -185,7 +186,7 @@ def chart(
     greys = [(shape, colour) for colour in (MUTED, INK) for shape in FAMILY_SHAPES]  # of the peers, which have no line
     colours = [*FAMILY_COLOURS[: len(ours)], *(colour for _, colour in greys[: len(theirs)])]
     shapes = [*FAMILY_SHAPES[: len(ours)], *(shape for shape, _ in greys[: len(theirs)])]
-    legend = {"orient": "bottom", "title": None, "columns": 3, "symbolOpacity": 1, "labelLimit": 240}
+    legend = legend_below(names, most=3)
     colour = {"field": "series", "type": "nominal", "scale": {"domain": names, "range": colours}, "legend": legend}
     shape = {"field": "series", "type": "nominal", "scale": {"domain": names, "range": shapes}, "legend": legend}
     only_ours = {"filter": {"field": "kind", "equal": "ours"}}

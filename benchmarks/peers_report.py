@@ -41,7 +41,8 @@ USED = {
     "ours-precision": "the same with `--levers precision`",
     "ours-tokens": "the same with `--levers tokens`",
     "ours-width": "the same with `--levers width,depth`",
-    "ours-recovered": "`--flops 0.7,0.5 --levers width,depth`, then `snapvit recover --minutes 5`, no labels",
+    "ours-recovered": "`--flops 0.7,0.5 --levers width,depth`, so cut for FLOPs and not for latency, then "
+    "`snapvit recover --minutes 5`, no labels",
     "released": "`snapvit rank --recipe paper` on 128 images (1000 as published), then `export --pair`, in our graph",
     "released-corrected": "the same with `--correction elastic`, the closed form that its ElasticViT uses",
     "merging": "as many tokens in every block, bipartite soft matching with proportional attention, in our graph",

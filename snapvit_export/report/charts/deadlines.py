@@ -7,7 +7,7 @@ from collections import Counter
 from ...family.trace import Trace
 from ...visible import visible
 from .. import text as words
-from .style import BUDGET, GRID, HEAT, INK, MUTED, Chart, Spec, axis, base, tips
+from .style import BUDGET, GRID, HEAT, INK, MUTED, Chart, Spec, axis, base, legend_below, tips
 
 HEIGHT = 320
 MOST_DRAWN = 4000  # requests; of more every second, third and so on, and all misses
@@ -84,7 +84,7 @@ def _points(trace: Trace) -> Spec:
         "field": "variant",
         "type": "nominal",
         "scale": {"domain": names, "range": shades},
-        "legend": {"orient": "bottom", "title": "answered by", "columns": 6, "symbolType": "circle"},
+        "legend": legend_below(names, most=6, title="answered by", symbolType="circle"),
     }
     return {
         "transform": [{"filter": {"field": "state", "equal": "in time"}}],

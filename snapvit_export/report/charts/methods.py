@@ -8,12 +8,10 @@ from ...evaluate.comparison import Comparison, MethodResult
 from ...family.evaluation import TITLES
 from ...visible import visible
 from .. import text as words
-from .style import FAMILY_COLOURS, FAMILY_SHAPES, MUTED, Chart, Spec, axis, base, tips
+from .style import FAMILY_COLOURS, FAMILY_SHAPES, MUTED, Chart, Spec, axis, base, legend_below, tips
 
 HEIGHT = 380
 APART = 0.004  # of the axis, between methods at one size
-WIDEST = 640  # pixels of the legend, which stands below the plot
-LETTER, SYMBOL = 7, 30  # pixels of a name's letter, and of what stands before and after it
 AXES = {"sparsity": "sparsity: prunable parameters that are cut, %", "flops": "FLOPs of the blocks that are kept, %"}
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])  # after the colours have been used once, lines differ in their dashes
 
@@ -30,9 +28,9 @@ def methods(comparison: Comparison) -> Chart:
         row["x"] += (names.index(row["method"]) - (len(names) - 1) / 2) * APART * (x.high - x.low)
     y = axis([*(row[end] for row in rows for end in ("down", "up")), dense], least=0.02 * unit, floor=0.0, most=unit)
     title = TITLES[measure] + ("" if measure == "cosine" else ", %")
-    ends = {"orient": "bottom", "title": None, "columns": _columns(names), "labelLimit": WIDEST, "symbolOpacity": 1}
-    colour = _by_method(names, list(FAMILY_COLOURS), ends)
-    shape = _by_method(names, list(FAMILY_SHAPES), ends)
+    legend = legend_below(names)
+    colour = _by_method(names, list(FAMILY_COLOURS), legend)
+    shape = _by_method(names, list(FAMILY_SHAPES), legend)
     dashes = _by_method(names, [dash for dash in DASHES for _ in FAMILY_COLOURS], None)
     tip = tips(("method", "method"), ("size", comparison.axis), ("quality", TITLES[measure]), ("cut", "correction"))
     spec = base(
@@ -74,12 +72,6 @@ def methods(comparison: Comparison) -> Chart:
         columns=("method", comparison.axis, TITLES[measure]),
         rows=tuple((row["method"], row["size"], row["quality"]) for row in rows),
     )
-
-
-def _columns(names: list[str]) -> int:
-    """Return how many names of the legend fit beside each other, at most four."""
-    longest = max(map(len, names), default=0)
-    return max(1, min(4, WIDEST // (LETTER * longest + SYMBOL)))
 
 
 def _by_method(names: list[str], values: list[Any], legend: Spec | None) -> Spec:

@@ -9,6 +9,7 @@ difference.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +71,8 @@ INK, MUTED, GRID, PAPER, BUDGET, FITS = (
 )
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 PLOT_WIDTH = 720  # pixels of a plot in a file of its own
+LEGEND_WIDTH = 640  # pixels of a legend that stands below its plot
+LETTER, SYMBOL = 7, 30  # pixels of a name's letter, and of what stands before and after it
 _TEXT = {"labelFont": FONT, "titleFont": FONT, "labelColor": MUTED, "titleColor": INK, "labelFontSize": 12}
 _CONFIG: Spec = {
     "view": {"stroke": None},
@@ -101,6 +104,19 @@ class Chart:
     spec: Spec
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...] = field(default=())
+
+
+def legend_below(names: Sequence[str], most: int = 4, **parts: Any) -> Spec:
+    """Return a legend below the plot, with as many names beside each other as fit, `most` at most."""
+    fitting = LEGEND_WIDTH // (LETTER * max(map(len, names), default=0) + SYMBOL)
+    return {
+        "orient": "bottom",
+        "title": None,
+        "columns": max(1, min(most, fitting)),
+        "labelLimit": LEGEND_WIDTH,
+        "symbolOpacity": 1,
+        **parts,
+    }
 
 
 def base(height: int, **parts: Any) -> Spec:

@@ -55,7 +55,7 @@ from snapvit_export.workflows.recover import RecoverRequest, recover
 SHARES = (0.7, 0.5, 0.35, 0.25)  # of the dense fp32 latency, that ours are exported to
 PAIRS = ((0.15, 0.0), (0.25, 0.1), (0.35, 0.2), (0.45, 0.3))  # of the published method: nominal 10 to 40 %
 MERGED = (4, 8, 13, 16)  # tokens in every block, as token merging is published
-RECOVERED = (0.7, 0.5)  # of the FLOPs by width and depth, trained back
+RECOVERED = (0.7, 0.5)  # of the latency by width and depth, trained back
 RECOVER_MINUTES = 5.0
 BEST_OF_TORCH_PRUNING = ("--normalizer", "none", "--head-share", "0.5", "--mean-hessian")  # of those tried on DeiT-Tiny
 LISTED = "files.json"
@@ -97,14 +97,18 @@ def _request(making: Making) -> Request:
     return Request(model=MODEL, checkpoint=side.checkpoint, data=str(side.listed), target=TARGET, ranking=side.rank())
 
 
+def _chosen(manifest: Manifest) -> list[Variant]:
+    assert manifest.choice is not None
+    return [manifest.variant(manifest.choice.variant)]
+
+
 def ours(making: Making, levers: str) -> list[Made]:
     """What `export --budget` chooses with these levers."""
     found = []
     for share in SHARES:
         request = replace(_request(making), budget=f"{100 * share:g}%", levers=SETS[levers])
-        chosen = lambda manifest: [manifest.variant(manifest.choice.variant)]  # noqa: E731
         try:
-            (made,) = _exported(making, f"{share:g}", request, chosen)
+            (made,) = _exported(making, f"{share:g}", request, _chosen)
         except BudgetNotMet:
             continue
         found.append(replace(made, title=f"{100 * share:g} %"))
@@ -112,25 +116,24 @@ def ours(making: Making, levers: str) -> list[Made]:
 
 
 def recovered(making: Making) -> list[Made]:
-    """Variants by width and depth, and what some minutes of training bring back."""
-    count = len(making.side.half.calibration) * 3 // 4  # the others decide when to stop
-    request = replace(
-        _request(making),
-        flops=RECOVERED,
-        levers=("width", "depth"),
-        settings=make_settings("default", images=count),
-    )
-    cut = lambda manifest: [v for v in manifest.variants if v.name != manifest.dense]  # noqa: E731
-    found = _exported(making, "family", request, cut)
-    learning = RecoverRequest(
-        making.folder / "family",
-        data=str(making.side.listed),
-        variants=[each.title for each in found],
-        minutes=RECOVER_MINUTES,
-        model=MODEL,
-        checkpoint=making.side.checkpoint,
-    )
-    recover(learning, Silent())
+    """What `export --budget` chooses by width and depth, and what some minutes of training bring back."""
+    side = making.side
+    settings = make_settings("default", images=len(side.half.calibration) * 3 // 4)  # the others decide when to stop
+    found = []
+    for share in RECOVERED:
+        levers = SETS["width+depth"]
+        request = replace(_request(making), budget=f"{100 * share:g}%", levers=levers, settings=settings)
+        (made,) = _exported(making, f"{share:g}", request, _chosen)
+        learning = RecoverRequest(
+            making.folder / f"{share:g}",
+            data=str(side.listed),
+            variants=[made.title],
+            minutes=RECOVER_MINUTES,
+            model=MODEL,
+            checkpoint=side.checkpoint,
+        )
+        recover(learning, Silent())
+        found.append(replace(made, title=f"{100 * share:g} %", note=f"{made.note}, trained"))
     return found
 
 

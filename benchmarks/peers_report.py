@@ -41,8 +41,8 @@ USED = {
     "ours-precision": "the same with `--levers precision`",
     "ours-tokens": "the same with `--levers tokens`",
     "ours-width": "the same with `--levers width,depth`",
-    "ours-recovered": "`--flops 0.7,0.5 --levers width,depth`, so cut for FLOPs and not for latency, then "
-    "`snapvit recover --minutes 5`, no labels",
+    "ours-recovered": "`--budget 70%` and `50%` with `--levers width,depth`, then `snapvit recover --minutes 5`, "
+    "no labels",
     "released": "`snapvit rank --recipe paper` on 128 images (1000 as published), then `export --pair`, in our graph",
     "released-corrected": "the same with `--correction elastic`, the closed form that its ElasticViT uses",
     "merging": "as many tokens in every block, bipartite soft matching with proportional attention, in our graph",
@@ -122,7 +122,9 @@ def _in_words(rows: Sequence[Row], limit: float) -> str:
         only = ours or peer
         return f"- {limit:g}: " + ("nobody." if only is None else f"{only['series']} alone, {kept(only):.3f}.")
     apart = kept(ours) - kept(peer)
-    verdict = "within one standard error" if abs(apart) <= error(ours) else "ours keeps more" if apart > 0 else "it wins"
+    verdict = (
+        "within one standard error" if abs(apart) <= error(ours) else "ours keeps more" if apart > 0 else "it wins"
+    )
     said = f"the best peer is {peer['series']} with {kept(peer):.3f}, ours {ours['series']} with {kept(ours):.3f}"
     return f"- {limit:g}: {said}: {verdict}."
 

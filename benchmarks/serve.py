@@ -87,7 +87,7 @@ def summary(load: float, rate: float, found: Sequence[Row]) -> list[str]:
     if others := set(statuses) - {200, 503}:
         raise SystemExit(f"unexpected answers: {sorted(others)}")
     ms = [row["ms"] for row in answered]
-    agreement = [row["fidelity"]["agreement"] for row in answered if row["fidelity"]]
+    agreement = [row["fidelity"] for row in answered if row["fidelity"] is not None]
     return [
         *(f"{load:g}", f"{rate:.0f}", f"{len(found)}", f"{sum(row['met'] for row in answered) / len(found):.3f}"),
         *(f"{statuses[503] / len(found):.3f}", f"{np.percentile(ms, 50):.1f}", f"{np.percentile(ms, 99):.1f}"),

@@ -8,7 +8,7 @@ models are decoded once and stay in memory; those of one model are streamed, so 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -97,12 +97,11 @@ class Evaluator:
         options: EvalOptions,
         progress: Progress,
         label_free: bool = False,
-        streamed: bool | None = True,
+        streamed: bool = True,
     ) -> Evaluator:
         """Read the images for models like this one; `label_free`: accept data that allows no metric at all.
 
-        `streamed`: decode them chunk by chunk, again for every model, and hold none; None: if they do not fit into
-        memory.
+        `streamed`: decode them chunk by chunk, again for every model, and hold none.
         """
         data = data.at_most(options.images, options.seed)
         columns = _columns(model, data, options, progress)
@@ -113,8 +112,6 @@ class Evaluator:
         _check_data(data, metrics)
         check_splits(splits_with_masks(data, metrics, options))
         sources = _wanted(data, metrics, options)
-        if streamed is None:
-            streamed = _bytes(sources.values(), model.preprocessing) > MOST_MEMORY * _memory()
         read = _stream if streamed else partial(_read, data.name)
         return Evaluator(data, read(sources, model.preprocessing, progress), columns, metrics, options)
 
@@ -320,10 +317,6 @@ def _check_memory(name: str, images: int, *sizes: Preprocessing) -> None:
             f"{name}: {images} decoded images take {wanted / 1e9:.0f} GB, this machine has {_memory() / 1e9:.0f} GB. "
             "Give --images N, of each split at most"
         )
-
-
-def _bytes(sources: Iterable[Source], preprocessing: Preprocessing) -> int:
-    return sum(source.count for source in sources) * math.prod(preprocessing.input_size)
 
 
 def _memory() -> float:

@@ -175,15 +175,10 @@ def test_kept_features_are_reused_and_only_hashed(tmp_path):
     assert model.ran == 121
 
 
-def test_images_are_held_if_they_fit_where_that_is_left_open(monkeypatch):
-    from snapvit_export.evaluate import evaluator
-
-    def images(memory: float) -> dict:
-        monkeypatch.setattr(evaluator, "_memory", lambda: memory)
-        return Evaluator.prepare(Colours(), data(), KNN, Silent(), streamed=None).images
-
-    assert all(isinstance(part, Images) for part in images(1e9).values())
-    assert all(isinstance(part, StreamedImages) for part in images(1e5).values())
+def test_images_that_are_streamed_are_not_in_memory():
+    held = Evaluator.prepare(Colours(), data(), KNN, Silent(), streamed=False)
+    assert all(isinstance(part, Images) for part in held.images.values())
     streamed = Evaluator.prepare(Colours(), data(), KNN, Silent(), streamed=True)
+    assert all(isinstance(part, StreamedImages) for part in streamed.images.values())
     with pytest.raises(ValueError, match="streamed images are not in memory"):
         _ = streamed.test

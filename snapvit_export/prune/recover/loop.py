@@ -35,6 +35,7 @@ from .student import Learner
 SAVE_SECONDS = 120.0  # between checkpoints, beside those at every look
 LOOKING = 0.2  # of the minutes that were asked for is spent on looks at most
 FEWEST_LOOKS = 3
+EARLY = (1 / 8, 1 / 4, 1 / 2)  # of the way to the first look: with few images the best moment is near the start
 SHOWN_SECONDS = 10.0  # between the lines that tell how it goes
 SHOWN_LOSS = 0.9  # of the loss that is shown is the mean of earlier steps'
 FIRST_SCALE = 2.0**14  # of the loss in float16
@@ -77,7 +78,7 @@ def steps_within(
         look, whole = _seconds(learner.compared), 60 * minutes
         looks = max(FEWEST_LOOKS, min(settings.looks, int(LOOKING * whole / look)))
         step = part * math.ceil(len(_parts(settings, 0)) / processes.count)
-        return max(1, int((whole - (looks + 2) * look) / step)), looks
+        return max(1, int((whole - (looks + len(EARLY) + 2) * look) / step)), looks
 
     steps, looks = processes.from_first(measured)
     return replace(settings, steps=steps, looks=looks)
@@ -330,13 +331,15 @@ class _Gradient:
 
 
 def look_steps(settings: TrainingSettings) -> set[int]:
-    """Return the steps after which the held-out images are looked at: evenly, and after the last.
+    """Return the steps after which the held-out images are looked at: evenly, after the last, and some early ones.
 
-    >>> sorted(look_steps(TrainingSettings(steps=10, looks=4)))
-    [2, 5, 8, 10]
+    >>> sorted(look_steps(TrainingSettings(steps=120, looks=4)))
+    [4, 8, 15, 30, 60, 90, 120]
     """
     looks = max(1, min(settings.looks, settings.steps))
-    return {round((n + 1) * settings.steps / looks) for n in range(looks)}
+    every = settings.steps / looks
+    early = {max(1, round(share * every)) for share in EARLY}
+    return early | {round((n + 1) * every) for n in range(looks)}
 
 
 def _parts(settings: TrainingSettings, step: int) -> list[range]:

@@ -26,10 +26,9 @@ Train = Literal["norms", "linear", "all"]
 Autocast = Literal["none", "bf16", "fp16"]
 TRAINS: tuple[Train, ...] = get_args(Train)
 RATES: dict[Train, float] = {"norms": 2e-3, "linear": 2e-4, "all": 1e-4}  # where there are `MANY` images
-MANY, LEAST_SHARE = (
-    1000,
-    0.25,
-)  # with fewer images steps are smaller, down to this share: large ones learn them by heart
+# With fewer images steps are smaller, by the square of their share down to this one: a few hundred images are learnt by
+# heart within twenty larger steps, and what a correction has left is found by many small ones.
+MANY, LEAST_SHARE = 1000, 0.02
 DEFAULT_RECIPE = "short"
 
 
@@ -54,8 +53,8 @@ class TrainingSettings:
     crop: tuple[float, float] = (0.8, 1.0)  # share of the picture that a crop has; small ones are other pictures
     flip: bool = True  # half of the pictures are mirrored
     mixup: float = 0.0  # parameter of the Beta distribution of shares; 0: pictures are not mixed
-    looks: int = 12  # at the held-out images during the run
-    patience: int = 9  # looks without a better one after which the run ends
+    looks: int = 12  # at the held-out images during the run, beside some early ones
+    patience: int = 12  # looks without a better one after which the run ends
     seed: int = 0
     autocast: Autocast = "none"
     recompute: bool = False  # activations are computed again on the way back: slower, in far less memory
@@ -80,12 +79,12 @@ class TrainingSettings:
     def for_images(self, images: int) -> TrainingSettings:
         """Return the same settings with a step size that suits so many images, unless one is given.
 
-        >>> TrainingSettings(train="linear").for_images(200).rate
+        >>> TrainingSettings(train="linear").for_images(500).rate
         5e-05
         """
         if self.rate is not None:
             return self
-        return replace(self, rate=RATES[self.train] * max(LEAST_SHARE, min(1.0, images / MANY)))
+        return replace(self, rate=RATES[self.train] * max(LEAST_SHARE, min(1.0, (images / MANY) ** 2)))
 
     def for_epochs(self, epochs: float, images: int) -> TrainingSettings:
         """Return the same settings with the steps of so many passes over the images."""
@@ -113,7 +112,7 @@ RECIPES: dict[str, TrainingSettings] = {
         crop=(0.08, 1.0),
         average=0.0,
         looks=300,
-        patience=300,
+        patience=400,
     ),
 }
 EPOCHS = {"finetune-paper": 300.0}

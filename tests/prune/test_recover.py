@@ -321,6 +321,8 @@ def test_looks_are_fewer_where_they_would_take_most_of_the_time(lesson, monkeypa
 def test_fewer_images_have_smaller_steps():
     rates = [TrainingSettings(train="linear").for_images(count).rate for count in (100, 250, 500, 1000, 10**6)]
     assert rates == pytest.approx([4e-6, 1.25e-5, 5e-5, 2e-4, 2e-4])
+    nested = [TrainingSettings(train="linear").for_images(count, nested=True).rate for count in (100, 500, 10**6)]
+    assert nested == pytest.approx([5e-5, 1e-4, 2e-4])
     assert TrainingSettings(rate=0.1).for_images(100).rate == 0.1
 
 

@@ -27,8 +27,9 @@ Autocast = Literal["none", "bf16", "fp16"]
 TRAINS: tuple[Train, ...] = get_args(Train)
 RATES: dict[Train, float] = {"norms": 2e-3, "linear": 2e-4, "all": 1e-4}  # where there are `MANY` images
 # With fewer images steps are smaller, by the square of their share down to this one: a few hundred images are learnt by
-# heart within twenty larger steps, and what a correction has left is found by many small ones.
-MANY, LEAST_SHARE = 1000, 0.02
+# heart within twenty larger steps, and what a correction has left is found by many small ones. Nested models, whose proj
+# and fc2 are corrected anew in every step, learn less by heart: there it is the share itself.
+MANY, LEAST_SHARE, LEAST_NESTED = 1000, 0.02, 0.25
 DEFAULT_RECIPE = "short"
 
 
@@ -76,7 +77,7 @@ class TrainingSettings:
         """The largest step size."""
         return RATES[self.train] if self.rate is None else self.rate
 
-    def for_images(self, images: int) -> TrainingSettings:
+    def for_images(self, images: int, nested: bool = False) -> TrainingSettings:
         """Return the same settings with a step size that suits so many images, unless one is given.
 
         >>> TrainingSettings(train="linear").for_images(500).rate
@@ -84,7 +85,9 @@ class TrainingSettings:
         """
         if self.rate is not None:
             return self
-        return replace(self, rate=RATES[self.train] * max(LEAST_SHARE, min(1.0, (images / MANY) ** 2)))
+        share = min(1.0, images / MANY)
+        smaller = max(LEAST_NESTED, share) if nested else max(LEAST_SHARE, share**2)
+        return replace(self, rate=RATES[self.train] * smaller)
 
     def for_epochs(self, epochs: float, images: int) -> TrainingSettings:
         """Return the same settings with the steps of so many passes over the images."""

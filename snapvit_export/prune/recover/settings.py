@@ -26,9 +26,9 @@ Train = Literal["norms", "linear", "all"]
 Autocast = Literal["none", "bf16", "fp16"]
 TRAINS: tuple[Train, ...] = get_args(Train)
 RATES: dict[Train, float] = {"norms": 2e-3, "linear": 2e-4, "all": 1e-4}  # where there are `MANY` images
-# With fewer images steps are smaller, by the square of their share down to this one: a few hundred images are learnt by
-# heart within twenty larger steps, and what a correction has left is found by many small ones. Nested models, whose proj
-# and fc2 are corrected anew in every step, learn less by heart: there it is the share itself.
+# With fewer images steps are smaller, by the square of their share down to this one: a few hundred images are learnt
+# by heart within twenty larger steps, and what a correction has left is found by many small ones. Nested models, whose
+# proj and fc2 are corrected anew from the shared ones, learn less by heart: there it is the share itself.
 MANY, LEAST_SHARE, LEAST_NESTED = 1000, 0.02, 0.25
 DEFAULT_RECIPE = "short"
 

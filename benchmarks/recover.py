@@ -251,11 +251,12 @@ def write_report(rows: list[Row], docs: Path) -> None:
         )
     columns = ("case", "options", "images", "minutes", "steps", "dense top-1", "before", "after", "of the loss back")
     columns += ("same answer before", "after", "divergence before", "after")
+    halves = " and ".join(dict.fromkeys(row["half"] for row in rows if row["half"] != "all"))
     words = (
         f"`python benchmarks/recover.py` (the whole command is in its docstring), {cpu_words()}, "
-        f"{max(row['cores'] for row in rows)} cores, {' and '.join(dict.fromkeys(row['half'] for row in rows if row['half'] != 'all'))} half; "
-        "`digits` is the bundled model. 0 steps: what came out was no better on images that decided nothing, so the "
-        "file stayed as it was. `width50-more` learns from other images too. ± is one standard error."
+        f"{max(row['cores'] for row in rows)} cores, {halves} half; `digits` is the bundled model. 0 steps: what came "
+        "out was no better on images that decided nothing, so the file stayed as it was. `width50-more` learns from "
+        "other images too. ± is one standard error."
     )
     write_section(docs, "recover", "Recovering by training", f"{words}\n\n{table(columns, lines)}")
 

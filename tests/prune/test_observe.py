@@ -33,7 +33,7 @@ def test_a_model_whose_statistics_do_not_fit_into_memory_is_refused_before_the_p
     observe(model, noise(model, 2))
     monkeypatch.setattr("snapvit_export.correction.moments.memory_bytes", lambda: needed - 1)
     monkeypatch.setattr(Images, "batches", lambda *_: pytest.fail("images were read"))
-    with pytest.raises(SnapvitError, match=r"covariances of its .* --recipe local") as refused:
+    with pytest.raises(SnapvitError, match=r"covariances of its .* Do it on a larger one") as refused:
         observe(model, noise(model, 2))
     assert "\n" not in str(refused.value)
 

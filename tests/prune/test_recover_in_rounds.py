@@ -157,7 +157,7 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize(("recipe", "after"), [("idap", 4), ("default", 1)])
+@pytest.mark.parametrize(("recipe", "after"), [("idap", 5), ("default", 1)])
 def test_an_interrupted_run_ends_with_the_same_bits(lesson, recipe, after, tmp_path, monkeypatch):
     """Killed in the training of the second round, and in that of the first."""
     wanted, whole = ranked(lesson, recipe)

@@ -129,7 +129,7 @@ def test_the_bound_itself_is_taken_and_what_is_missing_is_left_to_who_opens_it(t
 
 @pytest.mark.parametrize("read", [npz_source, read_weights, import_scores])
 def test_archives_that_unpack_to_more_than_there_is_memory_are_refused(read, tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "_memory", lambda: 1_000_000)
+    monkeypatch.setattr(reading, "memory_bytes", lambda: 1_000_000)
     with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("images.npy", bytes(2_000_000))
     assert (tmp_path / "x.npz").stat().st_size < 10_000

@@ -1,6 +1,6 @@
 """How long ranking and exporting take, and how much memory, as models grow: docs/scale.md has the readings.
 
-    python benchmarks/scale.py --images FOLDER --results DIR [--models small,base,large-2,large-3,large,giant-2,giant-3]
+    python benchmarks/scale.py --images FOLDER --results DIR [--models small,base-2,base-3,base,large-2,...]
         [--count 16] [--processes 1,2] [--write docs]
 
 Random weights at real shapes: time and memory depend on shapes alone. Each model is ranked and then exported at 0.7 of
@@ -8,7 +8,7 @@ the FLOPs with the default recipe, by two commands in new processes, one after t
 Time is wall clock, by phase as the ranking and the manifest record it; memory is the largest resident set of the
 command's process. `giant-2` is a ViT-G/14 of two blocks instead of 48: what a block costs is the difference to
 `giant-3`. All its blocks together would need more memory than most machines have. How far this arithmetic can be
-trusted is shown on `large`, which is measured whole too.
+trusted is shown on `base` and `large`, which are measured whole too.
 
 A search is shared by processes: `--processes 1,2` times the published recipe, its `--evaluations` on a ViT-S, by so
 many processes of one thread each.
@@ -43,7 +43,7 @@ EVALUATIONS = 32  # a generation of the published search is 19
 CLI = "snapvit_export.cli"
 MB = 1e6
 SHORT = (2, 3)  # blocks of the models that others are computed from
-WHOLE = {"large": 24, "giant": 48}  # their blocks
+WHOLE = {"base": 12, "large": 24, "giant": 48}  # their blocks
 QUADRATIC = "sub-layers"  # the phase in which every sub-layer is left out in turn, and the rest of the model run
 
 
@@ -72,6 +72,8 @@ MODELS = {
     "tiny": Sized("vit_tiny_patch16_224"),
     "small": Sized("vit_small_patch16_224"),
     "base": Sized("vit_base_patch16_224"),
+    "base-2": Sized("vit_base_patch16_224", 2),
+    "base-3": Sized("vit_base_patch16_224", 3),
     "large": Sized("vit_large_patch16_224"),
     "large-2": Sized("vit_large_patch16_224", 2),
     "large-3": Sized("vit_large_patch16_224", 3),
@@ -258,7 +260,9 @@ def main() -> None:
     parser.add_argument("--images", type=Path, required=True)
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument(
-        "--models", default="small,base,large-2,large-3,large,giant-2,giant-3", help=f"some of {', '.join(MODELS)}"
+        "--models",
+        default="small,base-2,base-3,base,large-2,large-3,large,giant-2,giant-3",
+        help=f"some of {', '.join(MODELS)}",
     )
     parser.add_argument("--count", type=int, default=COUNT, help="images to calibrate on")
     parser.add_argument("--processes", default="1,2", help="that share a search")

@@ -191,7 +191,7 @@ def _recover_in(folder: Path, request: RecoverRequest, processes: Processes, pro
     )
     pictures = Pictures(split[0], model.preprocessing, settings.crop, settings.seed, settings.mixup, settings.flip)
     pictures.decode(progress)
-    settings = settings.for_images(len(pictures), nested=request.elastic)
+    settings = settings.for_images(len(pictures), near=not request.elastic)
     columns = _columns(settings, model, reported, progress)
     parts = _Parts(model, ranking, manifest, calibration, stopping, reported, pictures, columns)
     trainer = _Trainer(folder, request, settings, parts, processes, progress)

@@ -131,7 +131,8 @@ def prepare(
     pictures = Pictures(parts[0], preprocessing, crop, training.seed, training.mixup, training.flip)
     pictures.decode(progress)
     count = len(pictures)
-    training = training.for_images(count).for_epochs(EPOCHS if asked.epochs is None else asked.epochs, count)
+    epochs = EPOCHS if asked.epochs is None else asked.epochs
+    training = training.for_images(count, near=False).for_epochs(epochs, count)  # most recipes cut without a refit
     columns = _columns(model, measured, asked.labels, progress)
     limit = Limit(by_labels=asked.labels) if asked.max_drop is None else Limit(asked.max_drop, asked.labels)
     rounds = Rounds(rounds.flops, float("inf"))  # how far outputs may move is said by the limit

@@ -19,6 +19,7 @@ from snapvit_export.prune.recover.student import Student, Teacher
 
 CPU = torch.device("cpu")
 HALF = 0.5
+SHORT = TrainingSettings(train="linear", steps=12, batch=8, micro=4, rate=2e-3, looks=4)
 
 
 def smooth_pictures(count: int, seed: int = 0) -> Source:

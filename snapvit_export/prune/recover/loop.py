@@ -76,7 +76,7 @@ def steps_within(
         for tensor in learner.parameters.values():
             tensor.grad = None
         look, whole = _seconds(learner.compared), 60 * minutes
-        looks = max(FEWEST_LOOKS, min(settings.looks, int(LOOKING * whole / look)))
+        looks = max(FEWEST_LOOKS, min(settings.looks, int(LOOKING * whole / look) - len(EARLY)))
         step = part * math.ceil(len(_parts(settings, 0)) / processes.count)
         return max(1, int((whole - (looks + len(EARLY) + 2) * look) / step)), looks
 

@@ -26,10 +26,10 @@ Train = Literal["norms", "linear", "all"]
 Autocast = Literal["none", "bf16", "fp16"]
 TRAINS: tuple[Train, ...] = get_args(Train)
 RATES: dict[Train, float] = {"norms": 2e-3, "linear": 2e-4, "all": 1e-4}  # where there are `MANY` images
-# With fewer images steps are smaller, by the square of their share down to this one: a few hundred images are learnt
-# by heart within twenty larger steps, and what a correction has left is found by many small ones. Nested models, whose
-# proj and fc2 are corrected anew from the shared ones, learn less by heart: there it is the share itself.
-MANY, LEAST_SHARE, LEAST_NESTED = 1000, 0.02, 0.25
+# With fewer images steps are smaller, down to a share. A start that is near what these images can give (a variant of an
+# export, corrected and refitted) is best left by many small steps: larger ones learn a few hundred images by heart
+# within twenty. One that is far from it (nested models, a cut without a refit) has a long way to go.
+MANY, LEAST_NEAR, LEAST_FAR = 1000, 0.02, 0.25
 DEFAULT_RECIPE = "short"
 
 
@@ -77,16 +77,18 @@ class TrainingSettings:
         """The largest step size."""
         return RATES[self.train] if self.rate is None else self.rate
 
-    def for_images(self, images: int, nested: bool = False) -> TrainingSettings:
+    def for_images(self, images: int, near: bool) -> TrainingSettings:
         """Return the same settings with a step size that suits so many images, unless one is given.
 
-        >>> TrainingSettings(train="linear").for_images(500).rate
+        `near`: the start is near what can be reached, as a refitted variant is.
+
+        >>> TrainingSettings(train="linear").for_images(500, near=True).rate
         5e-05
         """
         if self.rate is not None:
             return self
         share = min(1.0, images / MANY)
-        smaller = max(LEAST_NESTED, share) if nested else max(LEAST_SHARE, share**2)
+        smaller = max(LEAST_NEAR, share**2) if near else max(LEAST_FAR, share)
         return replace(self, rate=RATES[self.train] * smaller)
 
     def for_epochs(self, epochs: float, images: int) -> TrainingSettings:
